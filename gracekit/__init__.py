@@ -1,0 +1,47 @@
+"""gracekit: the runtime for long-running RPC services that stop, crash and restart safely."""
+
+from gracekit.config import Settings
+from gracekit.context import Context
+from gracekit.errors import (
+    CallTimeoutError,
+    ConfigError,
+    Draining,
+    GracekitError,
+    LeaseHeld,
+    NoCapacity,
+    RemoteError,
+    RpcError,
+    Undeliverable,
+)
+from gracekit.recovery.verdicts import Done, Fail, Retry, Wait
+from gracekit.rpc.client import RpcClient
+from gracekit.rpc.methods import Method
+from gracekit.runtime import Runtime
+from gracekit.service import Service, ops_method, rpc_method
+from gracekit.shutdown import DrainReport, ServiceState
+
+__all__ = [
+    "CallTimeoutError",
+    "ConfigError",
+    "Context",
+    "Done",
+    "DrainReport",
+    "Draining",
+    "Fail",
+    "GracekitError",
+    "LeaseHeld",
+    "Method",
+    "NoCapacity",
+    "RemoteError",
+    "Retry",
+    "RpcClient",
+    "RpcError",
+    "Runtime",
+    "Service",
+    "ServiceState",
+    "Settings",
+    "Undeliverable",
+    "Wait",
+    "ops_method",
+    "rpc_method",
+]

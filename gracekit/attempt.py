@@ -1,0 +1,170 @@
+"""One attempt: calls the handler and turns whatever happens into one `End`.
+
+Nothing escapes: not SystemExit, not a cancellation that nobody asked for. A
+thread cannot be stopped, so an attempt in a thread is over when the thread
+has returned, however often it was cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from gracekit.context import Context, SafePointStop, running_in
+from gracekit.errors import MethodTimeoutError, TaskCancelledError, UnserialisableError
+from gracekit.rpc.failures import failure_of
+from gracekit.rpc.message import Failure
+from gracekit.rpc.methods import Method
+from gracekit.rpc.plain import dumps, plain
+from gracekit.tracker.journal import Outcome
+from gracekit.tracker.task import CancelCause, Cut, TaskState, TrackedTask
+
+_BY_US: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How an attempt ended: with an outcome, or cut.
+
+    Attributes:
+        outcome: None if it was cut.
+        cut: None if it ended.
+    """
+
+    outcome: Outcome | None = None
+    cut: Cut | None = None
+
+
+def failed(error: BaseException, state: TaskState = TaskState.FAILED) -> Outcome:
+    """The outcome of a handler that raised *error*."""
+    failure = failure_of(error)
+    return Outcome(state=state, failure=failure_text(failure), detail=failure.message[:1000])
+
+
+def failure_text(failure: Failure) -> str:
+    """A failure as the journal keeps it."""
+    return msgspec.json.encode(failure).decode()
+
+
+def failure_from(text: str) -> Failure:
+    """The other way round."""
+    return msgspec.json.decode(text, type=Failure)
+
+
+async def run_attempt(
+    method: Method[Any, Any],
+    ctx: Context,
+    task: TrackedTask,
+    args: Mapping[str, Any],
+    limiter: anyio.CapacityLimiter,
+) -> End:
+    """Run the handler once, cancellable only meanwhile."""
+    loop = asyncio.get_running_loop()
+    timeout = method.options.timeout_s
+    timer = loop.call_later(timeout, task.cancel, CancelCause.TIMEOUT) if timeout else None
+    try:
+        with running_in(ctx):
+            task.cancellable = True
+            if task.cancel_cause is not None:
+                raise asyncio.CancelledError  # noqa: TRY301 - asked for before it began
+            result = await _call(method, ctx, args, limiter)
+        return End(outcome=succeeded(f"{method.name}()", result))
+    except SafePointStop:
+        return End(cut=Cut.SAFE_POINT)
+    except BaseException as error:  # noqa: BLE001 - see the module's first line
+        return _judge(task, method, error)
+    finally:
+        task.cancellable = False
+        if timer is not None:
+            timer.cancel()
+
+
+def succeeded(who: str, result: Any) -> Outcome:
+    """The outcome of *who* returned *result*; FAILED if that cannot be sent."""
+    try:
+        return Outcome(state=TaskState.SUCCEEDED, result=dumps(plain(result, "result"), "result"))
+    except UnserialisableError as error:
+        return failed(UnserialisableError(f"{who} returned what is no JSON: {error}"))
+
+
+def _judge(task: TrackedTask, method: Method[Any, Any], error: BaseException) -> End:
+    cause = task.cancel_cause
+    if cause in _BY_US:
+        # Whatever it raised, we cut it: interrupted is not failed.
+        return End(cut=Cut.CANCELLED)
+    if not isinstance(error, asyncio.CancelledError):
+        return End(outcome=failed(error))
+    if cause is CancelCause.TIMEOUT:
+        return End(outcome=failed(timeout_error(method)))
+    if cause is CancelCause.OPERATOR:
+        cancelled = TaskCancelledError(f"{task} was cancelled by an operator")
+        return End(outcome=failed(cancelled, TaskState.CANCELLED))
+    # A library may raise CancelledError at a task that nobody cancelled.
+    return End(outcome=failed(RuntimeError(f"{task} raised CancelledError: {error}")))
+
+
+def timeout_error(method: Method[Any, Any]) -> MethodTimeoutError:
+    """What the caller of a timed-out method gets."""
+    return MethodTimeoutError(
+        f"{method.name}() exceeded its timeout of {method.options.timeout_s:g} s and was cancelled"
+    )
+
+
+async def call_hook(
+    hook: Callable[..., Any],
+    ctx: Context,
+    args: Mapping[str, Any],
+    limiter: anyio.CapacityLimiter,
+) -> Any:
+    """Call a probe or errored hook, plain or async."""
+    with running_in(ctx):
+        if asyncio.iscoroutinefunction(hook):
+            return await hook(ctx, **args)
+        return await _in_thread(partial(hook, ctx, **args), limiter)
+
+
+async def _call(
+    method: Method[Any, Any],
+    ctx: Context,
+    args: Mapping[str, Any],
+    limiter: anyio.CapacityLimiter,
+) -> Any:
+    if method.is_async:
+        return await method.handler(ctx, **args)
+    return await _in_thread(partial(method.handler, ctx, **args), limiter)
+
+
+async def _in_thread(function: Callable[[], Any], limiter: anyio.CapacityLimiter) -> Any:
+    """Run *function* in a worker thread; returns or raises only when it has returned."""
+    begun = False
+
+    def caught() -> tuple[Any, BaseException | None]:
+        nonlocal begun
+        begun = True
+        try:
+            return function(), None
+        except BaseException as error:  # noqa: BLE001 - carried over to the loop as a value
+            return None, error
+
+    inner = asyncio.ensure_future(anyio.to_thread.run_sync(caught, limiter=limiter))
+    while not inner.done():
+        try:
+            await asyncio.shield(inner)
+        except asyncio.CancelledError:
+            if not begun:
+                inner.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await inner
+                raise
+    result, error = inner.result()
+    if error is not None:
+        raise error
+    return result

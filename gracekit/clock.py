@@ -1,0 +1,38 @@
+"""Every clock, id and random draw of the product.
+
+Four kinds of time, never mixed: loop time for deadlines inside a run, wall
+time for stored moments, and random ids, all drawn here so that a simulation
+can replace them with a seeded source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+
+
+class Clock:
+    """The production clock; a simulation passes its own subclass."""
+
+    def loop(self) -> float:
+        """Loop time in seconds: what deadlines of drains and calls are in."""
+        return asyncio.get_running_loop().time()
+
+    def wall(self) -> float:
+        """Seconds since the epoch: for stored moments, never for liveness or ownership."""
+        return time.time()
+
+    def new_id(self) -> str:
+        """128 random bits as 32 hex digits, the form of oslo's `_unique_id`."""
+        return os.urandom(16).hex()
+
+    def jitter(self, seconds: float) -> float:
+        """*seconds* plus or minus a fifth, so that siblings do not act in step."""
+        return seconds * random.uniform(0.8, 1.2)  # noqa: S311 - spreads load, guards nothing
+
+
+def age_s(now: float, then: float) -> float:
+    """Seconds from *then* to *now*; a wall clock that stepped back counts as age 0."""
+    return max(0.0, now - then)

@@ -1,0 +1,478 @@
+"""Settings: flags over environment over file over defaults, checked against each other.
+
+Everything that is wrong is told at once, each with its remedy, because an
+operator who mends one line at a time restarts a service once for each.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from gracekit.errors import ConfigError
+
+PREFIX: Final = "GRACEKIT_"
+
+# -- values -----------------------------------------------------------------------
+
+_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_CENTURY_S: Final = 100 * 366 * 86400.0  # beyond it timers of the kernel overflow
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.ASCII)
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}", re.ASCII)
+_TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
+_URL_SECRET: Final = re.compile(r"(?<=://)(?!/).*@", re.DOTALL)  # a password may hold anything
+
+
+def parse_duration(value: str | float) -> float:
+    """Seconds from `25`, `"25s"`, `"500ms"`, `"5m"`, `"1h"`, `"7d"`.
+
+    Raises:
+        ConfigError: it is not a duration, or negative, or above a century.
+    """
+    seconds = _seconds_in(value)
+    if not 0 <= seconds <= _CENTURY_S:
+        raise ConfigError(f"{value!r} is not a duration; write 25, 25s, 500ms, 5m, 1h or 7d")
+    return float(seconds)
+
+
+def _seconds_in(value: object) -> float:
+    """As written; NaN for what is no number."""
+    if isinstance(value, str):
+        found = _DURATION.fullmatch(value.strip())
+        return float(found[1]) * _UNITS[found[2] or ""] if found else math.nan
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest spelling that `parse_duration` reads back: 90 -> `90s`, 604800 -> `7d`."""
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.10g}s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:.10g}ms"
+
+
+def redact_url(url: str) -> str:
+    """*url* without its user and password."""
+    return _URL_SECRET.sub("***@", url)
+
+
+def sqlite_path(url: str) -> Path:
+    """The file of `sqlite:///relative.db` or `sqlite:////absolute.db`.
+
+    Raises:
+        ConfigError: *url* is not of that form.
+    """
+    path = url.removeprefix("sqlite:///")
+    if path == url or path.strip("/.") == "" or "?" in path or "\0" in path:
+        raise ConfigError(
+            f"{redact_url(url)!r} names no file; "
+            "write sqlite:///relative.db or sqlite:////absolute.db, without options"
+        )
+    return Path(path)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the nearest known word, else nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _parse_text(value: object) -> str:
+    if isinstance(value, str) and value:
+        return value
+    raise ConfigError(f"{value!r} is not a text; leave the setting out for its default")
+
+
+def _parse_optional_name(value: object) -> str | None:
+    return None if value == "" else _parse_text(value)
+
+
+def _parse_optional_duration(value: Any) -> float | None:
+    return None if value == "" else parse_duration(value)
+
+
+def _parse_count(value: object) -> int:
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value.strip()):
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 53:
+        return value
+    raise ConfigError(f"{value!r} is not a whole number")
+
+
+def _parse_truth(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in _TRUTH:
+        return _TRUTH[value.strip().lower()]
+    raise ConfigError(f"{value!r} is neither true nor false")
+
+
+def _setting(default: object, parse: Callable[[Any], object], *, zero: bool = False) -> Any:
+    """A field that knows how to read itself; *zero* says that 0 is a sensible value."""
+    return field(default=default, metadata={"parse": parse, "zero": zero})
+
+
+def _text(default: str) -> Any:
+    return _setting(default, _parse_text)
+
+
+def _seconds(default: float, *, zero: bool = False) -> Any:
+    return _setting(default, parse_duration, zero=zero)
+
+
+def _count(default: int) -> Any:
+    return _setting(default, _parse_count)
+
+
+# -- the settings -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a run may be told; checked as a whole when built.
+
+    A field is set by `GRACEKIT_` and its name in capitals without the unit
+    `_s`, for example `GRACEKIT_DRAIN_TIMEOUT=25s`; in flags and files its name
+    may be written with or without `_s`. Fields in `_s` are seconds.
+
+    Attributes:
+        transport_url: `sqlite:///file` or `memory://`.
+        store_url: As above; never the transport's file.
+        host: Names the directed queue; several runs of one host may share it.
+        instance: Names this process slot; None lets the run take the first
+            free `{host}-{n}`.
+        ops_topic: Name of the ops topic; `{topic}` stands for the service's.
+        drain_timeout_s: From the stop request until running tasks are cancelled.
+        handover_grace_s: For cancelled tasks to return.
+        handover_flush_s: For the last outcomes and replies.
+        exit_margin_s: For closing everything; then the hard limit is reached.
+        ops_quiet_timeout_s: How long the ops lane stays open after the last task.
+        cancel_ok_timeout_s: For the transport to confirm a closed intake.
+        kill_after_s: When the platform kills us after asking us to stop; None
+            if unknown.
+        start_timeout_s: Bound of `on_start`.
+        stop_hook_timeout_s: Bound of `on_stop`; the hard limit ends it earlier.
+        max_accepted: Places of the new-request lane, waiting and running.
+        max_running: Handlers of that lane running at one time.
+        ops_max_accepted: Places of the ops lane.
+        ops_max_running: Handlers of the ops lane running at one time.
+        threads: Worker threads of the new-request lane.
+        ops_threads: Worker threads of the ops lane.
+        prefetch: Deliveries that may be unsettled at one time.
+        accept_wait_s: How long a delivery waits for a place before it is given back.
+        max_body_bytes: Largest message that is parsed.
+        max_attempts: Crashes without progress after which a task is ERRORED.
+        retention_s: Age at which terminal records are removed.
+        retention_after_s: How long this run must have consumed before it removes any.
+        startup_reconciliation_enabled: Whether a start settles what earlier runs left.
+        startup_reconciliation_wait_seconds: Pause before an unclean task is
+            probed or run again.
+        reconcile_every_s: Between two looks for unfinished tasks of dead runs.
+        beat_s: Between two signs of life, for display.
+        progress_every_s: Between two progress lines of a drain.
+        host_gone_after_s: Absence of a host after which its directed tasks are given up.
+        fanout_gone_after_s: As above for an instance and its fanouts.
+        probe_timeout_s: Bound of one probe.
+        accept_unshared_store: Serve a shared queue although its other
+            consumers have another store.
+        log_format: `text`, `json`, or `auto`: text on a terminal.
+        origins: Field name to the place that its value came from.
+    """
+
+    transport_url: str = _text("sqlite:///gracekit.db")
+    store_url: str = _text("sqlite:///gracekit-store.db")
+    host: str = field(default_factory=socket.gethostname, metadata={"parse": _parse_text})
+    instance: str | None = _setting(None, _parse_optional_name)
+    ops_topic: str = _text("{topic}-ops")
+
+    drain_timeout_s: float = _seconds(25.0, zero=True)
+    handover_grace_s: float = _seconds(2.0)
+    handover_flush_s: float = _seconds(1.0)
+    exit_margin_s: float = _seconds(1.0)
+    ops_quiet_timeout_s: float = _seconds(5.0)
+    cancel_ok_timeout_s: float = _seconds(5.0)
+    kill_after_s: float | None = _setting(None, _parse_optional_duration)
+    start_timeout_s: float = _seconds(60.0)
+    stop_hook_timeout_s: float = _seconds(5.0)
+
+    max_accepted: int = _count(1000)
+    max_running: int = _count(100)
+    ops_max_accepted: int = _count(1000)
+    ops_max_running: int = _count(100)
+    threads: int = _count(40)
+    ops_threads: int = _count(10)
+    prefetch: int = _count(256)
+    accept_wait_s: float = _seconds(30.0)
+    max_body_bytes: int = _count(1024 * 1024)
+    max_attempts: int = _count(3)
+
+    retention_s: float = _seconds(7 * 86400.0)
+    retention_after_s: float = _seconds(600.0)
+    startup_reconciliation_enabled: bool = _setting(default=True, parse=_parse_truth)
+    startup_reconciliation_wait_seconds: float = _seconds(10.0, zero=True)
+    reconcile_every_s: float = _seconds(30.0)
+    beat_s: float = _seconds(1.0)
+    progress_every_s: float = _seconds(5.0)
+    host_gone_after_s: float = _seconds(7 * 86400.0)
+    fanout_gone_after_s: float = _seconds(60.0)
+    probe_timeout_s: float = _seconds(30.0)
+    accept_unshared_store: bool = _setting(default=False, parse=_parse_truth)
+    log_format: str = _text("auto")
+
+    origins: Mapping[str, str] = field(
+        default_factory=dict, repr=False, compare=False, metadata={"parse": None}
+    )
+
+    def __post_init__(self) -> None:
+        problems = list(_problems(self))
+        if problems:
+            raise ConfigError("\n".join(problems))
+
+    @property
+    def handover_s(self) -> float:
+        """Seconds from the drain's deadline until everything known is written."""
+        return self.handover_grace_s + self.handover_flush_s
+
+    @property
+    def hard_limit_s(self) -> float:
+        """Seconds from the stop request until the process is gone, whatever hangs."""
+        return self.drain_timeout_s + self.handover_s + self.exit_margin_s
+
+    def ops_topic_of(self, topic: str) -> str:
+        """Name of the ops topic that belongs to *topic*."""
+        return self.ops_topic.replace("{topic}", topic)
+
+    def origin(self, name: str) -> str:
+        """Where the value of field *name* came from: flag, variable, file or default."""
+        return self.origins.get(name, "default")
+
+    def describe(self) -> Iterator[tuple[str, str, str]]:
+        """Name, value as an operator writes it, and origin of every setting; no secrets."""
+        for name, setting in _SETTINGS.items():
+            yield option_name(name), _shown(name, getattr(self, name), setting), self.origin(name)
+
+
+def _settings() -> dict[str, Field[Any]]:
+    return {entry.name: entry for entry in fields(Settings) if entry.metadata["parse"]}
+
+
+_SETTINGS: Final = MappingProxyType(_settings())
+
+
+def _shown(name: str, value: object, setting: Field[Any]) -> str:
+    if isinstance(value, float) and _is_duration(setting):
+        return format_duration(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return redact_url(str(value)) if name.endswith("_url") else str(value)
+
+
+def _is_duration(setting: Field[Any]) -> bool:
+    return setting.metadata["parse"] in {parse_duration, _parse_optional_duration}
+
+
+# -- names ------------------------------------------------------------------------
+
+
+def option_name(name: str) -> str:
+    """How operators spell field *name* in flags and files: without its unit."""
+    return name.removesuffix("_s")
+
+
+def variable_name(name: str) -> str:
+    """How field *name* is spelled in the environment."""
+    return PREFIX + option_name(name).upper()
+
+
+_BY_VARIABLE: Final = MappingProxyType({variable_name(name): name for name in _SETTINGS})
+_BY_OPTION: Final = MappingProxyType({option_name(name): name for name in _SETTINGS})
+
+# Read elsewhere; and what Kubernetes gives to every pod beside a Service called gracekit-anything.
+_NOT_OURS: Final = re.compile(
+    PREFIX + r"(FAILPOINT|SOAK|CONFIG|TEST_.*"
+    r"|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?))"
+)
+
+# -- loading ----------------------------------------------------------------------
+
+
+def load(
+    flags: Mapping[str, object] = MappingProxyType({}),
+    env: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Settings:
+    """Settings from three places and the defaults.
+
+    Args:
+        flags: Settings by name; a value of None means "not given".
+        env: The environment; None for this process's own.
+        file: A TOML file of `name = value` lines; None for none.
+
+    Raises:
+        ConfigError: at least one value is wrong or unknown; names them all.
+    """
+    reader = _Reader()
+    if file is not None:
+        reader.read_file(file)
+    reader.read_environment(os.environ if env is None else env)
+    reader.read_flags(flags)
+    return reader.finish()
+
+
+class _Reader:
+    """Collects values from the weakest source to the strongest, and what is wrong with any."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._origins: dict[str, str] = {}
+        self._problems: list[str] = []
+
+    def read_file(self, file: Path) -> None:
+        try:
+            entries = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            self._problems.append(f"cannot read the settings in {file}: {error}")
+            return
+        for key, value in entries.items():
+            self._take_option(key, value, f"file {file}", f"{key} in {file}")
+
+    def read_environment(self, env: Mapping[str, str]) -> None:
+        ours = (key for key in sorted(env) if key.startswith(PREFIX))
+        for key in ours:
+            if key in _BY_VARIABLE:
+                self._take(_BY_VARIABLE[key], env[key], key, key)
+            elif not _NOT_OURS.fullmatch(key):
+                self._problems.append(f"unknown variable {key}{did_you_mean(key, _BY_VARIABLE)}")
+
+    def read_flags(self, flags: Mapping[str, object]) -> None:
+        for key, value in flags.items():
+            if value is not None:
+                self._take_option(key, value, "flag", f"--{key.replace('_', '-')}")
+
+    def _take_option(self, key: str, value: object, origin: str, label: str) -> None:
+        name = key if key in _SETTINGS else _BY_OPTION.get(key)
+        if name is None:
+            hint = did_you_mean(key, _BY_OPTION)
+            self._problems.append(f"unknown setting {label}{hint}")
+        else:
+            self._take(name, value, origin, label)
+
+    def _take(self, name: str, value: object, origin: str, label: str) -> None:
+        try:
+            self._values[name] = _SETTINGS[name].metadata["parse"](value)
+        except ConfigError as error:
+            text = redact_url(str(error)) if name.endswith("_url") else str(error)
+            self._problems.append(f"{label}: {text}")
+        else:
+            self._origins[name] = origin
+
+    def finish(self) -> Settings:
+        try:
+            settings = Settings(**self._values, origins=MappingProxyType(self._origins))
+        except ConfigError as error:
+            self._problems.append(str(error))
+        if self._problems:
+            raise ConfigError("\n".join(self._problems))
+        return settings
+
+
+# -- checks -----------------------------------------------------------------------
+
+
+def _problems(settings: Settings) -> Iterator[str]:
+    """What is wrong with *settings*, one sentence each."""
+    yield from _numbers(settings)
+    yield from _names(settings)
+    yield from _urls(settings)
+    yield from _deadlines(settings)
+
+
+def _numbers(settings: Settings) -> Iterator[str]:
+    for name, setting in _SETTINGS.items():
+        value = getattr(settings, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        shown, zero = _shown(name, value, setting), setting.metadata.get("zero", False)
+        if not 0 <= value < math.inf or (value == 0 and not zero):
+            rule = "not negative" if zero else "more than 0"
+            yield f"{option_name(name)} = {shown} must be {rule}; set {variable_name(name)}"
+
+
+def _names(settings: Settings) -> Iterator[str]:
+    for name in ("host", "instance"):
+        value = getattr(settings, name)
+        if value is not None and not _NAME.fullmatch(value):
+            yield (
+                f"{name} = {value!r} must be 1 to 100 of A-Z a-z 0-9 _ . - because queues and "
+                f"files are named for it; set {variable_name(name)}"
+            )
+    if settings.ops_topic == "{topic}" or not _NAME.fullmatch(settings.ops_topic_of("topic")):
+        yield (
+            f"ops_topic = {settings.ops_topic!r} must be a name of its own such as "
+            "'{topic}-ops' or 'compute-alt'; set GRACEKIT_OPS_TOPIC"
+        )
+    formats = ("auto", "text", "json")
+    if settings.log_format not in formats:
+        hint = did_you_mean(settings.log_format, formats)
+        yield f"log_format = {settings.log_format!r} must be auto, text or json{hint}"
+
+
+def _urls(settings: Settings) -> Iterator[str]:
+    paths: list[Path] = []
+    for name in ("transport_url", "store_url"):
+        try:
+            paths += _path_of(getattr(settings, name))
+        except ConfigError as error:
+            yield f"{option_name(name)}: {error}"
+    if len(paths) == 2 and _same_file(*paths):  # noqa: PLR2004 - the two URLs
+        yield (
+            f"transport_url and store_url both name {paths[0]}: the journal needs a file of its "
+            "own, with other durability and mode; set GRACEKIT_STORE_URL to another one"
+        )
+    if settings.store_url.startswith("memory:") and settings.transport_url.startswith("sqlite:"):
+        yield (
+            f"store_url = {settings.store_url} forgets at exit what it accepted from "
+            f"{redact_url(settings.transport_url)}; set GRACEKIT_STORE_URL to a file, or both "
+            "to memory://"
+        )
+
+
+def _path_of(url: str) -> list[Path]:
+    """The one file behind *url*; none for memory."""
+    scheme, separator, _ = url.partition("://")
+    schemes = ("sqlite", "memory")
+    if not separator or scheme not in schemes:
+        hint = did_you_mean(scheme, schemes)
+        raise ConfigError(f"{redact_url(url)!r} must begin with sqlite:/// or memory://{hint}")
+    return [sqlite_path(url)] if scheme == "sqlite" else []
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _deadlines(settings: Settings) -> Iterator[str]:
+    limit, kill = settings.hard_limit_s, settings.kill_after_s
+    if kill is None or kill > limit:
+        return
+    parts = ("drain_timeout_s", "handover_grace_s", "handover_flush_s", "exit_margin_s")
+    total = " + ".join(f"{option_name(n)} {format_duration(getattr(settings, n))}" for n in parts)
+    room = math.ceil(kill - settings.handover_s - settings.exit_margin_s) - 1
+    lower = f", or set GRACEKIT_DRAIN_TIMEOUT={room}s" if room >= 0 else ""
+    yield (
+        f"{total} = {format_duration(limit)} must be below kill_after = {format_duration(kill)}: "
+        "the platform would kill the process before it could hand its tasks over; raise "
+        f"terminationGracePeriodSeconds or TimeoutStopSec, and GRACEKIT_KILL_AFTER with it, to "
+        f"{math.floor(limit) + 1}{lower}"
+    )

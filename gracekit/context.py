@@ -1,0 +1,333 @@
+"""What a handler is given: its request, its deadline, its safe points, its lease.
+
+A `Context` belongs to one attempt of one task. Everything it remembers goes
+through the tracker and the journal; it holds no state of its own that a crash
+could lose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gracekit.clock import Clock
+from gracekit.config import parse_duration
+from gracekit.errors import LeaseHeld
+from gracekit.leases.leases import Guard, Leases
+from gracekit.shutdown import Phase
+from gracekit.tracker.holds import Holds
+from gracekit.tracker.journal import Journal
+from gracekit.tracker.task import CancelCause, TrackedTask
+from gracekit.tracker.tracker import Tracker
+
+_current: Final[ContextVar[Context]] = ContextVar("gracekit_context")
+
+
+class SafePointStop(asyncio.CancelledError):
+    """Unwinds a handler that stopped at a safe point; never an error.
+
+    It is a cancellation, so that `except Exception` lets it pass and task
+    groups inside a handler wind up as they do for any cancellation.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What contexts need of the run; built once by the Runtime."""
+
+    journal: Journal
+    holds: Holds
+    leases: Leases
+    tracker: Tracker
+    phase: Phase
+    clock: Clock
+
+
+class Context(Mapping[str, Any]):
+    """One attempt of one task, as its handler sees it.
+
+    As a mapping it is the caller's request context: `ctx["user_id"]`.
+    """
+
+    __slots__ = ("_args", "_caller", "_expires_at", "_loop", "_method", "_services", "_task")
+
+    def __init__(
+        self,
+        task: TrackedTask,
+        services: Services,
+        *,
+        args: Mapping[str, Any],
+        caller: Mapping[str, Any],
+        method: tuple[str | None, str, str],
+        expires_at: float | None,
+    ) -> None:
+        self._task = task
+        self._services = services
+        self._args = args
+        self._caller = caller
+        self._method = method
+        self._expires_at = expires_at
+        self._loop = asyncio.get_running_loop()
+
+    @staticmethod
+    def current() -> Context:
+        """The context of the handler that is running here.
+
+        Raises:
+            LookupError: no handler of gracekit is running here.
+        """
+        return _current.get()
+
+    # -- the request -------------------------------------------------------------------
+
+    def __getitem__(self, key: str) -> Any:
+        return self._caller[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._caller)
+
+    def __len__(self) -> int:
+        return len(self._caller)
+
+    def __repr__(self) -> str:
+        return f"<Context of {self._task}, attempt {self.attempt}>"
+
+    @property
+    def request_id(self) -> str:
+        """The sender's id of this request."""
+        return self._task.request_id
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+        return self._task.method
+
+    @property
+    def attempt(self) -> int:
+        """Number of this start of the handler, from 1."""
+        return self._task.attempt
+
+    @property
+    def fence(self) -> int | None:
+        """Fencing token of this attempt's lease: pass it to whatever can refuse a stale owner.
+
+        None without a resource, and for ops methods, which take no lease.
+        """
+        return self._task.token
+
+    # -- time ----------------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> float | None:
+        """Loop time at which this attempt should be over; None if nothing limits it.
+
+        The earliest of the method's timeout, the caller's deadline where known,
+        and in a drain the drain's.
+        """
+        limits = [self._task.deadline, self._expires_at, self._services.phase.deadline]
+        known = [limit for limit in limits if limit is not None]
+        return min(known) if known else None
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds until `deadline`, at least 0; None if nothing limits this attempt."""
+        deadline = self.deadline
+        return None if deadline is None else max(0.0, deadline - self._loop.time())
+
+    @property
+    def draining(self) -> bool:
+        """Whether the service is draining: a good moment to reach a safe point."""
+        return self._services.phase.draining
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether this attempt was asked to end; threads, which nobody can stop, ask this."""
+        return self._task.cancel_cause is not None
+
+    # -- safe points ---------------------------------------------------------------------
+
+    @property
+    def cursor(self) -> Any:
+        """The last cursor that was given to a safe point, by this or an earlier attempt."""
+        return self._task.cursor
+
+    async def safe_point(self, cursor: Any, *, last: bool = False) -> None:
+        """Say that everything up to *cursor* is done, and stop here in a drain.
+
+        The cursor is committed with the next commit, at most 1 s later; a crash
+        repeats at most the items since then. In a drain this call does not
+        return: the cursor is committed exactly, and the task is run again from it.
+
+        Args:
+            cursor: Plain JSON data, small: it is written often.
+            last: Nothing is left but to return: do not stop here.
+        """
+        self._reached(cursor)
+        self._services.journal.mark_cursor(self._task)
+        if not last:
+            self._stop_if_asked()
+        await asyncio.sleep(0)
+
+    def safe_point_in_thread(self, cursor: Any, *, last: bool = False) -> None:
+        """`safe_point` for plain `def` handlers, which run in worker threads."""
+        self._reached(cursor)
+        self._loop.call_soon_threadsafe(self._services.journal.mark_cursor, self._task)
+        if not last:
+            self._stop_if_asked()
+
+    def steps(self, source: Sequence[Any] | Callable[[Any], Any]) -> Steps:
+        """Iterate with a safe point after each item, from where the last attempt stopped.
+
+        Use `async for` in coroutines and `for` in plain handlers.
+
+        Args:
+            source: A sequence, resumed by index; or a callable that takes the
+                last cursor (None at first) and yields (cursor, item) pairs, or
+                items that are their own cursor.
+
+        Raises:
+            TypeError: *source* is neither; a bare generator cannot be resumed.
+        """
+        return Steps(self, source)
+
+    def _reached(self, cursor: Any) -> None:
+        self._task.cursor = cursor
+        self._task.safe_point_at = self._loop.time()
+
+    def _stop_if_asked(self) -> None:
+        if self._task.cancel_cause is not None:
+            raise asyncio.CancelledError(self._task.cancel_cause.value)
+        if self._services.phase.draining and self._task.journaled and self._task.holds_drain:
+            raise SafePointStop
+
+    # -- holds and background work -----------------------------------------------------
+
+    async def hold(self, name: str, key: str, *, at_most: str | float) -> None:
+        """Keep this host in its drain until `end_hold`, from any later request, or the lapse.
+
+        Args:
+            name: Kind of operation, for example `"migration"`.
+            key: Which one.
+            at_most: Duration after which the hold lapses (`"15m"`, or seconds).
+        """
+        await self._services.holds.open(
+            name,
+            str(key),
+            at_most_s=parse_duration(at_most),
+            method=self._method,
+            args=dict(self._args),
+        )
+
+    async def end_hold(self, name: str, key: str) -> bool:
+        """End a hold, whoever opened it; false if none was open."""
+        ended = await self._services.holds.end(name, str(key))
+        self._services.tracker.poke()
+        return ended
+
+    @contextlib.asynccontextmanager
+    async def track(self, name: str) -> AsyncIterator[None]:
+        """Let a drain wait for background work that this handler started.
+
+        The task that runs the block is cancelled at the drain's deadline like a handler.
+        """
+        with self._services.tracker.background(f"{self.method}:{name}", self._services.clock):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def lease(self, kind: str, resource_id: str) -> AsyncIterator[Guard]:
+        """Take a further lease for a block; never waits.
+
+        Raises:
+            LeaseHeld: somebody has it; the message names the task.
+        """
+        services = self._services
+        resource = (kind, str(resource_id))
+        guard = await services.leases.take(resource, self.request_id)
+        if guard is None:
+            row = await services.leases.look(resource)
+            raise LeaseHeld(
+                f"lease {kind}:{resource_id} is held by task "
+                f"{row.request_id if row else 'unknown'}; task {self.request_id} does not wait "
+                "for it: try later, or name it as the method's resource=, which queues"
+            )
+        try:
+            yield guard
+        finally:
+            # After a forced cancel the lease stays with the process until that is proven dead.
+            if self._task.cancel_cause not in {CancelCause.DRAIN_DEADLINE, CancelCause.FORCED}:
+                await services.leases.release(guard, reason="clean")
+
+
+class Steps:
+    """The iterator behind `Context.steps`."""
+
+    def __init__(self, ctx: Context, source: Sequence[Any] | Callable[[Any], Any]) -> None:
+        self._ctx = ctx
+        self._last: int | None = None  # cursor after which nothing is left to stop before
+        if isinstance(source, Sequence) and not isinstance(source, str | bytes):
+            start = 0 if ctx.cursor is None else int(ctx.cursor) + 1
+            self._last = len(source) - 1
+            self._items: Any = ((n, source[n]) for n in range(start, len(source)))
+        elif callable(source):
+            self._items = source(ctx.cursor)
+        else:
+            raise TypeError(
+                f"ctx.steps() takes a sequence or a callable of the last cursor, not "
+                f"{type(source).__name__}: a generator could not be resumed after a restart; "
+                "pass the function that makes it"
+            )
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        """Items in order; leaving an item behind is a safe point."""
+        self._ctx._stop_if_asked()  # noqa: SLF001 - one class in two
+        async for entry in _as_async(self._items):
+            cursor, item = _split(entry)
+            yield item
+            await self._ctx.safe_point(cursor, last=cursor == self._last)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The same for plain handlers, in their thread."""
+        self._ctx._stop_if_asked()  # noqa: SLF001 - one class in two
+        for entry in self._items:
+            cursor, item = _split(entry)
+            yield item
+            self._ctx.safe_point_in_thread(cursor, last=cursor == self._last)
+
+
+def _split(entry: Any) -> tuple[Any, Any]:
+    """(cursor, item); an entry that is no pair is both."""
+    if isinstance(entry, tuple) and len(entry) == 2:  # noqa: PLR2004 - a pair
+        return entry[0], entry[1]
+    return entry, entry
+
+
+async def _as_async(items: Any) -> AsyncIterator[Any]:
+    if inspect.isawaitable(items):
+        items = await items
+    if hasattr(items, "__aiter__"):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item
+
+
+@contextlib.contextmanager
+def running_in(ctx: Context) -> Iterator[None]:
+    """Make *ctx* the one that `Context.current()` finds."""
+    token = _current.set(ctx)
+    try:
+        yield
+    finally:
+        _current.reset(token)

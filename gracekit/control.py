@@ -1,0 +1,117 @@
+"""Control verbs: what an operator may ask of one run, over its ops topic.
+
+They are separate from an application's ops methods: their own namespace,
+neither journaled nor tracked. A verb names the run that it is meant for, so
+that a command for a dead run does not hit its successor. On local files file
+permission decides who may call them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from gracekit.clock import Clock
+from gracekit.config import did_you_mean, parse_duration
+from gracekit.errors import InvalidArgumentsError, NoSuchMethodError
+from gracekit.rpc.message import Request
+from gracekit.shutdown import Phase, ShutdownCoordinator, StopRequest
+from gracekit.tracker.task import TrackedTask
+from gracekit.tracker.tracker import Tracker
+
+Answer = dict[str, Any]
+
+
+class Control:
+    """The verbs of one run: status, drain, quiet, resume."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        instance: str,
+        phase: Phase,
+        tracker: Tracker,
+        coordinator: ShutdownCoordinator,
+        clock: Clock,
+    ) -> None:
+        self._run_id = run_id
+        self._instance = instance
+        self._phase = phase
+        self._tracker = tracker
+        self._coordinator = coordinator
+        self._clock = clock
+        self._verbs: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {
+            "status": self._status,
+            "drain": self._drain,
+            "quiet": self._quiet,
+            "resume": self._resume,
+        }
+
+    async def __call__(self, request: Request) -> Answer:
+        """Carry out one verb.
+
+        Raises:
+            NoSuchMethodError: there is no such verb.
+            InvalidArgumentsError: it is meant for another run.
+        """
+        verb = self._verbs.get(request.method)
+        if verb is None:
+            raise NoSuchMethodError(
+                f"no control verb {request.method[:50]!r}{did_you_mean(request.method, self._verbs)}"
+            )
+        target = request.args.get("run_id")
+        if target != self._run_id:
+            raise InvalidArgumentsError(
+                f"control verb {request.method!r} is meant for run {str(target)[:50]!r}, but "
+                f"{self._instance} is run {self._run_id}: look at `gracekit status` again"
+            )
+        return await verb(request.args)
+
+    async def _status(self, _: dict[str, Any]) -> Answer:
+        deadline = self._phase.deadline
+        now = self._clock.loop()
+        return {
+            "run_id": self._run_id,
+            "instance": self._instance,
+            "phase": self._phase.state.value,
+            "in_flight": len(self._tracker),
+            "running": self._tracker.running,
+            "running_ops": self._tracker.running_ops,
+            "drain_left_s": None if deadline is None else round(max(0.0, deadline - now), 1),
+            "tasks": [self._task(task, now) for task in self._tracker],
+        }
+
+    def _task(self, task: TrackedTask, now: float) -> Answer:
+        since = task.started_at if task.started_at is not None else task.tracked_at
+        return {
+            "task_id": task.request_id,
+            "method": task.method,
+            "lane": task.lane.value,
+            "state": task.state.value,
+            "resource": None if task.resource is None else ":".join(task.resource),
+            "age_s": round(now - since, 1),
+            "attempt": task.attempt,
+        }
+
+    async def _drain(self, args: dict[str, Any]) -> Answer:
+        timeout = args.get("timeout")
+        self._coordinator.request_stop(
+            StopRequest(
+                source="operator",
+                by=str(args.get("by", "operator"))[:200],
+                reason=str(args.get("reason", "gracekit drain"))[:200],
+                final=False,
+                at=self._clock.loop(),
+                timeout_s=None if timeout is None else parse_duration(timeout),
+            )
+        )
+        return {"run_id": self._run_id, "phase": "draining"}
+
+    async def _quiet(self, _: dict[str, Any]) -> Answer:
+        await self._coordinator.quiet()
+        return {"run_id": self._run_id, "phase": self._phase.state.value}
+
+    async def _resume(self, _: dict[str, Any]) -> Answer:
+        await self._coordinator.resume()
+        return {"run_id": self._run_id, "phase": "serving"}

@@ -1,0 +1,158 @@
+"""Every exception that gracekit raises on purpose, in one tree.
+
+Each class's docstring says what happened and what to do; messages add the
+values. Classes named for a state of the world (`Draining`, `LeaseHeld`,
+`NoCapacity`, `Undeliverable`) carry no `Error` suffix: callers branch on them.
+"""
+
+from __future__ import annotations
+
+
+class GracekitError(Exception):
+    """Root of everything gracekit raises on purpose."""
+
+
+# -- configuration and declaration: exit 78 -----------------------------------
+
+
+class ConfigError(GracekitError):
+    """A setting is wrong, or two settings contradict each other."""
+
+
+class DeclarationError(GracekitError):
+    """A method, hook or argument of a service is declared in a way that cannot work."""
+
+
+class SchemaTooNewError(ConfigError):
+    """The store was written by a newer gracekit; upgrade this process or use another store."""
+
+
+# -- the store ----------------------------------------------------------------
+
+
+class StoreError(GracekitError):
+    """The store did not do what was asked."""
+
+
+class ConflictError(StoreError):
+    """A compare-and-set found another value; the whole batch was rolled back.
+
+    Attributes:
+        statement: Index of the statement whose row count differed.
+    """
+
+    def __init__(self, message: str, *, statement: int) -> None:
+        super().__init__(message)
+        self.statement = statement
+
+
+class UnknownCommitError(StoreError):
+    """A commit neither succeeded nor failed visibly; read the rows again before acting."""
+
+
+class StoreBrokenError(StoreError):
+    """An I/O error, a full or read-only disk, or corruption: final for this process."""
+
+
+class DependencyError(GracekitError):
+    """A broker or store cannot be reached at start: exit 69."""
+
+
+# -- tracker and leases -------------------------------------------------------
+
+
+class IllegalTransitionError(GracekitError):
+    """A state may not follow the present one; see the table beside the enum."""
+
+
+class LeaseHeld(GracekitError):  # noqa: N818 - named for a state
+    """Another task or run holds the lease; it was not waited for."""
+
+
+class LeaseLost(GracekitError):  # noqa: N818 - named for a state
+    """The lease is no longer this task's; its guarded writes are refused."""
+
+
+class NoCapacity(GracekitError):  # noqa: N818 - named for a state
+    """The backend has no room for this request now."""
+
+
+class AlreadyRunningError(GracekitError):
+    """A run of this instance is alive; give the second one another GRACEKIT_INSTANCE."""
+
+
+# -- rpc ----------------------------------------------------------------------
+
+
+class RpcError(GracekitError):
+    """A request or its reply went wrong."""
+
+
+class BadMessageError(RpcError):
+    """Bytes that are no request: unreadable, too deep, or of another protocol version."""
+
+
+class MessageTooLargeError(BadMessageError):
+    """A body above `max_body_bytes`; nothing of it was parsed."""
+
+
+class InvalidArgumentsError(RpcError, TypeError):
+    """The arguments do not fit the method's signature."""
+
+
+class NoSuchMethodError(RpcError):
+    """No method of that name is served in that namespace."""
+
+
+class UnsupportedVersionError(RpcError):
+    """The service does not serve that version or namespace."""
+
+
+class ConflictingRequestError(RpcError):
+    """The request id is known with other content; send new requests under new ids."""
+
+
+class Undeliverable(RpcError):  # noqa: N818 - named for a state
+    """No queue takes this message; nothing was kept."""
+
+
+class Draining(RpcError):  # noqa: N818 - named for a state
+    """The service is draining and does not take this request; ask another host or later."""
+
+
+class CallTimeoutError(RpcError, TimeoutError):
+    """No reply in time; the request may still run, now or after a restart."""
+
+
+class MethodTimeoutError(RpcError, TimeoutError):
+    """The method exceeded its own `timeout=`; its handler was cancelled."""
+
+
+class TaskInterruptedError(RpcError):
+    """The task was started and its end is not known; recovery marked it ERRORED."""
+
+
+class TaskCancelledError(RpcError):
+    """The task was cancelled by an operator or its caller."""
+
+
+class UnserialisableError(RpcError, TypeError):
+    """A value cannot be written as JSON; return plain data."""
+
+
+class RemoteError(RpcError):
+    """The handler raised, and its class is not one this client was told to rebuild.
+
+    Attributes:
+        exc_class: Class name as sent, for example `"NotFound"`.
+        exc_module: Module as sent, for example `"myapp.errors"`; never imported.
+        traceback: The remote traceback as text, possibly empty.
+    """
+
+    def __init__(
+        self, message: str, *, exc_class: str = "", exc_module: str = "", traceback: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.exc_class = exc_class
+        self.exc_module = exc_module
+        self.traceback = traceback

@@ -1,0 +1,58 @@
+"""How a run ended: exit codes on the way out, verdicts when others look back.
+
+`classify` is the one place that turns evidence into a verdict; it is pure, and
+its answer is stored once per run.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class ExitCode(enum.IntEnum):
+    """What the process tells its supervisor (BSD sysexits where one fits)."""
+
+    DRAINED = 0
+    DEPENDENCY = 69  # a broker or store could not be reached at start
+    INTERNAL = 70  # gracekit's own fault, a broken store, or a forced end
+    HANDED_OVER = 75  # stopped on time, unfinished work is in the journal
+    CONFIG = 78  # restarting will not help
+
+
+class Verdict(enum.Enum):
+    """The class of one run's end, as the journal stores it."""
+
+    DRAINED = "drained"
+    HANDED_OVER = "handed_over"  # intended stop, leftovers in the journal
+    STOP_TIMEOUT = "stop_timeout"  # a stop was begun and not ended
+    KILLED = "killed"  # no farewell: kill -9, out of memory, power, a crash
+    FAILED = "failed"  # it left a record of its own failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known of an ended run.
+
+    Attributes:
+        stop_begun: A stop-intent is on record and was not withdrawn.
+        exit_code: Code of the stop record; None if the run wrote none.
+    """
+
+    stop_begun: bool
+    exit_code: int | None
+
+
+def classify(evidence: Evidence) -> Verdict:
+    """Name the end of a run; first match wins."""
+    match evidence:
+        case Evidence(exit_code=ExitCode.DRAINED):
+            return Verdict.DRAINED
+        case Evidence(exit_code=ExitCode.HANDED_OVER):
+            return Verdict.HANDED_OVER
+        case Evidence(stop_begun=True):
+            return Verdict.STOP_TIMEOUT
+        case Evidence(exit_code=None):
+            return Verdict.KILLED
+        case _:
+            return Verdict.FAILED

@@ -1,0 +1,123 @@
+"""Lease rows: who may act on a resource, and with which fencing token.
+
+A lease is granted by one conditional statement in the same commit as the
+attempt that needs it. Its token (`lver`) rises with each grant and is never
+lowered; it survives release. On one machine death is proved, so a lease has no
+timer: it ends with its task, or its owner is dead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gracekit.clock import Clock
+from gracekit.process import Point
+from gracekit.store.batch import Batch
+from gracekit.store.engine import Engine
+
+Resource = tuple[str, str]
+
+_TAKE: Final = """
+INSERT INTO lease (kind, id, lver, owner, request_id, acquired_at) VALUES (?, ?, 1, ?, ?, ?)
+ON CONFLICT (kind, id) DO UPDATE SET lver = lver + 1, owner = excluded.owner,
+    request_id = excluded.request_id, acquired_at = excluded.acquired_at, released_at = NULL,
+    release_reason = NULL
+WHERE lease.owner IS NULL AND lease.not_before <= excluded.acquired_at
+RETURNING lver"""
+_RELEASE: Final = """
+UPDATE lease SET owner = NULL, released_at = ?, release_reason = ?
+WHERE kind = ? AND id = ? AND owner = ? AND lver = ?"""
+# An owner that died unclean may have left a last request in flight to a backend: the resource
+# waits as long as the longest settle time of the rows that acted on it.
+_TAKE_AWAY: Final = """
+UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'taken', not_before = ? + coalesce(
+    (SELECT max(task.settle_s) FROM task WHERE task.resource_kind = lease.kind
+        AND task.resource_id = lease.id AND task.owner = lease.owner
+        AND task.state IN ('running', 'handed_over')), 0)
+WHERE owner = ?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """What a guarded write compares: a resource and the token that was granted for it."""
+
+    resource: Resource
+    token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRow:
+    """A lease as stored.
+
+    Attributes:
+        token: The last one granted.
+        owner: Run that holds it; None if free.
+        request_id: Of the task that took it last.
+        not_before: Wall time before which nobody gets it; 0 for none.
+    """
+
+    resource: Resource
+    token: int
+    owner: str | None
+    request_id: str | None
+    not_before: float
+
+
+class Leases:
+    """The leases of one run."""
+
+    def __init__(self, engine: Engine, clock: Clock, *, run_id: str) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._run_id = run_id
+
+    def add_take(self, batch: Batch, resource: Resource, request_id: str) -> int:
+        """Take the lease for a task, or roll the batch back if it is held.
+
+        Returns:
+            Index of the statement that returns the token.
+        """
+        return batch.ask(_TAKE, *resource, self._run_id, request_id, self._clock.wall(), expect=1)
+
+    def add_release(self, batch: Batch, guard: Guard, *, reason: str) -> None:
+        """Give the lease back; one that was lost already is left alone."""
+        batch.add(_RELEASE, self._clock.wall(), reason, *guard.resource, self._run_id, guard.token)
+
+    def add_take_away(self, batch: Batch, dead_run: str) -> None:
+        """Free every lease of a run proven dead; after an unclean end only when it has settled.
+
+        Must precede the adoption of the run's rows in the batch: it reads whose they are.
+        """
+        now = self._clock.wall()
+        batch.add(_TAKE_AWAY, now, now, dead_run)
+
+    async def take(self, resource: Resource, request_id: str) -> Guard | None:
+        """Take a lease by itself; None if it is held."""
+        batch = Batch(Point.TAKE_LEASE)
+        index = batch.ask(_TAKE, *resource, self._run_id, request_id, self._clock.wall())
+        rows = (await self._engine.commit(batch))[index]
+        return Guard(resource=resource, token=int(rows[0][0] or 0)) if rows else None
+
+    async def release(self, guard: Guard, *, reason: str) -> None:
+        """Give one lease back by itself."""
+        batch = Batch(Point.RELEASE_LEASE)
+        self.add_release(batch, guard, reason=reason)
+        await self._engine.commit(batch)
+
+    async def look(self, resource: Resource) -> LeaseRow | None:
+        """The lease as stored, without taking it; None if it was never granted."""
+        rows = await self._engine.query(
+            "SELECT lver, owner, request_id, not_before FROM lease WHERE kind = ? AND id = ?",
+            *resource,
+        )
+        if not rows:
+            return None
+        token, owner, request_id, not_before = rows[0]
+        return LeaseRow(
+            resource=resource,
+            token=int(token or 0),
+            owner=None if owner is None else str(owner),
+            request_id=None if request_id is None else str(request_id),
+            not_before=float(not_before or 0),
+        )

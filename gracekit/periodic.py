@@ -1,0 +1,106 @@
+"""Periodic jobs: per process, tracked so that a drain waits for them, not journaled.
+
+A job never overlaps itself: the pause is counted from the end of the last one.
+A drain starts none; a running one finishes. A singleton tries a lease and skips.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import anyio
+
+from gracekit.attempt import call_hook
+from gracekit.context import Context, Services
+from gracekit.errors import StoreError
+from gracekit.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodicJob:
+    """A job as declared.
+
+    Attributes:
+        every_s: Seconds between the end of one and the start of the next.
+        singleton: Run by at most one process of the store at a time.
+    """
+
+    name: str
+    handler: Callable[..., Any]
+    every_s: float
+    singleton: bool
+
+
+class PeriodicJobs:
+    """The jobs of one process."""
+
+    def __init__(
+        self, jobs: list[PeriodicJob], services: Services, telemetry: Telemetry, threads: int
+    ) -> None:
+        self._jobs = jobs
+        self._services = services
+        self._telemetry = telemetry
+        self._limiter = anyio.CapacityLimiter(threads)
+        self._paused = False
+
+    def pause(self) -> None:
+        """Start nothing more."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Start jobs again."""
+        self._paused = False
+
+    async def run(self) -> None:
+        """Run all jobs until cancelled."""
+        await asyncio.gather(*map(self._repeat, self._jobs))
+
+    async def _repeat(self, job: PeriodicJob) -> None:
+        while True:
+            await asyncio.sleep(job.every_s)
+            if self._paused:
+                continue
+            # In a task of its own: a drain may cancel the job, and the next must still come.
+            await asyncio.wait({asyncio.create_task(self._run_told(job))})
+
+    async def _run_told(self, job: PeriodicJob) -> None:
+        try:
+            await self._run(job)
+        except asyncio.CancelledError:
+            self._telemetry.emit("hook.failed", hook=job.name, error="cancelled")
+        except Exception as error:  # noqa: BLE001 - the application's; the next run still comes
+            self._telemetry.emit("hook.failed", hook=job.name, error=repr(error))
+
+    async def _run(self, job: PeriodicJob) -> None:
+        services = self._services
+        guard = None
+        if job.singleton:
+            guard = await services.leases.take(("periodic", job.name), job.name)
+            if guard is None:
+                return
+        try:
+            with services.tracker.background(job.name, services.clock) as task:
+                ctx = Context(
+                    task,
+                    services,
+                    args={},
+                    caller={},
+                    method=(None, job.name, "1.0"),
+                    expires_at=None,
+                )
+                task.token = guard.token if guard else None
+                await call_hook(job.handler, ctx, {}, self._limiter)
+        finally:
+            if guard is not None:
+                await _release(partial(services.leases.release, guard, reason="clean"))
+
+
+async def _release(release: Callable[[], Any]) -> None:
+    try:
+        await release()
+    except StoreError:
+        return  # the lease ends with the process

@@ -1,0 +1,1 @@
+"""What becomes of the unfinished: verdicts as values, and the reconciler that acts on them."""

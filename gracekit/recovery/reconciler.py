@@ -1,0 +1,493 @@
+"""The reconciler: takes over what dead runs left, and settles it in the background.
+
+Everything here is compare-and-set, repeated at start, when poked and every
+30 s; a second reconciler on the same store is harmless. In a drain it claims
+nothing. It never judges a row whose owner may still live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from gracekit.clock import Clock
+from gracekit.config import Settings
+from gracekit.errors import ConflictError, RpcError, StoreError
+from gracekit.leases.leases import Guard, Leases
+from gracekit.leases.lines import Lines
+from gracekit.leases.members import Members, Run
+from gracekit.process import Point
+from gracekit.recovery.verdicts import Done, Fail, Retry, Step, Wait, back_off_s, decide
+from gracekit.rpc.methods import Method, MethodTable
+from gracekit.rpc.server import Places
+from gracekit.store.batch import Batch
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.claims import Claims
+from gracekit.tracker.holds import Hold, Holds
+from gracekit.tracker.journal import Address, Journal, Outcome, TaskRow, address_of
+from gracekit.tracker.task import Cut, Lane, OnInterrupt, Reason, TaskState
+from gracekit.tracker.tracker import Tracker
+
+CLAIM_AT_ONCE: Final = 32
+UNKNOWN_CALL_TIMEOUT_S: Final = 60.0
+"""A reply of an earlier run is sent if younger than the call's timeout; this where unknown."""
+
+Resource = tuple[str, str]
+
+
+class Hands(Protocol):
+    """What recovery lets the floor above do: run handlers, hooks and replies."""
+
+    def resume(self, row: TaskRow, *, inside: Resource | None) -> None: ...
+    async def call_hook(
+        self,
+        hook: Callable[..., Any],
+        method: Method[Any, Any],
+        row: TaskRow,
+        token: int | None,
+        **extra: Any,
+    ) -> Any: ...
+    def succeeded(self, result: Any) -> Outcome: ...
+    def failed(self, row: TaskRow, reason: str) -> Outcome: ...
+    def errored(self, row: TaskRow, reason: Reason, detail: str) -> Outcome: ...
+    async def reply(self, row_id: int, address: Address) -> None: ...
+
+
+class Reconciler:
+    """Recovery of one run."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        claims: Claims,
+        holds: Holds,
+        leases: Leases,
+        members: Members,
+        lines: Lines,
+        tracker: Tracker,
+        methods: MethodTable,
+        places: Mapping[Lane, Places],
+        hands: Hands,
+        settings: Settings,
+        telemetry: Telemetry,
+        clock: Clock,
+    ) -> None:
+        self._journal = journal
+        self._claims = claims
+        self._holds = holds
+        self._leases = leases
+        self._members = members
+        self._lines = lines
+        self._tracker = tracker
+        self._methods = methods
+        self._places = places
+        self._hands = hands
+        self._settings = settings
+        self._telemetry = telemetry
+        self._clock = clock
+        self._paused = False
+        self._poked = asyncio.Event()
+        self._gated: set[Resource] = set()
+        self._settling: set[asyncio.Task[None]] = set()
+        for one in places.values():
+            one.on_free(self._poked.set)
+
+    # -- life --------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Start nothing more; what is being settled is waited for by the drain."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Go on after a drain that was resumed."""
+        self._paused = False
+        self._poked.set()
+
+    async def run(self) -> None:
+        """Reconcile until cancelled."""
+        while True:
+            self._poked.clear()
+            if not self._paused:
+                try:
+                    await self.reconcile()
+                except StoreError as error:
+                    self._telemetry.emit("store.error", what="reconciliation", error=str(error))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(await self._pause_s()):
+                    await self._poked.wait()
+
+    async def reconcile(self) -> None:
+        """One pass over everything that nobody is working on."""
+        await self.adopt_dead_runs()
+        await self._adopt_missing()
+        await self._send_due_replies()
+        if self._settings.startup_reconciliation_enabled:
+            await self._settle_rows()
+            await self._settle_holds()
+            await self._call_errored_hooks()
+        await self._claim_accepted()
+        await self._refresh_gates()
+
+    async def _pause_s(self) -> float:
+        longest = self._clock.jitter(self._settings.reconcile_every_s)
+        with contextlib.suppress(StoreError):
+            moment = await self._claims.next_look()
+            if moment is not None:
+                return max(0.05, min(longest, moment - self._clock.wall()))
+        return longest
+
+    # -- adoption ------------------------------------------------------------------------
+
+    async def adopt_dead_runs(self) -> None:
+        """Classify runs proven dead and take over what they left."""
+        for run in await self._members.dead_runs():
+            with contextlib.suppress(ConflictError):  # a sibling was quicker
+                await self._adopt(run)
+
+    async def _adopt(self, run: Run) -> None:
+        batch = Batch(Point.ADOPT)
+        verdict = self._members.add_adoption(batch, run)
+        self._leases.add_take_away(batch, run.run_id)
+        started = self._claims.add_adopt(batch, run.run_id, crashed=run.exit_code is None)
+        rows = await self._journal.commit(batch)
+        self._telemetry.emit(
+            "run.classified",
+            run=run.run_id,
+            instance=run.instance,
+            verdict=verdict.value,
+            unfinished=len(rows[started]),
+            not_started=len(rows[started + 1]),
+        )
+        self._poked.set()
+
+    async def _adopt_missing(self) -> None:
+        """Rows of ours that the tracker does not know: a commit whose end was never seen."""
+        for row in await self._claims.missing(frozenset(self._known_rows())):
+            if row.state is TaskState.HANDED_OVER or self._is_known(row):
+                continue  # being settled here, or it came into the tracker meanwhile
+            batch = Batch(Point.ADOPT)
+            self._claims.add_disown(batch, row)
+            with contextlib.suppress(ConflictError):
+                await self._journal.commit(batch)
+                self._telemetry.emit("task.adopted", task_id=row.request_id, method=row.method)
+
+    def _known_rows(self) -> set[int]:
+        return {task.row_id for task in self._tracker if task.row_id is not None}
+
+    def _is_known(self, row: TaskRow) -> bool:
+        return self._tracker.get(row.request_id, row.recipient) is not None
+
+    # -- never started: a second intake --------------------------------------------------------
+
+    async def _claim_accepted(self) -> None:
+        while not self._paused:
+            free = min(places.free for places in self._places.values())
+            if not free:
+                return
+            rows = await self._claims.claim(TaskState.ACCEPTED, limit=min(free, CLAIM_AT_ONCE))
+            for row in rows:
+                await self._start(row, inside=None)
+            if not rows:
+                return
+
+    async def _start(self, row: TaskRow, *, inside: Resource | None) -> None:
+        """Run an ACCEPTED row of ours here, or give it up if that is no longer possible."""
+        if self._method_of(row) is None:
+            await self._end(row, self._hands.errored(row, Reason.METHOD_GONE, row.method), None)
+        elif self._paused or not self._places[row.lane].take():
+            batch = Batch(Point.NOT_STARTED)
+            self._claims.add_let_go(batch, row)
+            await self._journal.commit(batch)
+        else:
+            self._hands.resume(row, inside=inside)
+            return
+        if inside is not None:
+            self._lines.leave(inside)
+
+    # -- started: settle ---------------------------------------------------------------------------
+
+    async def gate(self) -> None:
+        """Hold the line of every resource with an unfinished row, before intake opens."""
+        for _, resource in await self._claims.unfinished_resources():
+            if resource not in self._gated and self._lines.enter_nowait(resource):
+                self._gated.add(resource)
+
+    async def _refresh_gates(self) -> None:
+        """Let go of resources whose rows someone else has settled."""
+        if not self._gated:
+            return
+        open_rows = {resource for _, resource in await self._claims.unfinished_resources()}
+        if not self._settling:
+            for resource in self._gated - open_rows:
+                self._leave(resource)
+
+    async def _settle_rows(self) -> None:
+        while not self._paused and len(self._settling) < CLAIM_AT_ONCE:
+            limit = CLAIM_AT_ONCE - len(self._settling)
+            rows = await self._claims.claim(TaskState.HANDED_OVER, limit=limit)
+            for row in rows:
+                task = asyncio.create_task(self._settle(row))
+                self._settling.add(task)
+                task.add_done_callback(self._settled)
+            if not rows:
+                return
+
+    def _settled(self, task: asyncio.Task[None]) -> None:
+        self._settling.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._telemetry.emit("dispatch.failed", error=repr(error))
+        self._poked.set()
+
+    async def _settle(self, row: TaskRow) -> None:
+        """Carry out the decision on one claimed row."""
+        method = self._method_of(row)
+        if method is None:
+            await self._end(row, self._hands.errored(row, Reason.METHOD_GONE, row.method), None)
+            return
+        cap = method.options.max_attempts or self._settings.max_attempts
+        decision = decide(row, max_attempts=cap, has_probe=method.probe_hook is not None)
+        match decision.step:
+            case Step.ERROR:
+                reason = decision.reason or Reason.INTERRUPTED
+                await self._end(row, self._hands.errored(row, reason, ""), method)
+            case Step.RUN_AGAIN:
+                await self._enter(row)
+                await self._run_again(row, None)
+            case Step.PROBE:
+                await self._enter(row)
+                await self._probe(row, method)
+
+    async def _enter(self, row: TaskRow) -> None:
+        if row.resource is not None and row.resource not in self._gated:
+            await self._lines.enter(row.resource)
+            self._gated.add(row.resource)
+
+    def _leave(self, resource: Resource | None) -> None:
+        if resource in self._gated and resource is not None:
+            self._gated.discard(resource)
+            self._lines.leave(resource)
+
+    async def _run_again(self, row: TaskRow, guard: Guard | None) -> None:
+        batch = Batch(Point.SETTLE)
+        self._claims.add_run_again(batch, row)
+        self._add_release(batch, guard)
+        await self._journal.commit(batch)
+        self._told(row, "run_again")
+        inside = row.resource if row.resource in self._gated else None
+        if inside is not None:
+            self._gated.discard(inside)  # the place in the line goes to the task
+        await self._start(self._claims.accepted(row), inside=inside)
+
+    async def _probe(self, row: TaskRow, method: Method[Any, Any]) -> None:
+        """Ask the truth under the resource's lease, and act on the answer."""
+        guard = None
+        if row.resource is not None:
+            guard = await self._leases.take(row.resource, row.request_id)
+            if guard is None:  # settling still, or held elsewhere
+                await self._wait(row, None, 1.0, counts=False)
+                return
+        match await self._ask(row, method, guard):
+            case Done(result):
+                await self._end(row, self._hands.succeeded(result), method, guard)
+            case Retry():
+                await self._run_again(row, guard)
+            case Fail(reason):
+                await self._end(row, self._hands.failed(row, reason), method, guard)
+            case Wait(seconds):
+                await self._wait_or_give_up(row, method, guard, seconds)
+            case None:
+                outcome = self._hands.errored(row, Reason.INTERRUPTED, "its probe is not written")
+                await self._end(row, outcome, method, guard)
+
+    async def _ask(
+        self, row: TaskRow, method: Method[Any, Any], guard: Guard | None
+    ) -> Done | Retry | Fail | Wait | None:
+        """The probe's answer; one that raises or is slow counts as Wait with back-off."""
+        assert method.probe_hook is not None
+        limit = method.options.probe_timeout_s or self._settings.probe_timeout_s
+        token = guard.token if guard else None
+        with self._tracker.background(f"probe of {row.method}", self._clock):
+            asking = asyncio.ensure_future(
+                self._hands.call_hook(method.probe_hook, method, row, token)
+            )
+            done, _ = await asyncio.wait({asking}, timeout=limit)
+            if not done:
+                asking.cancel()  # a thread goes on; its answer comes too late to count
+                error: object = f"no answer within {limit:g} s"
+            elif asking.cancelled():
+                error = "cancelled"
+            elif (raised := asking.exception()) is None:
+                if isinstance(answer := asking.result(), Done | Retry | Fail | Wait):
+                    return answer
+                error = f"answered {answer!r}: a probe returns Done, Retry, Fail or Wait"
+            elif isinstance(raised, NotImplementedError):
+                return None
+            else:
+                error = repr(raised)
+        self._telemetry.emit("hook.failed", hook=f"{row.method}.probe", error=str(error))
+        return Wait(back_off_s(row.waiting_since, self._clock.wall()))
+
+    async def _wait_or_give_up(
+        self, row: TaskRow, method: Method[Any, Any], guard: Guard | None, seconds: float
+    ) -> None:
+        now = self._clock.wall()
+        since = now if row.waiting_since is None else row.waiting_since
+        if now - since >= method.options.max_wait_s:
+            await self._end(row, self._hands.errored(row, Reason.GAVE_UP, ""), method, guard)
+        else:
+            await self._wait(row, guard, min(seconds, since + method.options.max_wait_s - now))
+
+    async def _wait(
+        self, row: TaskRow, guard: Guard | None, seconds: float, *, counts: bool = True
+    ) -> None:
+        batch = Batch(Point.SETTLE)
+        next_check = self._clock.wall() + max(0.05, seconds)
+        self._claims.add_wait(batch, row, next_check=next_check, counts=counts)
+        self._add_release(batch, guard)
+        await self._journal.commit(batch)
+
+    async def _end(
+        self,
+        row: TaskRow,
+        outcome: Outcome,
+        method: Method[Any, Any] | None,
+        guard: Guard | None = None,
+    ) -> None:
+        """Commit a terminal verdict with the end of its lease, then answer who waits."""
+        hook = (
+            outcome.state is TaskState.ERRORED
+            and method is not None
+            and method.errored_hook is not None
+        )
+        batch = Batch(Point.SETTLE)
+        replies = self._journal.add_finish(
+            batch, row.id, outcome, expected=row.state, errored_hook=hook
+        )
+        self._add_release(batch, guard)
+        addresses = (await self._journal.commit(batch))[replies]
+        self._told(row, outcome.state.value, outcome.reason)
+        self._leave(row.resource)
+        for address in map(address_of, addresses):
+            await self._hands.reply(row.id, address)
+        if hook:
+            self._poked.set()
+
+    def _add_release(self, batch: Batch, guard: Guard | None) -> None:
+        if guard is not None:
+            self._leases.add_release(batch, guard, reason="clean")
+
+    def _told(self, row: TaskRow, verdict: str, reason: str | None = None) -> None:
+        self._telemetry.emit(
+            "task.settled",
+            task_id=row.request_id,
+            method=row.method,
+            verdict=verdict,
+            reason=reason or "",
+        )
+
+    async def end_abandoned(self, row: TaskRow) -> None:
+        """End an ownerless row whose host or instance does not come back.
+
+        Never started and for one instance alone it is CANCELLED; else ERRORED(gave_up).
+        """
+        outcome = self._hands.errored(row, Reason.GAVE_UP, f"{row.target} has had no run for long")
+        if row.route == "fanout" and row.state is TaskState.ACCEPTED:
+            outcome = replace(outcome, state=TaskState.CANCELLED, reason="instance_gone")
+        batch = Batch(Point.CLAIM)
+        self._claims.add_take_over(batch, row)
+        with contextlib.suppress(ConflictError):
+            await self._journal.commit(batch)
+            await self._end(row, outcome, self._method_of(row))
+
+    # -- duties of earlier runs ---------------------------------------------------------------------
+
+    async def _send_due_replies(self) -> None:
+        """Replies that a dead run owed; once, if their caller may still wait."""
+        for row_id, address, accepted_at in await self._claims.due_replies():
+            if row_id in self._known_rows():
+                continue  # its own task is about to send it
+            until = address.expires_at or accepted_at + UNKNOWN_CALL_TIMEOUT_S
+            if self._clock.wall() > until:
+                await self._journal.reply_done(row_id, address, sent=False)
+            else:
+                await self._hands.reply(row_id, address)
+
+    async def _call_errored_hooks(self) -> None:
+        for row in await self._claims.errored_due():
+            method = self._method_of(row)
+            if method is not None and method.errored_hook is not None:
+                await self._call_errored(row, method, row.reason or "")
+            await self._claims.errored_done(row)
+
+    async def _call_errored(self, row: TaskRow, method: Method[Any, Any], reason: str) -> None:
+        assert method.errored_hook is not None
+        hook = method.errored_hook
+        try:
+            with self._tracker.background(f"errored hook of {row.method}", self._clock):
+                async with asyncio.timeout(self._settings.probe_timeout_s):
+                    await self._hands.call_hook(hook, method, row, None, reason=reason)
+        except Exception as error:  # noqa: BLE001 - the application's; it was called, and told
+            self._telemetry.emit("hook.failed", hook=f"{row.method}.errored", error=repr(error))
+
+    # -- holds ------------------------------------------------------------------------------------------
+
+    async def _settle_holds(self) -> None:
+        for hold in await self._holds.lapsed():
+            await self._holds.settle(hold, "lapsed", errored=False)
+        for hold in await self._holds.left_over():
+            await self._settle_hold(hold)
+        for hold in await self._holds.errored_due():
+            row, method = hold_as_row(hold), self._method_of(hold)
+            if method is not None and method.errored_hook is not None:
+                await self._call_errored(row, method, "hold")
+            await self._holds.errored_done(hold)
+
+    async def _settle_hold(self, hold: Hold) -> None:
+        """Done ends it, Fail and Retry end it and tell, Wait keeps it until it lapses."""
+        method = self._method_of(hold)
+        if self._clock.wall() >= hold.lapses_at:
+            await self._holds.settle(hold, "lapsed", errored=False)
+        elif method is None or method.probe_hook is None:
+            await self._holds.settle(hold, "no_probe", errored=method is not None)
+        else:
+            match await self._ask(hold_as_row(hold), method, None):
+                case Done():
+                    await self._holds.settle(hold, "done", errored=False)
+                case Wait(seconds):
+                    check = min(self._clock.wall() + seconds, hold.lapses_at)
+                    await self._holds.wait(hold, next_check=check)
+                case _:
+                    await self._holds.settle(hold, "failed", errored=True)
+
+    def _method_of(self, row: TaskRow | Hold) -> Method[Any, Any] | None:
+        try:
+            return self._methods.resolve(row.namespace, row.method, row.version)
+        except RpcError:
+            return None
+
+
+def hold_as_row(hold: Hold) -> TaskRow:
+    """The request that opened a hold, as hooks are called with it."""
+    nothing: dict[str, Any] = dict.fromkeys(TaskRow.__slots__)
+    return TaskRow(
+        **nothing
+        | {
+            "id": hold.id,
+            "request_id": f"hold {hold.name} {hold.key}",
+            "recipient": "",
+            "lane": Lane.REQUESTS,
+            "method": hold.method,
+            "namespace": hold.namespace,
+            "version": hold.version,
+            "args": hold.args,
+            "state": TaskState.HANDED_OVER,
+            "on_interrupt": OnInterrupt.PROBE,
+            "cut": Cut.UNCLEAN,
+            "attempts": 1,
+            "crashes": 0,
+        }
+    )

@@ -1,0 +1,82 @@
+"""Verdicts on started, unfinished tasks: what a probe may answer, and what policy says.
+
+`decide` is pure: the reconciler carries out what it answers.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from gracekit.tracker.journal import TaskRow
+from gracekit.tracker.task import Cut, OnInterrupt, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The work was done: the task SUCCEEDED with *result* (plain JSON data)."""
+
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The work was not done, and it is safe to start it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The work cannot be completed: the task FAILED, and *reason* goes to its caller."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The truth is not known yet: ask again after *seconds*."""
+
+    seconds: float
+
+
+ProbeVerdict = Done | Retry | Fail | Wait
+
+
+class Step(enum.Enum):
+    """What the reconciler does with a claimed row."""
+
+    RUN_AGAIN = "run_again"
+    PROBE = "probe"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A step, and for ERROR its reason."""
+
+    step: Step
+    reason: Reason | None = None
+
+
+def decide(row: TaskRow, *, max_attempts: int, has_probe: bool) -> Decision:
+    """What becomes of a started, unfinished task.
+
+    A stop at a safe point is no interruption: the task goes on from its cursor,
+    whatever its policy. A hand-over costs nothing; crashes since the last
+    progress are capped.
+    """
+    if row.cut is Cut.SAFE_POINT:
+        return Decision(Step.RUN_AGAIN)
+    if row.on_interrupt is OnInterrupt.ERROR:
+        return Decision(Step.ERROR, Reason.INTERRUPTED)
+    if row.crashes >= max_attempts:
+        return Decision(Step.ERROR, Reason.ATTEMPTS)
+    if row.on_interrupt is OnInterrupt.PROBE:
+        return Decision(Step.PROBE) if has_probe else Decision(Step.ERROR, Reason.INTERRUPTED)
+    return Decision(Step.RUN_AGAIN)
+
+
+def back_off_s(waiting_since: float | None, now: float) -> float:
+    """Seconds until the next look after a probe that failed: doubles, from 1 to 60."""
+    waited = 0.0 if waiting_since is None else max(0.0, now - waiting_since)
+    return min(60.0, max(1.0, waited))

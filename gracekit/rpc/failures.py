@@ -1,0 +1,164 @@
+"""Exceptions across the wire: out as oslo's failure form, back in by an explicit map.
+
+Nothing that arrives is ever imported, looked up by attribute or called with
+keyword arguments. A name that is in no table becomes a RemoteError with text.
+"""
+
+from __future__ import annotations
+
+import builtins
+import traceback
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from gracekit import errors
+from gracekit.errors import RemoteError
+from gracekit.rpc.message import Failure
+from gracekit.rpc.plain import plain
+
+_DISPATCHER: Final = "oslo_messaging.rpc.dispatcher"
+_SUFFIX: Final = "_Remote"  # what oslo appends to a rebuilt exception's class and module
+
+# Characters of a message, of a traceback's end, of all args and of all kwargs. A failure is JSON
+# text in JSON text in JSON text: a quote takes 8 bytes there, and a reader accepts 1 MiB.
+_MAX_TEXT: Final = 16_384
+
+# As what our own errors go out, so that oslo callers see what they are used to.
+_SENT_AS: Final[Mapping[type[BaseException], tuple[str, str]]] = MappingProxyType(
+    {
+        errors.NoSuchMethodError: ("NoSuchMethod", _DISPATCHER),
+        errors.UnsupportedVersionError: ("UnsupportedVersion", _DISPATCHER),
+        errors.InvalidArgumentsError: ("TypeError", "builtins"),
+    }
+)
+
+# These cannot be built from plain arguments, or break the coroutine that raises them.
+_NOT_REBUILT: Final = (ExceptionGroup, StopIteration, StopAsyncIteration, RemoteError)
+
+
+def _exceptions_of(module: object, prefix: str) -> dict[str, type[Exception]]:
+    return {
+        f"{prefix}.{name}": value
+        for name, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, Exception)
+        and not issubclass(value, _NOT_REBUILT)
+        and not name.startswith("_")
+    }
+
+
+_REBUILT: Final[Mapping[str, type[Exception]]] = MappingProxyType(
+    _exceptions_of(builtins, "builtins")
+    | _exceptions_of(builtins, "exceptions")  # Python 2's name, still sent by old peers
+    | _exceptions_of(errors, "gracekit.errors")
+    | {
+        f"{_DISPATCHER}.NoSuchMethod": errors.NoSuchMethodError,
+        f"{_DISPATCHER}.UnsupportedVersion": errors.UnsupportedVersionError,
+    }
+)
+
+
+# -- outgoing -----------------------------------------------------------------
+
+
+def failure_of(exception: BaseException) -> Failure:
+    """Write an exception down; never raises, whatever the exception does.
+
+    A RemoteError that a handler lets pass keeps the class and module of its origin.
+    """
+    exc_class, module = _name_of(exception)
+    return Failure(
+        exc_class=exc_class,
+        module=module,
+        message=_message_of(exception),
+        args=tuple(_bounded([_plain_or_text(arg) for arg in exception.args])),
+        kwargs=_kwargs_of(exception),
+        tb=_lines_of(exception),
+    )
+
+
+def _name_of(exception: BaseException) -> tuple[str, str]:
+    kind = type(exception)
+    if kind in _SENT_AS:
+        return _SENT_AS[kind]
+    if isinstance(exception, RemoteError) and exception.exc_class:
+        return exception.exc_class, exception.exc_module
+    return kind.__name__.removesuffix(_SUFFIX), kind.__module__.removesuffix(_SUFFIX)
+
+
+def _message_of(value: object) -> str:
+    try:
+        text = str(value)
+    except Exception as error:  # noqa: BLE001 - __str__ is the application's
+        text = f"<{type(value).__name__} whose text cannot be had: {type(error).__name__}>"
+    return text[:_MAX_TEXT].encode(errors="replace").decode()
+
+
+def _plain_or_text(value: object) -> Any:
+    try:
+        return plain(value, "arg", 4)
+    except Exception:  # noqa: BLE001 - a Mapping may be the application's
+        return _message_of(value)
+
+
+def _bounded(args: list[Any]) -> list[Any]:
+    return args if len(msgspec.json.encode(args)) <= _MAX_TEXT else []
+
+
+def _kwargs_of(exception: BaseException) -> dict[str, Any]:
+    try:
+        kwargs = dict(getattr(exception, "kwargs", None) or {})
+    except Exception:  # noqa: BLE001 - any attribute of that name may stand there
+        return {}
+    written = {_message_of(key): _plain_or_text(value) for key, value in kwargs.items()}
+    return written if len(msgspec.json.encode(written)) <= _MAX_TEXT else {}
+
+
+def _lines_of(exception: BaseException) -> tuple[str, ...]:
+    try:
+        lines = traceback.format_exception(exception)
+    except Exception:  # noqa: BLE001 - it calls the application's __str__ and __repr__
+        return ()
+    return tuple(_message_of("".join(lines)[-_MAX_TEXT:]).splitlines())
+
+
+# -- incoming -----------------------------------------------------------------
+
+
+def rebuild(failure: Failure, allowed: Mapping[str, type[Exception]]) -> Exception:
+    """Turn a failure into an exception that the caller can catch.
+
+    Args:
+        failure: From the wire.
+        allowed: Classes that the application registered, by `module.Class`.
+
+    Returns:
+        An instance of a class from *allowed*, of a builtin Exception, or of
+        gracekit's own; else a RemoteError.
+    """
+    exc_class = failure.exc_class.removesuffix(_SUFFIX)
+    module = failure.module.removesuffix(_SUFFIX)
+    name = f"{module}.{exc_class}"
+    kind = allowed.get(name) or _REBUILT.get(name)
+    remote = "\n".join(failure.tb)
+    exception = _build(kind, failure) if kind else None
+    if exception is None:
+        text = f"{exc_class or 'unnamed remote error'}: {failure.message}"
+        return RemoteError(text, exc_class=exc_class, exc_module=module, traceback=remote)
+    if remote:
+        exception.add_note(f"remote traceback:\n{remote}")
+    return exception
+
+
+def _build(kind: type[Exception], failure: Failure) -> Exception | None:
+    for args in (failure.args or (failure.message,), (failure.message,)):
+        try:
+            exception = kind(*args)
+        except Exception:  # noqa: BLE001, S112 - the class is the application's
+            continue
+        if isinstance(exception, kind):
+            return exception
+    return None

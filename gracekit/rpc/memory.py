@@ -1,0 +1,311 @@
+"""Messages inside one process: for tests and simulation, in virtual time.
+
+A `MemoryBroker` is the machine that outlives its clients; each
+`MemoryTransport` is one connection to it. No threads and no timers: deliveries
+are made by `call_soon`, expiry is looked at when a queue is touched, and the
+same calls always give the same order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gracekit.errors import DependencyError, Undeliverable
+from gracekit.process import Point, Process
+from gracekit.rpc.transport import (
+    OWNED,
+    DeadLetter,
+    Delivery,
+    Message,
+    OnDelivery,
+    Queue,
+    QueueKind,
+    Settlement,
+)
+
+
+@dataclass(slots=True, order=True)
+class _Stored:
+    """A message at its place.
+
+    Attributes:
+        number: Its place; lower ones came earlier.
+        expires_at: Loop time in seconds; None for never.
+        redelivered: It was in a consumer's hands before.
+    """
+
+    number: int
+    message: Message = field(compare=False)
+    expires_at: float | None = field(compare=False)
+    redelivered: bool = field(compare=False, default=False)
+
+    def is_expired(self) -> bool:
+        """Whether its time was up before anybody took it."""
+        return self.expires_at is not None and _left(self.expires_at) == 0
+
+
+@dataclass(slots=True, eq=False)
+class _MemoryQueue:
+    """A queue, what waits in it, and who reads it (the next reader first)."""
+
+    queue: Queue
+    owner: MemoryTransport | None
+    waiting: list[_Stored] = field(default_factory=list)
+    readers: list[_MemoryConsumer] = field(default_factory=list)
+    pump_due: bool = False
+
+
+class MemoryBroker:
+    """The machine between `MemoryTransport`s.
+
+    Attributes:
+        dead_letters: What consumers kept aside, oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.dead_letters: list[DeadLetter] = []
+        self._queues: dict[str, _MemoryQueue] = {}
+        self._expired: Counter[str] = Counter()
+        self._last_number = 0
+
+    def expired(self) -> Mapping[str, int]:
+        """How many messages expired unread, by queue name, as of now."""
+        for entry in self._queues.values():
+            self._drop_expired(entry)
+        return dict(self._expired)
+
+    def waiting(self, queue: str) -> int:
+        """Messages in *queue* that nobody has taken; 0 if there is no such queue."""
+        if queue not in self._queues:
+            return 0
+        self._drop_expired(self._queues[queue])
+        return len(self._queues[queue].waiting)
+
+    # -- what transports do -------------------------------------------------------
+
+    def declare(self, queue: Queue, transport: MemoryTransport) -> None:
+        """Make a queue; fanout and reply queues belong to *transport*."""
+        owner = transport if queue.kind in OWNED else None
+        self._queues.setdefault(queue.name, _MemoryQueue(queue, owner))
+
+    def put(self, queue: str, message: Message) -> bool:
+        """Append a message; false if there is no such queue."""
+        if queue not in self._queues:
+            return False
+        expires_at = None
+        if message.expires_in_s is not None:
+            expires_at = asyncio.get_running_loop().time() + message.expires_in_s
+        self._last_number += 1
+        self.put_back(queue, _Stored(self._last_number, message, expires_at))
+        return True
+
+    def put_back(self, queue: str, stored: _Stored) -> None:
+        """Return a message to its old place; a queue that is gone takes its messages with it."""
+        if queue in self._queues:
+            heapq.heappush(self._queues[queue].waiting, stored)
+            self.pump_soon([queue])
+
+    def fanout_queues(self, topic: str) -> list[str]:
+        """Names of the queues that get a copy of each fanout to *topic*."""
+        return [
+            name
+            for name, entry in self._queues.items()
+            if entry.queue.kind is QueueKind.FANOUT and entry.queue.topic == topic
+        ]
+
+    def drop_owned_by(self, transport: MemoryTransport) -> None:
+        """Remove the queues of a connection, with what is in them."""
+        for name in [name for name, entry in self._queues.items() if entry.owner is transport]:
+            del self._queues[name]
+
+    def add_reader(self, consumer: _MemoryConsumer) -> None:
+        """Begin to deliver to *consumer*."""
+        for queue in consumer.queues:
+            self._queues[queue].readers.append(consumer)
+        self.pump_soon(consumer.queues)
+
+    def remove_reader(self, consumer: _MemoryConsumer) -> None:
+        """Deliver nothing more to *consumer*; what it holds stays with it."""
+        for queue in consumer.queues:
+            if queue in self._queues and consumer in self._queues[queue].readers:
+                self._queues[queue].readers.remove(consumer)
+
+    # -- delivery -----------------------------------------------------------------
+
+    def pump_soon(self, queues: Iterable[str]) -> None:
+        """Deliver from *queues* on the next turn of the loop."""
+        for queue in queues:
+            entry = self._queues.get(queue)
+            if entry is not None and not entry.pump_due:
+                entry.pump_due = True
+                asyncio.get_running_loop().call_soon(self._pump, entry)
+
+    def _pump(self, entry: _MemoryQueue) -> None:
+        """Hand out what waits, oldest first, to readers in turn, as far as they have room."""
+        entry.pump_due = False
+        while entry.waiting:
+            reader = next((one for one in entry.readers if one.has_room), None)
+            if reader is None:
+                return
+            stored = heapq.heappop(entry.waiting)
+            if stored.is_expired():
+                self._expired[entry.queue.name] += 1
+                continue
+            entry.readers.remove(reader)
+            entry.readers.append(reader)
+            reader.deliver(entry.queue, stored)
+
+    def _drop_expired(self, entry: _MemoryQueue) -> None:
+        alive = [stored for stored in entry.waiting if not stored.is_expired()]
+        if len(alive) < len(entry.waiting):
+            self._expired[entry.queue.name] += len(entry.waiting) - len(alive)
+            heapq.heapify(alive)
+            entry.waiting = alive
+
+
+class _MemoryConsumer:
+    """One subscription; knows what is unsettled in its consumer's hands."""
+
+    def __init__(
+        self,
+        transport: MemoryTransport,
+        broker: MemoryBroker,
+        queues: Sequence[Queue],
+        on_delivery: OnDelivery,
+        prefetch: int,
+    ) -> None:
+        self.queues: Final = [queue.name for queue in queues]
+        self._transport = transport
+        self._broker = broker
+        self._on_delivery = on_delivery
+        self._prefetch = prefetch
+        self._unsettled: dict[int, tuple[str, _Stored]] = {}
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._unsettled) < self._prefetch
+
+    async def cancel(self) -> None:
+        """See `Consumer.cancel`."""
+        self._broker.remove_reader(self)
+        await asyncio.sleep(0)  # the round trip that a real broker needs
+
+    def deliver(self, queue: Queue, stored: _Stored) -> None:
+        process = self._transport.process
+        # Before the points: a simulated crash there finds it and gives it back.
+        self._unsettled[stored.number] = (queue.name, stored)
+        process.reach(Point.DELIVER, "before")
+        process.reach(Point.DELIVER, "after")
+
+        async def settle(how: Settlement, reason: str) -> None:
+            self._settle(stored.number, how, reason)
+
+        self._on_delivery(
+            Delivery(
+                body=stored.message.body,
+                queue=queue,
+                redelivered=stored.redelivered,
+                expires_in_s=_left(stored.expires_at),
+                headers=dict(stored.message.headers),
+                process=process,
+                settle=settle,
+            )
+        )
+
+    def drop(self) -> None:
+        """The connection is gone: what is unsettled goes back, later settlements do nothing."""
+        self._broker.remove_reader(self)
+        for number in list(self._unsettled):
+            self._settle(number, Settlement.GIVE_BACK, "")
+
+    def _settle(self, number: int, how: Settlement, reason: str) -> None:
+        if number not in self._unsettled:
+            return
+        queue, stored = self._unsettled.pop(number)
+        if how is Settlement.GIVE_BACK:
+            stored.redelivered = True
+            self._broker.put_back(queue, stored)
+        elif how is Settlement.DEAD_LETTER:
+            message = stored.message
+            self._broker.dead_letters.append(
+                DeadLetter(queue=queue, body=message.body, headers=message.headers, reason=reason)
+            )
+        self._broker.pump_soon(self.queues)
+
+
+def _left(expires_at: float | None) -> float | None:
+    if expires_at is None:
+        return None
+    return max(0.0, expires_at - asyncio.get_running_loop().time())
+
+
+class MemoryTransport:
+    """One connection to a `MemoryBroker`; see `Transport`."""
+
+    def __init__(self, broker: MemoryBroker, process: Process) -> None:
+        self.process: Final = process
+        self._broker = broker
+        self._consumers: list[_MemoryConsumer] = []
+        self._started = False
+
+    async def start(self) -> None:
+        """See `Transport.start`."""
+        self._started = True
+
+    async def stop(self) -> None:
+        """See `Transport.stop`."""
+        self.crash()
+
+    def crash(self) -> None:
+        """Lose the connection at once, as a killed process does; `start` makes a new one."""
+        self._started = False
+        consumers, self._consumers = self._consumers, []
+        self._broker.drop_owned_by(self)
+        for consumer in consumers:
+            consumer.drop()
+
+    async def declare(self, queues: Sequence[Queue]) -> None:
+        """See `Transport.declare`."""
+        self._check_started()
+        for queue in queues:
+            self._broker.declare(queue, self)
+
+    async def publish(self, queue: str, message: Message) -> None:
+        """See `Transport.publish`."""
+        self._check_started()
+        self.process.reach(Point.PUBLISH, "before")
+        if not self._broker.put(queue, message):
+            raise Undeliverable(
+                f"no service ever declared queue {queue!r} on this broker, or its owner is gone; "
+                f"start the service once or check the topic"
+            )
+        self.process.reach(Point.PUBLISH, "after")
+        await asyncio.sleep(0)  # the confirm of a real broker comes later than the message
+
+    async def publish_fanout(self, topic: str, message: Message) -> None:
+        """See `Transport.publish_fanout`."""
+        self._check_started()
+        self.process.reach(Point.PUBLISH, "before")
+        for queue in self._broker.fanout_queues(topic):
+            self._broker.put(queue, message)
+        self.process.reach(Point.PUBLISH, "after")
+        await asyncio.sleep(0)
+
+    async def consume(
+        self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
+    ) -> _MemoryConsumer:
+        """See `Transport.consume`."""
+        await self.declare(queues)
+        consumer = _MemoryConsumer(self, self._broker, queues, on_delivery, prefetch)
+        self._consumers.append(consumer)
+        self._broker.add_reader(consumer)
+        return consumer
+
+    def _check_started(self) -> None:
+        if not self._started:
+            raise DependencyError("the memory transport is not started; await its start() first")

@@ -1,0 +1,88 @@
+"""Requests and replies as values, independent of how a wire spells them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+JsonObject = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyAddress:
+    """Where the answer of a call goes.
+
+    Attributes:
+        queue: Name of the caller's reply queue.
+        msg_id: Echoed in the reply, so that the caller finds its call.
+    """
+
+    queue: str
+    msg_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request.
+
+    Attributes:
+        request_id: The sender's unique id; empty if it sent none.
+        method: Name of the method, as sent.
+        args: Keyword arguments, plain JSON data.
+        namespace: None for the default one.
+        version: Interface version asked for, for example `"1.2"`.
+        context: The caller's context; secret by default, never logged.
+        reply: Where the answer goes; None for casts and fanouts.
+        monitor_timeout_s: Seconds after which a caller that asked for
+            heartbeats gives up waiting for one; None if it asked for none.
+    """
+
+    request_id: str
+    method: str
+    args: JsonObject
+    namespace: str | None = None
+    version: str = "1.0"
+    context: Mapping[str, Any] = field(default_factory=dict)
+    reply: ReplyAddress | None = None
+    monitor_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An exception, as text; nothing in it is ever imported or called.
+
+    Attributes:
+        exc_class: Class name, for example `"NotFound"`.
+        module: Module of the class, for example `"myapp.errors"`.
+        message: `str()` of the exception.
+        args: Its positional arguments, plain JSON data.
+        kwargs: Its keyword arguments, plain JSON data.
+        tb: Traceback, a list of lines.
+    """
+
+    exc_class: str
+    module: str
+    message: str
+    args: tuple[Any, ...] = ()
+    kwargs: JsonObject = field(default_factory=dict)
+    tb: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The answer of a call: a result, or a failure.
+
+    Attributes:
+        msg_id: The call's.
+        reply_id: Unique id of this reply message.
+        result: Plain JSON data; None beside a failure.
+        failure: Why there is no result.
+        ending: False for heartbeats, true for the answer.
+    """
+
+    msg_id: str
+    reply_id: str
+    result: Any = None
+    failure: Failure | None = None
+    ending: bool = True

@@ -1,0 +1,353 @@
+"""RPC methods: what a service declares, and how a request finds its method.
+
+A `Method` is a declaration, not a wrapper: it can be called like the function
+it was made from, passed to a client (which then knows arguments and result),
+and asked for its policy. Names, namespaces and versions from the wire are only
+ever looked up in a `MethodTable`, never used to reach an attribute.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, get_args
+
+from gracekit.config import parse_duration
+from gracekit.errors import (
+    DeclarationError,
+    InvalidArgumentsError,
+    NoSuchMethodError,
+    UnsupportedVersionError,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OnInterruptName = Literal["error", "retry", "probe", "requeue"]
+InDrain = Literal["answer", "refuse"]
+Hook = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodOptions:
+    """A method's policy.
+
+    Attributes:
+        ops: Served on the ops topic to the end of a drain.
+        on_interrupt: What recovery does with a started, unfinished task.
+        resource: (kind, argument name) of the thing that it acts on; None for none.
+        timeout_s: Seconds a handler may run; None for no limit.
+        in_drain: Whether the ops server answers or refuses it in a drain.
+        anywhere: A directed request may be recovered by any host.
+        max_running: Handlers of this method at one time in one process; None for no limit.
+        max_attempts: Crashes since the last progress after which a task is
+            ERRORED; None for the service's setting.
+        settle_s: Seconds to wait before an unclean end is probed or retried;
+            None for the service's setting.
+        max_wait_s: Seconds that a probe may answer Wait in all.
+        probe_timeout_s: Seconds one probe may take; None for the service's setting.
+        version: Interface version that this method is served at.
+        namespace: Interface namespace; None for the default one.
+    """
+
+    ops: bool = False
+    on_interrupt: OnInterruptName = "error"
+    resource: tuple[str, str] | None = None
+    timeout_s: float | None = None
+    in_drain: InDrain = "answer"
+    anywhere: bool = False
+    max_running: int | None = None
+    max_attempts: int | None = None
+    settle_s: float | None = None
+    max_wait_s: float = 3600.0
+    probe_timeout_s: float | None = None
+    version: str = "1.0"
+    namespace: str | None = None
+
+
+class Method(Generic[P, R]):
+    """One RPC method of a service.
+
+    Attributes:
+        name: As requests name it.
+        handler: The function; the first argument is the Context.
+        options: Its policy.
+        signature: Of the handler, without `self` and the Context.
+        is_async: Whether the handler is a coroutine function; others run in threads.
+        probe_hook: Asks the truth for a started, unfinished task; None if none.
+        errored_hook: Told when recovery marks a task ERRORED; None if none.
+    """
+
+    def __init__(self, handler: Callable[..., Any], options: MethodOptions, *, skip: int) -> None:
+        self.name = handler.__name__
+        self.handler = handler
+        self.options = options
+        self.is_async = inspect.iscoroutinefunction(handler)
+        self.probe_hook: Hook | None = None
+        self.errored_hook: Hook | None = None
+        self._skip = skip
+        self.signature = _signature(handler, skip)
+        _check(self)
+        self.__doc__ = handler.__doc__
+
+    @property
+    def ops(self) -> bool:
+        """Whether it is marked for the ops channel."""
+        return self.options.ops
+
+    @property
+    def namespace(self) -> str | None:
+        """Interface namespace; None for the default one."""
+        return self.options.namespace
+
+    @property
+    def version(self) -> str:
+        """Interface version that it is served at."""
+        return self.options.version
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the plain function, as in a unit test; nothing is tracked."""
+        return self.handler(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Method {self.name} on_interrupt={self.options.on_interrupt}>"
+
+    def probe(self, hook: Hook) -> Hook:
+        """Register the probe: same arguments as the method; returns Done, Retry, Fail or Wait."""
+        _check_hook(self, hook, "probe", extra=0)
+        self.probe_hook = hook
+        return hook
+
+    def errored(self, hook: Hook) -> Hook:
+        """Register the hook for ERRORED tasks: same arguments, plus `reason` (text)."""
+        _check_hook(self, hook, "errored", extra=1)
+        self.errored_hook = hook
+        return hook
+
+    def bind(self, args: Mapping[str, Any]) -> None:
+        """Check *args* against the signature.
+
+        Raises:
+            InvalidArgumentsError: one is missing or unknown, or the resource is empty.
+        """
+        try:
+            self.signature.bind(**args)
+        except TypeError as error:
+            raise InvalidArgumentsError(self._explain(args, str(error))) from None
+        if self.options.resource is not None and self.resource_of(args) is None:
+            kind, name = self.options.resource
+            raise InvalidArgumentsError(
+                f"{self.name}() needs a value for {name!r}: it names the {kind} to act on"
+            )
+
+    def resource_of(self, args: Mapping[str, Any]) -> tuple[str, str] | None:
+        """(kind, id) of the resource that *args* name; None if the method has none."""
+        if self.options.resource is None:
+            return None
+        kind, name = self.options.resource
+        value = args.get(name)
+        return None if value is None or value == "" else (kind, str(value))
+
+    def serve_at(self, namespace: str | None, version: str) -> None:
+        """Say where a class's method is served."""
+        self.options = replace(self.options, namespace=namespace, version=version)
+
+    def attached(self, owner: object) -> Method[P, R]:
+        """The method bound to an object, as `Service.include` registers it."""
+        bound = copy.copy(self)
+        bound.handler = self.handler.__get__(owner)
+        for hook in ("probe_hook", "errored_hook"):
+            function = getattr(self, hook)
+            setattr(bound, hook, function.__get__(owner) if function else None)
+        return bound
+
+    def __get__(self, owner: object, kind: type | None = None) -> Method[P, R]:
+        """On the class the mark itself; on an object, bound to it."""
+        return self if owner is None else self.attached(owner)
+
+    def _explain(self, args: Mapping[str, Any], reason: str) -> str:
+        known = list(self.signature.parameters)
+        hints = [
+            f"; did you mean {close[0]!r} instead of {name!r}?"
+            for name in args
+            if name not in known and (close := difflib.get_close_matches(name, known, 1))
+        ]
+        return f"{self.name}{self.signature}: {reason}{''.join(hints)}"
+
+
+def _signature(handler: Callable[..., Any], skip: int) -> inspect.Signature:
+    parameters = list(inspect.signature(handler).parameters.values())
+    if len(parameters) < skip:
+        raise DeclarationError(
+            f"{handler.__qualname__}() must take the Context as its "
+            f"{'second' if skip > 1 else 'first'} argument: def {handler.__name__}(ctx: Context, ...)"
+        )
+    rest = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        else parameter
+        for parameter in parameters[skip:]
+    ]
+    for parameter in rest:
+        if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL}:
+            raise DeclarationError(
+                f"{handler.__qualname__}(): argument {parameter.name!r} is positional-only, "
+                "but requests carry their arguments by name; make it a plain argument"
+            )
+    return inspect.Signature(rest)
+
+
+def _check(method: Method[Any, Any]) -> None:
+    options, name = method.options, method.name
+    if name.startswith("_"):
+        raise DeclarationError(f"{name}: a name that begins with '_' is private and never served")
+    if options.on_interrupt not in get_args(OnInterruptName):
+        raise DeclarationError(
+            f"{name}: on_interrupt={options.on_interrupt!r} is none of "
+            f"{', '.join(get_args(OnInterruptName))}"
+        )
+    if options.in_drain not in get_args(InDrain):
+        raise DeclarationError(
+            f"{name}: in_drain={options.in_drain!r} is neither answer nor refuse"
+        )
+    if options.in_drain == "refuse" and not options.ops:
+        raise DeclarationError(f"{name}: in_drain='refuse' is for @ops methods; others are refused")
+    if options.resource is None:
+        return
+    if options.on_interrupt == "requeue":
+        raise DeclarationError(
+            f"{name}: on_interrupt='requeue' keeps no journal row and so cannot hold the lease of "
+            f"a resource; use 'retry' with resource={options.resource[0]!r}"
+        )
+    if options.resource[1] not in method.signature.parameters:
+        raise DeclarationError(
+            f"{name}: resource argument {options.resource[1]!r} is not in {method.signature}; "
+            "use resource=('kind', 'argument')"
+        )
+
+
+def _check_hook(method: Method[Any, Any], hook: Hook, what: str, *, extra: int) -> None:
+    expected = set(method.signature.parameters) | ({"reason"} if extra else set())
+    parameters = inspect.signature(hook).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    missing = expected - set(parameters)
+    if missing:
+        raise DeclarationError(
+            f"the {what} hook of {method.name} must take the same arguments"
+            f"{', plus reason' if extra else ''}; missing: {', '.join(sorted(missing))}"
+        )
+
+
+def options_from(
+    *,
+    ops: bool = False,
+    on_interrupt: OnInterruptName = "error",
+    resource: str | tuple[str, str] | None = None,
+    timeout: str | float | None = None,
+    in_drain: InDrain = "answer",
+    anywhere: bool = False,
+    max_running: int | None = None,
+    max_attempts: int | None = None,
+    settle: str | float | None = None,
+    max_wait: str | float = 3600.0,
+    probe_timeout: str | float | None = None,
+    version: str = "1.0",
+    namespace: str | None = None,
+) -> MethodOptions:
+    """Options as users write them (`resource="vm"`, `timeout="5m"`) as a MethodOptions."""
+    return MethodOptions(
+        ops=ops,
+        on_interrupt=on_interrupt,
+        resource=(resource, resource) if isinstance(resource, str) else resource,
+        timeout_s=_seconds(timeout),
+        in_drain=in_drain,
+        anywhere=anywhere,
+        max_running=max_running,
+        max_attempts=max_attempts,
+        settle_s=_seconds(settle),
+        max_wait_s=parse_duration(max_wait),
+        probe_timeout_s=_seconds(probe_timeout),
+        version=version,
+        namespace=namespace,
+    )
+
+
+def _seconds(value: str | float | None) -> float | None:
+    return None if value is None else parse_duration(value)
+
+
+@dataclass(slots=True)
+class MethodTable:
+    """The methods of one service by (namespace, name), and the versions each is served at."""
+
+    _methods: dict[tuple[str | None, str], list[Method[Any, Any]]] = field(default_factory=dict)
+
+    def add(self, method: Method[Any, Any]) -> None:
+        """Register *method*.
+
+        Raises:
+            DeclarationError: the name is taken at the same major version.
+        """
+        served = self._methods.setdefault((method.namespace, method.name), [])
+        if any(_major(other.version) == _major(method.version) for other in served):
+            raise DeclarationError(
+                f"method {method.name!r} is registered twice"
+                f"{f' in namespace {method.namespace!r}' if method.namespace else ''} "
+                f"for version {_major(method.version)}.x"
+            )
+        served.append(method)
+
+    def resolve(self, namespace: str | None, name: str, version: str) -> Method[Any, Any]:
+        """The method that serves a request: same major version, asked minor not above.
+
+        Raises:
+            NoSuchMethodError: nothing of that name is served in the namespace.
+            UnsupportedVersionError: it is, but not at that version; or the
+                namespace is unknown.
+        """
+        served = self._methods.get((namespace, name))
+        if served is None:
+            if all(known != namespace for known, _ in self._methods):
+                raise UnsupportedVersionError(
+                    f"namespace {_cut(namespace)} is not served; nor is {_cut(name)} in it"
+                )
+            raise NoSuchMethodError(f"method {_cut(name)} is not served{self._hint(name)}")
+        for method in served:
+            if _serves(method.version, version):
+                return method
+        raise UnsupportedVersionError(
+            f"{_cut(name)} is served at {', '.join(m.version for m in served)}, "
+            f"not at {_cut(version)}: the major version must match, the minor not be above"
+        )
+
+    def __iter__(self) -> Iterator[Method[Any, Any]]:
+        return (method for served in self._methods.values() for method in served)
+
+    def _hint(self, name: str) -> str:
+        close = difflib.get_close_matches(name[:100], [known for _, known in self._methods], 1)
+        return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _cut(text: str | None) -> str:
+    return repr(text)[:120]
+
+
+def _major(version: str) -> int:
+    return _parts(version)[0]
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    try:
+        parts = tuple(int(part) for part in version.split("."))
+    except ValueError:
+        return (-1,)
+    return parts if len(parts) > 1 else (*parts, 0)
+
+
+def _serves(served: str, asked: str) -> bool:
+    have, want = _parts(served), _parts(asked)
+    return have[0] == want[0] >= 0 and want[1:] <= have[1 : max(len(want), 2)]

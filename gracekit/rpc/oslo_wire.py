@@ -1,0 +1,232 @@
+"""The oslo.messaging 2.0 wire: bytes to requests and replies, and back.
+
+    {"oslo.version":"2.0","oslo.message":"<JSON text of the message>"}
+
+Decoding goes size, envelope, JSON with limits, shape, and raises nothing but
+BadMessageError. Names from the wire stay data; errors show at most 256
+escaped characters of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gracekit.errors import BadMessageError, MessageTooLargeError
+from gracekit.rpc.failures import failure_of, rebuild
+from gracekit.rpc.message import Failure, JsonObject, Reply, ReplyAddress, Request
+from gracekit.rpc.plain import dumps, excerpt, loads, plain
+
+__all__ = [
+    "MAX_BODY_BYTES",
+    "decode_reply",
+    "decode_request",
+    "encode_reply",
+    "encode_request",
+    "failure_of",
+    "rebuild",
+]
+
+MAX_BODY_BYTES: Final = 1 << 20
+MAX_NAME: Final = 255  # characters of a method, namespace, id or queue name
+MAX_VERSION: Final = 32  # characters
+
+_VERSION_KEY: Final = "oslo.version"
+_MESSAGE_KEY: Final = "oslo.message"
+_ENVELOPE_VERSION: Final = "2.0"
+_CONTEXT: Final = "_context_"
+
+
+# -- requests -----------------------------------------------------------------
+
+
+def encode_request(request: Request) -> bytes:
+    """Write a request; its keys come in a fixed order.
+
+    Raises:
+        UnserialisableError: an argument or context value is no plain data.
+    """
+    message: JsonObject = {"method": request.method, "args": plain(request.args, "args")}
+    if request.namespace is not None:
+        message["namespace"] = request.namespace
+    if request.version != "1.0":  # what readers assume
+        message["version"] = request.version
+    if request.request_id:
+        message["_unique_id"] = request.request_id
+    for key, value in request.context.items():
+        message[f"{_CONTEXT}{key}"] = plain(value, f"context.{key}")
+    if request.reply is not None:
+        message["_msg_id"] = request.reply.msg_id
+        message["_reply_q"] = request.reply.queue
+        message["_timeout"] = request.monitor_timeout_s
+    return _envelope(message, f"request {request.method}")
+
+
+def decode_request(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Request:
+    """Read a request.
+
+    `_unique_id`, `version`, `args` and the envelope itself may be missing. A
+    `_msg_id` without `_reply_q` cannot be answered and reads as a cast.
+
+    Raises:
+        MessageTooLargeError: the body exceeds *max_bytes*; it was not parsed.
+        BadMessageError: it is no request.
+    """
+    message = _open(body, max_bytes)
+    return Request(
+        request_id=_text(message, "_unique_id") or "",
+        method=_required(message, "method"),
+        args=_object(message, "args"),
+        namespace=_text(message, "namespace"),
+        version=_text(message, "version", MAX_VERSION) or "1.0",
+        context={
+            key.removeprefix(_CONTEXT): value
+            for key, value in message.items()
+            if key.startswith(_CONTEXT)
+        },
+        reply=_address(message),
+        monitor_timeout_s=_seconds(message, "_timeout"),
+    )
+
+
+def _address(message: JsonObject) -> ReplyAddress | None:
+    msg_id, queue = _text(message, "_msg_id"), _text(message, "_reply_q")
+    return ReplyAddress(queue=queue, msg_id=msg_id) if msg_id and queue else None
+
+
+# -- replies ------------------------------------------------------------------
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """Write a reply with all five keys, which oslo clients insist on.
+
+    Raises:
+        UnserialisableError: the result is no plain data.
+    """
+    message = {
+        "result": plain(reply.result, "result"),
+        "failure": None if reply.failure is None else _write_failure(reply.failure),
+        "ending": reply.ending,
+        "_msg_id": reply.msg_id,
+        "_unique_id": reply.reply_id,
+    }
+    return _envelope(message, "reply")
+
+
+def decode_reply(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Reply:
+    """Read a reply; everything but `_msg_id` may be missing, and then it is an ending.
+
+    A failure that cannot be read becomes one without a name, because its
+    caller is better served by an odd error than by silence.
+
+    Raises:
+        MessageTooLargeError: the body exceeds *max_bytes*; it was not parsed.
+        BadMessageError: it is no reply.
+    """
+    message = _open(body, max_bytes)
+    failure = message.get("failure")
+    return Reply(
+        msg_id=_required(message, "_msg_id"),
+        reply_id=_text(message, "_unique_id") or "",
+        result=message.get("result"),
+        failure=None if failure is None else _read_failure(failure),
+        ending=message.get("ending", True) is not False,
+    )
+
+
+def _write_failure(failure: Failure) -> str:
+    content = {
+        "class": failure.exc_class,
+        "module": failure.module,
+        "message": failure.message,
+        "tb": list(failure.tb),
+        "args": plain(failure.args, "failure.args"),
+        "kwargs": plain(failure.kwargs, "failure.kwargs"),
+    }
+    return dumps(content, "failure")
+
+
+def _read_failure(text: object) -> Failure:
+    try:
+        content = loads(text, "failure") if isinstance(text, str) else text
+        if not isinstance(content, dict):
+            raise BadMessageError("failure is no object")  # noqa: TRY301 - one way out
+        args, kwargs, tb = content.get("args"), content.get("kwargs"), content.get("tb")
+        return Failure(
+            exc_class=_text(content, "class") or "",
+            module=_text(content, "module") or "",
+            message=str(content.get("message") or ""),
+            args=tuple(args) if isinstance(args, list) else (),
+            kwargs=kwargs if isinstance(kwargs, dict) else {},
+            tb=tuple(map(str, tb)) if isinstance(tb, list) else (),
+        )
+    except BadMessageError as error:
+        return Failure(exc_class="", module="", message=f"{error}: {excerpt(text)}")
+
+
+# -- envelope and shape -------------------------------------------------------
+
+
+def _envelope(message: JsonObject, what: str) -> bytes:
+    outer = {_VERSION_KEY: _ENVELOPE_VERSION, _MESSAGE_KEY: dumps(message, what)}
+    return msgspec.json.encode(outer)
+
+
+def _open(body: bytes, max_bytes: int) -> JsonObject:
+    if len(body) > max_bytes:
+        raise MessageTooLargeError(f"body of {len(body)} bytes exceeds the limit of {max_bytes}")
+    message = loads(body, "body")
+    if isinstance(message, dict) and _VERSION_KEY in message and _MESSAGE_KEY in message:
+        version, text = message[_VERSION_KEY], message[_MESSAGE_KEY]
+        if version != _ENVELOPE_VERSION:
+            raise BadMessageError(
+                f"envelope version {excerpt(version)} is not {_ENVELOPE_VERSION!r}, "
+                "the only one spoken here"
+            )
+        if not isinstance(text, str):
+            raise BadMessageError(f"{_MESSAGE_KEY} holds {_kind(text)}, not JSON text")
+        message = loads(text, _MESSAGE_KEY)
+    if not isinstance(message, dict):
+        raise BadMessageError(f"message is {_kind(message)}, not an object")
+    return message
+
+
+def _text(message: Mapping[str, Any], key: str, longest: int = MAX_NAME) -> str | None:
+    value = message.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise BadMessageError(f"{key} is {_kind(value)}, not text: {excerpt(value)}")
+    if len(value) > longest:
+        raise BadMessageError(f"{key} is longer than {longest} characters: {excerpt(value)}")
+    return value
+
+
+def _required(message: JsonObject, key: str) -> str:
+    value = _text(message, key)
+    if not value:
+        raise BadMessageError(f"message has no {key}")
+    return value
+
+
+def _object(message: JsonObject, key: str) -> JsonObject:
+    value = message.get(key, {})
+    if not isinstance(value, dict):
+        raise BadMessageError(f"{key} is {_kind(value)}, not an object: {excerpt(value)}")
+    return value
+
+
+def _seconds(message: JsonObject, key: str) -> float | None:
+    value = message.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadMessageError(f"{key} is {_kind(value)}, not seconds: {excerpt(value)}")
+    return value if value > 0 else None
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

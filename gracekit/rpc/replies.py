@@ -1,0 +1,96 @@
+"""A client's ear: one reply queue, and the calls that wait at it.
+
+The queue's name and each call's id are 128 random bits. What answers no
+waiting call (late, repeated, foreign) is acked, counted and otherwise ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from gracekit.clock import Clock
+from gracekit.errors import BadMessageError, RpcError
+from gracekit.rpc.message import Reply, ReplyAddress
+from gracekit.rpc.oslo_wire import decode_reply
+from gracekit.rpc.transport import Consumer, Delivery, Queue, QueueKind, Transport
+
+_PREFETCH: Final = 100
+
+
+class Replies:
+    """The reply queue of one client; made when the first call needs it.
+
+    Attributes:
+        ignored: Replies that no call waited for, and unreadable ones.
+    """
+
+    def __init__(self, transport: Transport, clock: Clock, *, max_body_bytes: int) -> None:
+        self.ignored = 0
+        self._transport = transport
+        self._clock = clock
+        self._max_body_bytes = max_body_bytes
+        self._opening = asyncio.Lock()
+        self._queue: Queue | None = None
+        self._consumer: Consumer | None = None
+        self._waiting: dict[str, asyncio.Future[Reply]] = {}
+        self._settling: set[asyncio.Task[None]] = set()
+
+    async def expect(self) -> tuple[ReplyAddress, asyncio.Future[Reply]]:
+        """An address for one call, and the future of its reply; see `forget`."""
+        queue = await self._open()
+        address = ReplyAddress(queue=queue.name, msg_id=self._clock.new_id())
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[address.msg_id] = future
+        return address, future
+
+    def forget(self, address: ReplyAddress) -> None:
+        """The call is over; a later reply to it is ignored."""
+        self._waiting.pop(address.msg_id, None)
+
+    async def stop(self) -> None:
+        """Read no more replies; calls that still wait end with an RpcError."""
+        async with self._opening:
+            consumer, self._consumer, self._queue = self._consumer, None, None
+        if consumer is not None:
+            await consumer.cancel()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(
+                    RpcError("the client was stopped before the reply came; the request may run")
+                )
+        self._waiting.clear()
+        if self._settling:
+            await asyncio.wait(tuple(self._settling))
+
+    async def _open(self) -> Queue:
+        async with self._opening:
+            if self._queue is None:
+                queue = Queue(f"reply_{self._clock.new_id()}", QueueKind.REPLY)
+                self._consumer = await self._transport.consume(
+                    [queue], self._on_delivery, prefetch=_PREFETCH
+                )
+                self._queue = queue
+            return self._queue
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        try:
+            reply = decode_reply(delivery.body, max_bytes=self._max_body_bytes)
+        except BadMessageError as error:
+            self.ignored += 1
+            self._settle(delivery.dead_letter(str(error)))
+            return
+        self._settle(delivery.ack())
+        if not reply.ending:
+            return  # a heartbeat: no call asks for any
+        future = self._waiting.pop(reply.msg_id, None)
+        if future is None or future.done():
+            self.ignored += 1
+        else:
+            future.set_result(reply)
+
+    def _settle(self, settlement: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(settlement)
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)

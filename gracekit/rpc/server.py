@@ -1,0 +1,197 @@
+"""An RPC server: takes deliveries from its queues while there are places, and stops on request.
+
+It neither decodes nor runs anything: each delivery with a place is given to
+`handle`. The consumer callback only enqueues. Closing intake is proven by the
+transport's cancel-ok, and everything not yet taken goes back at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from gracekit.rpc.transport import Consumer, Delivery, Queue, Transport
+
+
+class Places:
+    """How much one lane may have in flight at a time; shared by its intakes.
+
+    Attributes:
+        total: Places in all.
+        free: Places that nobody holds.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.free = total
+        self._listeners: list[Callable[[], None]] = []
+
+    def take(self) -> bool:
+        """Take a place if one is free."""
+        if self.free == 0:
+            return False
+        self.free -= 1
+        return True
+
+    def give(self) -> None:
+        """Give a place back; whoever waits for one is told."""
+        self.free += 1
+        for listener in self._listeners:
+            listener()
+
+    def on_free(self, listener: Callable[[], None]) -> None:
+        """Call *listener* after each place that becomes free."""
+        self._listeners.append(listener)
+
+
+Handle = Callable[[Delivery], None]
+
+
+class RpcServer:
+    """One topic's server: the shared queue, the directed ones and the fanout copy.
+
+    `start`, `close_intake`, `wait` and `stop` may each be called twice, and in
+    the wrong order: what is not open is not closed.
+
+    Args:
+        transport: Where the queues are.
+        queues: What it reads.
+        handle: Starts one delivery's life; called with a place taken, which its
+            task gives back. Must not block.
+        places: The lane's.
+        prefetch: Deliveries that may be unsettled at one time.
+        wait_s: Seconds after which a delivery that got no place is given back.
+        cancel_ok_timeout_s: Bound of the wait for cancel-ok.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        queues: Sequence[Queue],
+        handle: Handle,
+        places: Places,
+        *,
+        prefetch: int,
+        wait_s: float,
+        cancel_ok_timeout_s: float,
+    ) -> None:
+        self._transport = transport
+        self._queues = queues
+        self._handle = handle
+        self._places = places
+        self._prefetch = prefetch
+        self._wait_s = wait_s
+        self._cancel_ok_timeout_s = cancel_ok_timeout_s
+        self._waiting: deque[Delivery] = deque()
+        self._consumer: Consumer | None = None
+        self._open = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._changing = asyncio.Lock()  # consuming starts and ends one after the other
+        self._background: set[asyncio.Task[None]] = set()
+        self._resuming = False
+        self.returned = 0
+        places.on_free(self._place_is_free)
+
+    async def start(self) -> None:
+        """Declare the queues and begin to take deliveries."""
+        await self._transport.declare(self._queues)
+        await self.open_intake()
+
+    async def open_intake(self) -> None:
+        """Begin, or begin again, to take deliveries."""
+        self._open = True
+        await self._consume(self._prefetch)
+
+    async def close_intake(self) -> int:
+        """Take nothing more; returns how many deliveries were given back.
+
+        When it returns the transport has confirmed the end of delivery, and
+        everything that had no place is back in its queue.
+        """
+        self._open = False
+        before = self.returned
+        await self._end_consuming()
+        return self.returned - before
+
+    async def wait(self) -> None:
+        """Wait until a pause or resumption that is under way has ended."""
+        while self._background:
+            await asyncio.wait(tuple(self._background))
+
+    async def stop(self) -> None:
+        """Close intake and end."""
+        await self.close_intake()
+        await self.wait()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether intake is open; it may still pause for want of places."""
+        return self._open
+
+    # -- deliveries ------------------------------------------------------------------
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        self._waiting.append(delivery)
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._waiting and self._open and self._places.take():
+            self._handle(self._waiting.popleft())
+        if not self._waiting:
+            self._end_timer()
+        elif self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._wait_s, self._waited_too_long)
+
+    def _waited_too_long(self) -> None:
+        """Other hosts may have places: give back what waits, and pause until we have one."""
+        self._timer = None
+        self._spawn(self._pause())
+
+    async def _pause(self) -> None:
+        await self._end_consuming()
+        self._resume()  # a place may have become free meanwhile
+
+    def _place_is_free(self) -> None:
+        self._pump()
+        self._resume()
+
+    def _resume(self) -> None:
+        if self._open and self._consumer is None and self._places.free and not self._resuming:
+            self._resuming = True
+            self._spawn(self._consume(min(self._prefetch, self._places.free)))
+
+    def _end_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- consuming -------------------------------------------------------------------
+
+    async def _consume(self, prefetch: int) -> None:
+        async with self._changing:
+            self._resuming = False
+            if self._open and self._consumer is None:
+                self._consumer = await self._transport.consume(
+                    self._queues, self._on_delivery, prefetch=max(1, prefetch)
+                )
+
+    async def _end_consuming(self) -> None:
+        async with self._changing:
+            self._end_timer()
+            consumer, self._consumer = self._consumer, None
+            if consumer is not None:
+                # Without a cancel-ok the deliveries still go back; `handle` is closed already.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._cancel_ok_timeout_s):
+                        await consumer.cancel()
+            waiting, self._waiting = self._waiting, deque()
+            self.returned += len(waiting)
+            await asyncio.gather(*(delivery.give_back() for delivery in waiting))
+
+    def _spawn(self, step: object) -> None:
+        task = asyncio.ensure_future(step)  # type: ignore[call-overload]  # a coroutine of ours
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

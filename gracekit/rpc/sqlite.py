@@ -1,0 +1,255 @@
+"""Messages through one SQLite file: processes of one machine, up or down.
+
+Senders may enqueue while nobody reads. Each connection hangs a bell (a named
+pipe) that publishers ring after their commit, so nobody polls for messages; a
+slow safety poll covers missed rings and gives back what dead readers held.
+Death is proved, never timed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from gracekit.clock import Clock
+from gracekit.errors import (
+    ConflictError,
+    DependencyError,
+    StoreBrokenError,
+    StoreError,
+    Undeliverable,
+)
+from gracekit.process import LifeLock, Process
+from gracekit.rpc import sqlite_rows as rows
+from gracekit.rpc.sqlite_consumer import SqliteConsumer, ring_all
+from gracekit.rpc.transport import DeadLetter, Message, OnDelivery, Queue
+from gracekit.store.bell import Bell, bells_directory
+from gracekit.store.engine import SqliteEngine
+from gracekit.store.migrate import load_migrations
+
+_MIGRATIONS: Final = "gracekit.rpc.sqlite_schema"
+
+
+class _Connection:
+    """One life of a transport: its row, its bell and its proof of life."""
+
+    def __init__(self, path: Path, connection_id: str, process: Process) -> None:
+        directory = bells_directory(path)
+        self.id: Final = connection_id
+        self.bell: Final = Bell(directory / f"{connection_id}.bell")
+        self.lock: Final = LifeLock(directory / f"{connection_id}.lock")
+        self.consumers: list[SqliteConsumer] = []
+        self.peer: Final = rows.Peer(
+            connection_id=connection_id,
+            identity=process.identity,
+            lock_path=self.lock.path,
+            bell_path=self.bell.path,
+        )
+
+    def close(self) -> None:
+        """Take bell and lock down; nobody else ever uses their names."""
+        self.bell.stop()
+        self.lock.path.unlink(missing_ok=True)
+        self.lock.release()
+
+
+class SqliteTransport:
+    """One connection to a file of queues; see `Transport`.
+
+    Args:
+        path: The database; beside it live `-wal`, `-shm`, `-turn` and `-bells/`.
+        process: Who this is, and who else lives.
+        clock: Wall time and ids.
+        poll_s: Seconds between two safety polls, about.
+    """
+
+    def __init__(self, path: Path, *, process: Process, clock: Clock, poll_s: float = 1.0) -> None:
+        self.path: Final = path.absolute()
+        self._process = process
+        self._clock = clock
+        self._poll_s = poll_s
+        self._engine = SqliteEngine(self.path, load_migrations(_MIGRATIONS), process=process)
+        self._changing = asyncio.Lock()  # start and stop wait for each other
+        self._connection: _Connection | None = None
+        self._poll: asyncio.Task[None] | None = None
+
+    @property
+    def broken(self) -> StoreBrokenError | None:
+        """Why the file can no longer be used by this process; None while it can."""
+        return self._engine.broken
+
+    def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
+        """Call *callback* once on the loop when the file breaks."""
+        self._engine.on_broken(callback)
+
+    # -- life -----------------------------------------------------------------
+
+    async def start(self) -> None:
+        """See `Transport.start`.
+
+        Raises:
+            ConfigError: the place, the file or its schema cannot be used.
+            DependencyError: the disk did not do it.
+        """
+        async with self._changing:
+            if self._connection is not None:
+                return
+            connection = _Connection(self.path, self._clock.new_id(), self._process)
+            try:
+                await self._connect(connection)
+            except BaseException:
+                connection.close()
+                await self._engine.stop()
+                raise
+            self._connection = connection
+            self._poll = asyncio.create_task(self._poll_for_ever(connection))
+
+    async def stop(self) -> None:
+        """See `Transport.stop`."""
+        async with self._changing:
+            connection, self._connection = self._connection, None
+            if connection is None:
+                return
+            if self._poll is not None:
+                self._poll.cancel()
+                await asyncio.wait({self._poll})
+            for consumer in connection.consumers:
+                await consumer.halt()
+            with contextlib.suppress(StoreError):  # then others prove this connection dead
+                await self._disconnect(connection.id)
+            connection.close()
+            await self._engine.stop()
+
+    async def _connect(self, connection: _Connection) -> None:
+        await self._engine.start()
+        # Bell and lock before the row: whoever reads the row finds both.
+        connection.bell.start(lambda: _wake(connection))
+        if not connection.lock.acquire():
+            raise DependencyError(f"{connection.lock.path} is locked by another process")
+        await self._engine.commit(rows.connect(connection.peer, now=self._clock.wall()))
+        await self._look_after(connection)
+
+    # -- sending --------------------------------------------------------------
+
+    async def declare(self, queues: Sequence[Queue]) -> None:
+        """See `Transport.declare`."""
+        connection = self._connected()
+        await self._engine.commit(rows.declare(queues, connection.id))
+
+    async def publish(self, queue: str, message: Message) -> None:
+        """See `Transport.publish`; what it confirms is on disk."""
+        connection = self._connected()
+        try:
+            results = await self._engine.commit(
+                rows.publish(queue, message, now=self._clock.wall())
+            )
+        except ConflictError:
+            raise self._undeliverable(queue) from None
+        if not ring_all(results[rows.BELLS]):
+            await self._release_dead(connection)
+            if not await self._engine.query("SELECT 1 FROM queue WHERE name = ?", queue):
+                raise self._undeliverable(queue)
+
+    async def publish_fanout(self, topic: str, message: Message) -> None:
+        """See `Transport.publish_fanout`."""
+        connection = self._connected()
+        results = await self._engine.commit(
+            rows.publish_fanout(topic, message, now=self._clock.wall())
+        )
+        if not ring_all(results[rows.BELLS]):
+            await self._release_dead(connection)
+
+    def _undeliverable(self, queue: str) -> Undeliverable:
+        return Undeliverable(
+            f"no service ever declared queue {queue!r} on {self.path}, or its owner is gone; "
+            f"start the service once or check the topic"
+        )
+
+    # -- receiving ------------------------------------------------------------
+
+    async def consume(
+        self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
+    ) -> SqliteConsumer:
+        """See `Transport.consume`."""
+        connection = self._connected()
+        consumer = SqliteConsumer(
+            self._engine,
+            queues,
+            on_delivery,
+            consumer_id=self._clock.new_id(),
+            prefetch=prefetch,
+            process=self._process,
+            clock=self._clock,
+        )
+        await self._engine.commit(rows.subscribe(queues, consumer.id, connection.id))
+        connection.consumers.append(consumer)
+        consumer.start()
+        return consumer
+
+    # -- looking after the file -----------------------------------------------
+
+    async def dead_letters(self) -> list[DeadLetter]:
+        """What consumers kept aside, oldest first."""
+        self._connected()
+        found = await self._engine.query(rows.DEAD_LETTERS)
+        return [rows.dead_letter_of(row) for row in found]
+
+    async def expired(self) -> Mapping[str, int]:
+        """How many messages expired unread, by queue name, as of now."""
+        self._connected()
+        await self._drop_expired()
+        found = await self._engine.query("SELECT queue, number FROM expired")
+        return {str(queue): int(str(number)) for queue, number in found}
+
+    async def _poll_for_ever(self, connection: _Connection) -> None:
+        while self._engine.broken is None:
+            await asyncio.sleep(self._clock.jitter(self._poll_s))
+            with contextlib.suppress(StoreError):  # the next round tries again
+                await self._look_after(connection)
+                await self._look_after_consumers(connection)
+
+    async def _look_after(self, connection: _Connection) -> None:
+        await self._release_dead(connection)
+        await self._drop_expired()
+
+    async def _look_after_consumers(self, connection: _Connection) -> None:
+        for consumer in tuple(connection.consumers):
+            if consumer.is_done:
+                await self._engine.commit(rows.unsubscribe(consumer.id))
+                connection.consumers.remove(consumer)
+            else:
+                await consumer.look_again()
+
+    async def _drop_expired(self) -> None:
+        now = self._clock.wall()
+        if await self._engine.query(rows.HAS_EXPIRED, now):
+            await self._engine.commit(rows.expire(now=now))
+
+    async def _release_dead(self, connection: _Connection) -> None:
+        """Give back what dead connections held, and remove what was theirs."""
+        for row in await self._engine.query(rows.PEERS, connection.id):
+            peer = rows.peer_of(row)
+            if not self._process.is_alive(peer.identity, peer.lock_path):
+                await self._disconnect(peer.connection_id)
+                for path in (peer.bell_path, peer.lock_path):
+                    if path.parent == connection.bell.path.parent:
+                        path.unlink(missing_ok=True)
+
+    async def _disconnect(self, connection_id: str) -> None:
+        results = await self._engine.commit(rows.disconnect(connection_id))
+        ring_all(results[-1])
+
+    def _connected(self) -> _Connection:
+        if self._connection is None:
+            raise DependencyError(
+                f"the transport on {self.path} is not started; await its start() first"
+            )
+        return self._connection
+
+
+def _wake(connection: _Connection) -> None:
+    for consumer in connection.consumers:
+        consumer.wake()

@@ -1,0 +1,314 @@
+"""What the SQLite transport commits: every statement on the queues, as batches.
+
+Each function builds one batch and touches nothing. The index of the statement
+whose rows the caller needs is a constant beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gracekit.process import Identity, Point
+from gracekit.rpc.transport import OWNED, DeadLetter, Message, Queue
+from gracekit.store.batch import Batch, Row, Value
+
+INSERTED: Final = 0  # statement of `publish` that must find its queue
+BELLS: Final = 1  # statement of `publish`, `publish_fanout` and `give_back` with (bell path,) rows
+
+_BELLS_OF_QUEUE: Final = (
+    "SELECT DISTINCT bell_path FROM subscription JOIN connection USING (connection_id) "
+    "WHERE queue = ?"
+)
+_INSERT: Final = (
+    "INSERT INTO message (queue, body, headers, published_at, expires_at) "
+    "SELECT name, ?, ?, ?, ? FROM queue WHERE "
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A connection as others see it."""
+
+    connection_id: str
+    identity: Identity
+    lock_path: Path
+    bell_path: Path
+
+
+# -- connections and queues ---------------------------------------------------
+
+
+def connect(me: Peer, *, now: float) -> Batch:
+    """A connection begins."""
+    batch = Batch(Point.CONNECT, durable=False)
+    who = me.identity
+    batch.add(
+        "INSERT INTO connection (connection_id, boot_id, pid_ns, pid, start_ticks, lock_path, "
+        "bell_path, connected_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        *(me.connection_id, who.boot_id, who.pid_ns, who.pid, who.start_ticks),
+        *(str(me.lock_path), str(me.bell_path), now),
+    )
+    return batch
+
+
+PEERS: Final = (
+    "SELECT connection_id, boot_id, pid_ns, pid, start_ticks, lock_path, bell_path "
+    "FROM connection WHERE connection_id <> ?"
+)
+
+
+def peer_of(row: Row) -> Peer:
+    """A row of `PEERS` as a value."""
+    connection_id, boot_id, pid_ns, pid, start_ticks, lock_path, bell_path = row
+    return Peer(
+        connection_id=str(connection_id),
+        identity=Identity(
+            boot_id=str(boot_id),
+            pid_ns=_integer(pid_ns),
+            pid=_integer(pid),
+            start_ticks=_integer(start_ticks),
+        ),
+        lock_path=Path(str(lock_path)),
+        bell_path=Path(str(bell_path)),
+    )
+
+
+def disconnect(connection_id: str) -> Batch:
+    """A connection ends, by itself or found dead: its claims go back, its own queues go.
+
+    Rows of the last statement: the bells of everybody else, who may now find work.
+    """
+    batch = Batch(Point.GIVE_BACK)
+    mine = "(SELECT consumer_id FROM consumer WHERE connection_id = ?)"
+    for sql in (
+        f"UPDATE message SET claimed_by = NULL, redelivered = 1 WHERE claimed_by IN {mine}",  # noqa: S608 - constant text
+        "DELETE FROM message WHERE queue IN (SELECT name FROM queue WHERE owner = ?)",
+        "DELETE FROM queue WHERE owner = ?",
+        "DELETE FROM subscription WHERE connection_id = ?",
+        "DELETE FROM consumer WHERE connection_id = ?",
+        "DELETE FROM connection WHERE connection_id = ?",
+    ):
+        batch.add(sql, connection_id)
+    batch.ask("SELECT bell_path FROM connection")
+    return batch
+
+
+def declare(queues: Sequence[Queue], connection_id: str) -> Batch:
+    """Queues begin to exist; those that do already stay as they are."""
+    outlives_power = any(queue.kind not in OWNED for queue in queues)
+    batch = Batch(Point.CONNECT, durable=outlives_power)
+    for queue in queues:
+        batch.add(
+            "INSERT INTO queue (name, kind, topic, owner) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (name) DO NOTHING",
+            *(queue.name, queue.kind.value, queue.topic),
+            connection_id if queue.kind in OWNED else None,
+        )
+    return batch
+
+
+def subscribe(queues: Sequence[Queue], consumer_id: str, connection_id: str) -> Batch:
+    """A consumer begins to be woken for *queues*, which exist from now on."""
+    batch = declare(queues, connection_id)
+    batch.add("INSERT INTO consumer VALUES (?, ?)", consumer_id, connection_id)
+    for queue in queues:
+        batch.add(
+            "INSERT OR IGNORE INTO subscription VALUES (?, ?, ?)",
+            *(queue.name, consumer_id, connection_id),
+        )
+    return batch
+
+
+def unsubscribe(consumer_id: str) -> Batch:
+    """A consumer is not woken any more, and is forgotten if it holds nothing."""
+    batch = Batch(Point.CONNECT, durable=False)
+    batch.add("DELETE FROM subscription WHERE consumer_id = ?", consumer_id)
+    batch.add(
+        "DELETE FROM consumer WHERE consumer_id = ?1 "
+        "AND NOT EXISTS (SELECT 1 FROM message WHERE claimed_by = ?1)",
+        consumer_id,
+    )
+    return batch
+
+
+# -- messages -----------------------------------------------------------------
+
+
+def publish(queue: str, message: Message, *, now: float) -> Batch:
+    """A message enters a queue; a missed `expect` at `INSERTED` means that there is none."""
+    batch = Batch(Point.PUBLISH)
+    batch.add(f"{_INSERT} name = ?", *_values(message, now), queue, expect=1)
+    batch.ask(_BELLS_OF_QUEUE, queue)
+    return batch
+
+
+def publish_fanout(topic: str, message: Message, *, now: float) -> Batch:
+    """A copy of the message enters each fanout queue of *topic*.
+
+    Not synced: a power cut ends the readers, and their queues with them.
+    """
+    batch = Batch(Point.PUBLISH, durable=False)
+    batch.add(f"{_INSERT} kind = 'fanout' AND topic = ?", *_values(message, now), topic)
+    batch.ask(
+        "SELECT DISTINCT bell_path FROM queue JOIN subscription ON queue.name = subscription.queue "
+        "JOIN connection USING (connection_id) WHERE kind = 'fanout' AND topic = ?",
+        topic,
+    )
+    return batch
+
+
+def claim(queues: Sequence[str], consumer_id: str, *, limit: int, now: float) -> Batch:
+    """Take the oldest *limit* messages that wait; rows are in no order, see `CLAIMED`."""
+    # One short walk of the index for each queue: a single query over all of them would sort
+    # everything that waits.
+    oldest = (
+        "SELECT * FROM (SELECT message_id FROM message WHERE queue = ? AND claimed_by IS NULL "
+        "AND (expires_at IS NULL OR expires_at > ?) ORDER BY message_id LIMIT ?)"
+    )
+    batch = Batch(Point.DELIVER, durable=False)
+    batch.ask(
+        "UPDATE message SET claimed_by = ? WHERE message_id IN ("  # noqa: S608 - constant text
+        f"{' UNION ALL '.join([oldest] * len(queues))} ORDER BY message_id LIMIT ?) "
+        "RETURNING message_id, queue, body, headers, expires_at, redelivered",
+        consumer_id,
+        *(value for queue in queues for value in (queue, now, limit)),
+        limit,
+    )
+    return batch
+
+
+def unclaim(consumer_id: str, keep: Sequence[int]) -> Batch:
+    """Put back what a consumer claimed and never saw, as if it had not been claimed."""
+    batch = Batch(Point.GIVE_BACK, durable=False)
+    batch.add(
+        "UPDATE message SET claimed_by = NULL WHERE claimed_by = ? "
+        "AND message_id NOT IN (SELECT value FROM json_each(?))",
+        consumer_id,
+        msgspec.json.encode(list(keep)).decode(),
+    )
+    return batch
+
+
+def ack(message_id: int, consumer_id: str) -> Batch:
+    """A message is done with."""
+    batch = Batch(Point.ACK, durable=False)
+    batch.add(_DELETE, message_id, consumer_id)
+    return batch
+
+
+def give_back(message_id: int, consumer_id: str, queue: str) -> Batch:
+    """A message returns to its place; rows at `BELLS` are its readers'."""
+    batch = Batch(Point.GIVE_BACK, durable=False)
+    batch.add(
+        "UPDATE message SET claimed_by = NULL, redelivered = 1 "
+        "WHERE message_id = ? AND claimed_by = ?",
+        *(message_id, consumer_id),
+    )
+    batch.ask(_BELLS_OF_QUEUE, queue)
+    return batch
+
+
+def dead_letter(message_id: int, consumer_id: str, reason: str, *, now: float) -> Batch:
+    """A message is set aside."""
+    batch = Batch(Point.DEAD_LETTER)
+    batch.add(
+        "INSERT INTO dead_letter (queue, reason, published_at, died_at, headers, body) "
+        "SELECT queue, ?, published_at, ?, headers, body FROM message "
+        "WHERE message_id = ? AND claimed_by = ?",
+        *(reason, now, message_id, consumer_id),
+    )
+    batch.add(_DELETE, message_id, consumer_id)
+    return batch
+
+
+DEAD_LETTERS: Final = "SELECT queue, body, headers, reason FROM dead_letter ORDER BY dead_letter_id"
+
+
+def dead_letter_of(row: Row) -> DeadLetter:
+    """A row of `DEAD_LETTERS` as a value."""
+    queue, body, headers, reason = row
+    assert isinstance(body, bytes)
+    return DeadLetter(queue=str(queue), body=body, headers=headers_of(headers), reason=str(reason))
+
+
+_DELETE: Final = "DELETE FROM message WHERE message_id = ? AND claimed_by = ?"
+
+HAS_EXPIRED: Final = (
+    "SELECT 1 FROM message WHERE claimed_by IS NULL AND expires_at IS NOT NULL "
+    "AND expires_at <= ? LIMIT 1"
+)
+
+
+def expire(*, now: float) -> Batch:
+    """Messages whose time is up are counted and dropped."""
+    batch = Batch(Point.TALLY, durable=False)
+    due = "claimed_by IS NULL AND expires_at IS NOT NULL AND expires_at <= ?"
+    batch.add(
+        f"INSERT INTO expired SELECT queue, count(*), ? FROM message WHERE {due} GROUP BY queue "  # noqa: S608 - constant text
+        "ON CONFLICT (queue) DO UPDATE SET number = number + excluded.number, "
+        "last_at = excluded.last_at",
+        *(now, now),
+    )
+    batch.add(f"DELETE FROM message WHERE {due}", now)  # noqa: S608 - constant text
+    return batch
+
+
+def has_waiting(queues: Sequence[str]) -> str:
+    """A query that finds a row if anything waits in *queues*, its parameters."""
+    places = ", ".join("?" * len(queues))
+    return f"SELECT 1 FROM message WHERE claimed_by IS NULL AND queue IN ({places}) LIMIT 1"  # noqa: S608 - placeholders
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """A message that was taken.
+
+    Attributes:
+        expires_at: Wall-clock seconds; None for never.
+    """
+
+    message_id: int
+    queue: str
+    body: bytes
+    headers: dict[str, str]
+    expires_at: float | None
+    redelivered: bool
+
+
+def claimed_of(rows: Sequence[Row]) -> list[Claimed]:
+    """The rows of `claim`, oldest first."""
+    return sorted((_claimed(row) for row in rows), key=lambda one: one.message_id)
+
+
+def _claimed(row: Row) -> Claimed:
+    message_id, queue, body, headers, expires_at, redelivered = row
+    assert isinstance(body, bytes)
+    return Claimed(
+        message_id=_integer(message_id),
+        queue=str(queue),
+        body=body,
+        headers=headers_of(headers),
+        expires_at=expires_at if isinstance(expires_at, float) else None,
+        redelivered=bool(redelivered),
+    )
+
+
+def headers_of(value: Value) -> dict[str, str]:
+    """The headers column as a mapping."""
+    return msgspec.json.decode(value, type=dict[str, str]) if isinstance(value, str) else {}
+
+
+def _values(message: Message, now: float) -> tuple[Value, ...]:
+    headers = msgspec.json.encode(dict(message.headers)).decode() if message.headers else None
+    expires_at = None if message.expires_in_s is None else now + message.expires_in_s
+    return message.body, headers, now, expires_at
+
+
+def _integer(value: Value) -> int:
+    assert isinstance(value, int)
+    return value

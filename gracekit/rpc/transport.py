@@ -1,0 +1,210 @@
+"""What every transport does: carry bytes between named queues, and nothing more.
+
+A transport never decodes a body, never runs a handler and remembers nothing of
+what was settled. Delivery is at least once: a consumer that dies gives its
+unsettled deliveries back, in their old order.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from gracekit.process import Point, Process
+
+
+class QueueKind(enum.Enum):
+    """Who reads a queue, and therefore who may run its requests later."""
+
+    SHARED = "shared"  # any host of the service
+    DIRECTED = "directed"  # one host, or one instance
+    FANOUT = "fanout"  # every running instance has its own copy
+    REPLY = "reply"  # one client
+
+
+# They belong to the transport that declared them, and go with it.
+OWNED: Final = frozenset({QueueKind.FANOUT, QueueKind.REPLY})
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue by its wire name.
+
+    Shared and directed queues outlive their readers. Fanout and reply queues
+    end with the transport that declared them.
+
+    Attributes:
+        name: `compute`, `compute.node-1`, `compute_fanout_<32 hex>`, `reply_<32 hex>`.
+        kind: Who reads it.
+        topic: The topic that it belongs to; empty for reply queues.
+    """
+
+    name: str
+    kind: QueueKind
+    topic: str = ""
+
+
+def shared_queue(topic: str) -> Queue:
+    """The queue that all hosts of a topic read."""
+    return Queue(topic, QueueKind.SHARED, topic)
+
+
+def directed_queue(topic: str, host: str) -> Queue:
+    """The queue that one host (or one instance) of a topic reads."""
+    return Queue(f"{topic}.{host}", QueueKind.DIRECTED, topic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Bytes to send.
+
+    Attributes:
+        body: The enveloped message.
+        expires_in_s: Seconds after which a message that nobody has taken is
+            dropped and counted; None for never.
+        headers: Short text pairs beside the body.
+    """
+
+    body: bytes
+    expires_in_s: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Settlement(enum.Enum):
+    """What a consumer tells the transport about one delivery."""
+
+    ACK = "ack"  # forget it
+    GIVE_BACK = "give_back"  # put it back where it was
+    DEAD_LETTER = "dead_letter"  # keep it aside, with a reason
+
+
+_POINTS: Mapping[Settlement, Point] = {
+    Settlement.ACK: Point.ACK,
+    Settlement.GIVE_BACK: Point.GIVE_BACK,
+    Settlement.DEAD_LETTER: Point.DEAD_LETTER,
+}
+
+Settle = Callable[[Settlement, str], Awaitable[None]]
+OnDelivery = Callable[["Delivery"], None]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Delivery:
+    """One message in a consumer's hands, to be settled exactly once.
+
+    A second settlement, or one on a connection that is gone, does nothing:
+    the message is then delivered again and the journal's dedupe covers it.
+
+    Attributes:
+        body: The enveloped message, of any size and content.
+        queue: Where it came from.
+        redelivered: It was delivered before and not settled.
+        expires_in_s: Seconds that its sender will still wait; None if unknown.
+        headers: Short text pairs beside the body.
+    """
+
+    body: bytes
+    queue: Queue
+    redelivered: bool
+    expires_in_s: float | None
+    headers: Mapping[str, str]
+    process: Process
+    settle: Settle
+    settled: bool = False
+
+    async def ack(self) -> None:
+        """Tell the transport that it may forget the message."""
+        await self._settle_once(Settlement.ACK)
+
+    async def give_back(self) -> None:
+        """Put the message back at its old place in the queue, for any consumer."""
+        await self._settle_once(Settlement.GIVE_BACK)
+
+    async def dead_letter(self, reason: str) -> None:
+        """Keep the message aside for people, with *reason* as text."""
+        await self._settle_once(Settlement.DEAD_LETTER, reason)
+
+    async def _settle_once(self, how: Settlement, reason: str = "") -> None:
+        if self.settled:
+            return
+        self.settled = True
+        self.process.reach(_POINTS[how], "before")
+        await self.settle(how, reason)
+        self.process.reach(_POINTS[how], "after")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A message kept aside for people.
+
+    Attributes:
+        queue: Name of the queue that it was taken from.
+        body: As it was sent.
+        headers: As they were sent.
+        reason: Why its consumer could not use it.
+    """
+
+    queue: str
+    body: bytes
+    headers: Mapping[str, str]
+    reason: str
+
+
+class Consumer(Protocol):
+    """A running subscription."""
+
+    async def cancel(self) -> None:
+        """Stop delivery; returns when the transport has confirmed it (cancel-ok).
+
+        Deliveries made before that moment stay with the consumer, who settles
+        them. May be called twice.
+        """
+        ...
+
+
+class Transport(Protocol):
+    """A way to carry messages. One object a process and URL; both calls of
+    `start` and `stop` may be repeated, and `stop` gives back what is unsettled.
+    """
+
+    async def start(self) -> None:
+        """Connect.
+
+        Raises:
+            DependencyError: the broker or file cannot be reached.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """Disconnect; unsettled deliveries go back to their queues."""
+        ...
+
+    async def declare(self, queues: Sequence[Queue]) -> None:
+        """Make queues exist, so that they take messages before anybody reads them."""
+        ...
+
+    async def publish(self, queue: str, message: Message) -> None:
+        """Put *message* into the queue of that name; returns when it is safe there.
+
+        Raises:
+            Undeliverable: no such queue was ever declared, or its owner is gone.
+        """
+        ...
+
+    async def publish_fanout(self, topic: str, message: Message) -> None:
+        """Give every running instance that reads *topic* its own copy; possibly nobody."""
+        ...
+
+    async def consume(
+        self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
+    ) -> Consumer:
+        """Declare *queues* and deliver from them, oldest first in each queue.
+
+        Args:
+            queues: Queues to read with one consumer.
+            on_delivery: Called on the event loop; must not block, must not raise.
+            prefetch: Deliveries that may be unsettled at one time.
+        """
+        ...

@@ -1,0 +1,259 @@
+"""What users declare: a service, its methods, its jobs and its hooks.
+
+Declaring does nothing: no connection, no thread, no file. The Runtime reads a
+Service and never changes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+
+from gracekit.config import Settings, did_you_mean, parse_duration
+from gracekit.context import Context
+from gracekit.errors import DeclarationError
+from gracekit.periodic import PeriodicJob
+from gracekit.rpc.client import RpcClient
+from gracekit.rpc.methods import InDrain, Method, MethodTable, OnInterruptName, options_from
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Hook = Callable[[], Any]
+HookT = TypeVar("HookT", bound=Callable[..., Any])
+
+
+class RpcOptions(TypedDict, total=False):
+    """Options of `rpc` and `rpc_method`; meanings in `MethodOptions`."""
+
+    on_interrupt: OnInterruptName
+    resource: str | tuple[str, str]
+    timeout: str | float
+    anywhere: bool
+    max_running: int
+    max_attempts: int
+    settle: str | float
+    max_wait: str | float
+    probe_timeout: str | float
+
+
+class OpsOptions(RpcOptions, total=False):
+    """Options of `ops` and `ops_method`."""
+
+    in_drain: InDrain
+
+
+class _Declares(Protocol):
+    """A decorator that keeps arguments and result of an async or plain handler."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[Context, P], Awaitable[R]], /
+    ) -> Method[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[Concatenate[Context, P], R], /) -> Method[P, R]: ...
+
+
+class _Marks(Protocol):
+    """The same for a method of a class."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[Any, Context, P], Awaitable[R]], /
+    ) -> Method[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[Concatenate[Any, Context, P], R], /) -> Method[P, R]: ...
+
+
+class Service:
+    """A service by its topic.
+
+    Args:
+        topic: Name of the new-request topic; the ops topic is `{topic}-ops`
+            unless GRACEKIT_OPS_TOPIC says otherwise.
+        version: Interface version that plain functions are served at.
+        exceptions: Exception classes that clients made by `client()` rebuild.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        version: str = "1.0",
+        exceptions: Mapping[str, type[Exception]] | None = None,
+    ) -> None:
+        if not topic or any(c not in _NAME for c in topic):
+            raise DeclarationError(
+                f"topic {topic!r} must be letters, digits, '-' and '_': it names queues and files"
+            )
+        self.topic = topic
+        self.version = version
+        self.exceptions = dict(exceptions or {})
+        self.methods = MethodTable()
+        self.jobs: list[PeriodicJob] = []
+        self.start_hooks: list[Hook] = []
+        self.stop_hooks: list[Hook] = []
+
+    def __repr__(self) -> str:
+        return f"<Service {self.topic}>"
+
+    # -- methods -----------------------------------------------------------------------
+
+    @overload
+    def rpc(self, handler: Callable[Concatenate[Context, P], Awaitable[R]], /) -> Method[P, R]: ...
+    @overload
+    def rpc(self, handler: Callable[Concatenate[Context, P], R], /) -> Method[P, R]: ...
+    @overload
+    def rpc(self, **options: Unpack[RpcOptions]) -> _Declares: ...
+    def rpc(self, handler: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]  # Unpack
+        """Serve a function; new requests for it are closed by a drain.
+
+        Use bare or with options: `@svc.rpc(resource="vm", on_interrupt="probe")`.
+
+        Raises:
+            DeclarationError: the declaration cannot work; the message says why.
+        """
+        return self._declare(handler, {**options, "ops": False})
+
+    @overload
+    def ops(self, handler: Callable[Concatenate[Context, P], Awaitable[R]], /) -> Method[P, R]: ...
+    @overload
+    def ops(self, handler: Callable[Concatenate[Context, P], R], /) -> Method[P, R]: ...
+    @overload
+    def ops(self, **options: Unpack[OpsOptions]) -> _Declares: ...
+    def ops(self, handler: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]  # Unpack
+        """Serve a function on the ops channel: it answers until the last task ends."""
+        return self._declare(handler, {**options, "ops": True})
+
+    def _declare(self, handler: Any, options: dict[str, Any]) -> Any:
+        def register(function: Callable[..., Any]) -> Method[Any, Any]:
+            method = _method(function, {"version": self.version, **options}, skip=1)
+            self.methods.add(method)
+            return method
+
+        return register if handler is None else register(handler)
+
+    def include(
+        self, manager: object, *, namespace: str | None = None, version: str | None = None
+    ) -> None:
+        """Serve the marked methods of an object (`rpc_method`, `ops_method`).
+
+        Args:
+            manager: Its class marks the methods.
+            namespace: As an oslo Target's; None for the default one.
+            version: As an oslo Target's; None for the service's.
+
+        Raises:
+            DeclarationError: the class marks none, or a name is taken.
+        """
+        marked = [
+            method
+            for name in dir(type(manager))
+            if isinstance(method := inspect.getattr_static(type(manager), name), Method)
+        ]
+        if not marked:
+            raise DeclarationError(
+                f"{type(manager).__name__} marks no method: decorate some with @rpc_method "
+                "or @ops_method"
+            )
+        for method in marked:
+            # The mark learns where it is served, so that a client can be given the mark.
+            method.serve_at(namespace, version or self.version)
+            self.methods.add(method.attached(manager))
+
+    # -- jobs and hooks --------------------------------------------------------------------
+
+    def periodic(self, *, every: str | float, singleton: bool = False) -> Callable[[HookT], HookT]:
+        """Run a function again and again, its pause counted from its end.
+
+        Args:
+            every: Duration between the end of one and the start of the next.
+            singleton: At most one process of the store runs it at a time.
+        """
+        every_s = parse_duration(every)
+
+        def register(handler: HookT) -> HookT:
+            job = PeriodicJob(
+                name=handler.__name__, handler=handler, every_s=every_s, singleton=singleton
+            )
+            self.jobs.append(job)
+            return handler
+
+        return register
+
+    def on_start(self, hook: HookT) -> HookT:
+        """Call *hook* at each start, before requests are taken; a stop signal cancels it."""
+        self.start_hooks.append(hook)
+        return hook
+
+    def on_stop(self, hook: HookT) -> HookT:
+        """Call *hook* at each stop, after the last task has ended; bounded."""
+        self.stop_hooks.append(hook)
+        return hook
+
+    # -- use -----------------------------------------------------------------------------------
+
+    def client(self, url: str, settings: Settings | None = None) -> RpcClient:
+        """A client of this service; use as `async with svc.client(url) as client`."""
+        settings = settings or Settings()
+        return RpcClient(
+            url,
+            self.topic,
+            ops_topic=settings.ops_topic_of(self.topic),
+            exceptions=self.exceptions,
+        )
+
+    def run(self, settings: Settings | None = None) -> None:
+        """Run until a signal ends it, then leave the process with the drain's exit code."""
+        from gracekit.runtime import run_service  # noqa: PLC0415 - the Runtime reads Services
+
+        raise SystemExit(run_service(self, settings))
+
+
+_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+
+
+@overload
+def rpc_method(
+    handler: Callable[Concatenate[Any, Context, P], Awaitable[R]], /
+) -> Method[P, R]: ...
+@overload
+def rpc_method(handler: Callable[Concatenate[Any, Context, P], R], /) -> Method[P, R]: ...
+@overload
+def rpc_method(**options: Unpack[RpcOptions]) -> _Marks: ...
+def rpc_method(handler: Any = None, /, **options: Any) -> Any:
+    """Mark a method of a class for the new-request lane; `Service.include` serves it."""
+    return _mark(handler, {**options, "ops": False})
+
+
+@overload
+def ops_method(
+    handler: Callable[Concatenate[Any, Context, P], Awaitable[R]], /
+) -> Method[P, R]: ...
+@overload
+def ops_method(handler: Callable[Concatenate[Any, Context, P], R], /) -> Method[P, R]: ...
+@overload
+def ops_method(**options: Unpack[OpsOptions]) -> _Marks: ...
+def ops_method(handler: Any = None, /, **options: Any) -> Any:
+    """Mark a method of a class for the ops lane; `Service.include` serves it."""
+    return _mark(handler, {**options, "ops": True})
+
+
+def _mark(handler: Any, options: dict[str, Any]) -> Any:
+    def mark(function: Callable[..., Any]) -> Method[Any, Any]:
+        return _method(function, options, skip=2)
+
+    return mark if handler is None else mark(handler)
+
+
+def _method(
+    function: Callable[..., Any], options: dict[str, Any], *, skip: int
+) -> Method[Any, Any]:
+    known = set(inspect.signature(options_from).parameters)
+    unknown = set(options) - known
+    if unknown:
+        name = min(unknown)
+        raise DeclarationError(
+            f"{function.__name__}: unknown option {name!r}{did_you_mean(name, known)}"
+        )
+    return Method(function, options_from(**options), skip=skip)

@@ -1,0 +1,526 @@
+"""One drain, in one class.
+
+`Phase` is the only flag of a drain in the product; `ShutdownCoordinator` is its
+only owner; `DrainReport` is what a drain leaves behind. `drain()` reads like
+the eight steps of ARCHITECTURE.md, and every step is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Protocol
+
+from gracekit import sdnotify
+from gracekit.clock import Clock
+from gracekit.config import Settings
+from gracekit.errors import GracekitError, IllegalTransitionError
+from gracekit.exits import ExitCode
+from gracekit.process import Process
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.task import CancelCause, Lane, TrackedTask
+from gracekit.tracker.tracker import Tracker
+
+INTENT_TIMEOUT_S: Final = 1.0
+ALARM_AFTER_HARD_LIMIT_S: Final = 0.5
+HOLD_POLL_S: Final = 0.5
+"""A hold may be ended or lapse in another process, which rings no bell here."""
+
+
+class ServiceState(enum.Enum):
+    """Where a service is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    QUIET = "quiet"  # intake closed; may resume
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+_NEXT: Final[Mapping[ServiceState, frozenset[ServiceState]]] = {
+    ServiceState.STARTING: frozenset(
+        {ServiceState.SERVING, ServiceState.DRAINING, ServiceState.STOPPED}
+    ),
+    ServiceState.SERVING: frozenset({ServiceState.QUIET, ServiceState.DRAINING}),
+    ServiceState.QUIET: frozenset({ServiceState.SERVING, ServiceState.DRAINING}),
+    # Back to SERVING only by `resume`, while nothing was handed over.
+    ServiceState.DRAINING: frozenset({ServiceState.SERVING, ServiceState.STOPPED}),
+    ServiceState.STOPPED: frozenset(),
+}
+
+
+class Phase:
+    """The state of the service, and in a drain its deadline.
+
+    Attributes:
+        state: Changed only by `advance()`.
+        deadline: Loop time at which a drain cancels what still runs; None outside one.
+    """
+
+    def __init__(self) -> None:
+        self.state = ServiceState.STARTING
+        self.deadline: float | None = None
+
+    @property
+    def draining(self) -> bool:
+        """Whether a drain is under way or done."""
+        return self.state in {ServiceState.DRAINING, ServiceState.STOPPED}
+
+    def advance(self, to: ServiceState) -> None:
+        """Take one step of the service's life.
+
+        Raises:
+            IllegalTransitionError: *to* does not follow the present state.
+        """
+        if to not in _NEXT[self.state]:
+            raise IllegalTransitionError(
+                f"the service cannot go from {self.state.value} to {to.value}"
+            )
+        self.state = to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequest:
+    """Who wants a stop, and how much.
+
+    Attributes:
+        source: signal, operator, user or error.
+        by: A signal's name, or who asked.
+        reason: A sentence for the record.
+        final: Whether it cannot be resumed; signals and errors are final.
+        at: Loop time at which it was asked for; deadlines count from here.
+        timeout_s: Seconds of this drain; None for the setting.
+    """
+
+    source: str
+    by: str
+    reason: str
+    final: bool
+    at: float
+    timeout_s: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class DrainReport:
+    """What a drain leaves behind.
+
+    Attributes:
+        waited_s: Seconds from the request to the end of the wait.
+        finished: Tasks that ended by themselves during the drain.
+        handed_over: Request ids handed over: at a safe point, or cut at the deadline.
+        not_started: Request ids accepted and never started; anyone may claim them.
+        unclean: Request ids whose handler had not returned.
+        given_back: Deliveries and `requeue` tasks given back to the transport.
+        open_holds: Holds that were still open at the deadline.
+        leases_kept: Leases that only the death of this process frees.
+        forced: Whether a second signal cut the wait short.
+        failure: Why the end was not in order; None if it was.
+    """
+
+    waited_s: float = 0.0
+    finished: int = 0
+    handed_over: list[str] = field(default_factory=list)
+    not_started: list[str] = field(default_factory=list)
+    unclean: list[str] = field(default_factory=list)
+    given_back: int = 0
+    open_holds: int = 0
+    leases_kept: int = 0
+    forced: bool = False
+    failure: str | None = None
+
+    @property
+    def must_die(self) -> bool:
+        """Whether the process has to leave by `os._exit`, to be proven dead by others."""
+        return bool(self.unclean or self.leases_kept)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What the process tells its supervisor."""
+        if self.failure is not None:
+            return ExitCode.INTERNAL
+        if self.handed_over or self.not_started or self.unclean:
+            return ExitCode.HANDED_OVER
+        return ExitCode.DRAINED
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, as the stop record keeps it; `left` says that nothing can act any more."""
+        return asdict(self) | {"exit_code": int(self.exit_code), "left": not self.must_die}
+
+
+class Intake(Protocol):
+    """A server, as a drain sees it."""
+
+    async def open_intake(self) -> None: ...
+    async def close_intake(self) -> int: ...
+
+
+class Dispatch(Protocol):
+    """The dispatcher, as a drain sees it."""
+
+    def open_gate(self, lane: Lane) -> None: ...
+    def close_gate(self, lane: Lane) -> None: ...
+    async def wait_gate(self, lane: Lane, *, deadline: float) -> list[str]: ...
+    def kept_leases(self) -> int: ...
+    async def hand_over_stuck(self, tasks: Sequence[TrackedTask]) -> None: ...
+    async def wait_flushed(self, *, deadline: float) -> None: ...
+
+
+class Background(Protocol):
+    """Periodic jobs and recovery, as a drain sees them."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the coordinator acts on; the Runtime builds it.
+
+    Attributes:
+        record_intent: Commits the stop-intent.
+        withdraw_intent: Takes it back after a resume.
+        count_holds: Open holds that keep this run.
+        stop_rest: Step 7: ops server, on_stop, transport; bounded by the loop time it is given.
+        record_stop: Step 8: the stop record.
+        alarm: Whether the kernel alarm may be armed: only where the Runtime owns the signals.
+    """
+
+    tracker: Tracker
+    dispatcher: Dispatch
+    requests: Intake
+    ops: Intake
+    background: Sequence[Background]
+    record_intent: Callable[[StopRequest], Awaitable[None]]
+    withdraw_intent: Callable[[], Awaitable[None]]
+    count_holds: Callable[[], Awaitable[int]]
+    stop_rest: Callable[[float], Awaitable[None]]
+    record_stop: Callable[[DrainReport], Awaitable[None]]
+    process: Process
+    alarm: bool
+
+
+class ShutdownCoordinator:
+    """The owner of every drain of one service.
+
+    Args:
+        phase: The state that it alone advances from SERVING on.
+        parts: What it acts on.
+        settings: Its times.
+    """
+
+    def __init__(
+        self, phase: Phase, parts: Parts, settings: Settings, telemetry: Telemetry, clock: Clock
+    ) -> None:
+        self._phase = phase
+        self._parts = parts
+        self._settings = settings
+        self._telemetry = telemetry
+        self._clock = clock
+        self._report = DrainReport()
+        self._request: StopRequest | None = None
+        self._requested = asyncio.Event()
+        self._cut_short = asyncio.Event()
+        self._resumed = False
+        self._past_return = False
+        parts.tracker.on_removed(self._count_removed)
+
+    # -- what others ask -----------------------------------------------------------
+
+    def request_stop(self, request: StopRequest) -> None:
+        """Ask for a drain. The first request stands; a final one makes a resumable drain final."""
+        if self._request is None:
+            self._request = request
+        elif request.final and not self._request.final:
+            self._request = StopRequest(**{**_fields(self._request), "final": True})
+            self._past_return = True
+        self._requested.set()
+
+    def force(self) -> None:
+        """Go to the deadline step at once: a second INT, or QUIT."""
+        self._report.forced = True
+        self._cut_short.set()
+        self._parts.tracker.poke()
+
+    def fail(self, reason: str) -> None:
+        """The end will not be in order, whatever else happens: exit 70."""
+        self._report.failure = self._report.failure or reason
+
+    async def wait_requested(self) -> StopRequest:
+        """Wait until somebody asks for a stop."""
+        await self._requested.wait()
+        assert self._request is not None
+        return self._request
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a stop was asked for and stands."""
+        return self._request is not None
+
+    async def quiet(self) -> None:
+        """Close intake and go on with what runs; `resume` undoes it."""
+        self._phase.advance(ServiceState.QUIET)
+        await self._close_intake(self._clock.loop())
+
+    async def resume(self) -> None:
+        """Undo quiet, or a drain that no signal asked for.
+
+        Raises:
+            GracekitError: the service is not quiet or draining, or it is too late.
+        """
+        state = self._phase.state
+        if state is ServiceState.DRAINING:
+            if self._past_return or (self._request and self._request.final):
+                raise GracekitError(
+                    "the drain is final: it was asked for by a signal, or a task was handed over, "
+                    "or nothing is left to wait for; start the service again when it has stopped"
+                )
+            self._resumed = True
+            self._parts.tracker.poke()
+            return
+        if state is not ServiceState.QUIET:
+            raise GracekitError(f"the service is {state.value}: there is nothing to resume")
+        await self._reopen()
+
+    # -- one drain -------------------------------------------------------------------
+
+    async def drain(self, request: StopRequest) -> DrainReport | None:
+        """Stop the service in eight bounded steps.
+
+        Returns:
+            The report; None if the drain was resumed and the service goes on.
+        """
+        wait = self._settings.drain_timeout_s if request.timeout_s is None else request.timeout_s
+        deadline = request.at + wait
+        hard_limit = deadline + self._settings.hard_limit_s - self._settings.drain_timeout_s
+
+        await self._announce(request, deadline, hard_limit)  # 1
+        await self._close_intake(deadline)  # 2, and 3: periodic jobs and recovery
+        if not await self._wait_idle(request, deadline):  # 4
+            await self._withdraw()
+            return None
+        await self._hand_over()  # 5
+        await self._flush()  # 6
+        await self._stop_rest(hard_limit)  # 7
+        await self._record()  # 8
+        return self._report
+
+    async def _announce(self, request: StopRequest, deadline: float, hard_limit: float) -> None:
+        """Step 1: stop-intent, kernel alarm, readiness false."""
+        self._phase.advance(ServiceState.DRAINING)
+        self._phase.deadline = deadline
+        if self._parts.alarm:
+            left = hard_limit + ALARM_AFTER_HARD_LIMIT_S - self._clock.loop()
+            self._parts.process.arm_alarm(max(0.1, left))
+        self._telemetry.emit(
+            "drain.started",
+            source=request.source,
+            by=request.by,
+            in_flight=len(self._parts.tracker),
+            timeout_s=deadline - request.at,
+        )
+        if request.final:
+            self._say_stopping()
+        await self._bounded("stop-intent", self._parts.record_intent(request), INTENT_TIMEOUT_S)
+
+    async def _close_intake(self, deadline: float) -> None:
+        """Steps 2 and 3: the gate, then the consumers, then what was under way at the gate."""
+        parts = self._parts
+        parts.dispatcher.close_gate(Lane.REQUESTS)
+        for background in parts.background:
+            background.pause()
+        # Before waiting, not after: a delivery that arrives during the wait would be settled
+        # by nobody and seen again only when the connection drops.
+        timeout = self._settings.cancel_ok_timeout_s
+        given_back = await self._bounded(
+            "close of the new-request intake", parts.requests.close_intake(), timeout + 1
+        )
+        self._report.given_back += given_back or 0
+        patience = max(self._clock.loop() + timeout, deadline)
+        self._report.not_started += await parts.dispatcher.wait_gate(
+            Lane.REQUESTS, deadline=patience
+        )
+        self._telemetry.emit(
+            "intake.closed",
+            channel=Lane.REQUESTS.value,
+            given_back=given_back or 0,
+            not_started=len(self._report.not_started),
+        )
+
+    async def _wait_idle(self, request: StopRequest, deadline: float) -> bool:
+        """Step 4: wait for what runs, then for a quiet ops lane; false if resumed."""
+        progress = asyncio.create_task(self._tell_progress(deadline), name="gracekit-progress")
+        try:
+            while not self._idle_wait_over(deadline):
+                holds = await self._bounded("count of holds", self._parts.count_holds(), 1.0) or 0
+                self._report.open_holds = holds
+                if self._parts.tracker.running == 0 and not holds:
+                    break
+                poll = min(deadline, self._clock.loop() + HOLD_POLL_S) if holds else deadline
+                await self._parts.tracker.wait_until(self._wait_over, deadline=poll)
+            if self._resumed:
+                return False
+            self._past_return = True
+            if not request.final:
+                self._say_stopping()
+            self._report.waited_s = self._clock.loop() - request.at
+            await self._wait_ops_quiet(deadline)
+            return True
+        finally:
+            progress.cancel()
+
+    def _idle_wait_over(self, deadline: float) -> bool:
+        return self._cut_short.is_set() or self._resumed or self._clock.loop() >= deadline
+
+    def _wait_over(self) -> bool:
+        return self._parts.tracker.running == 0 or self._cut_short.is_set() or self._resumed
+
+    async def _wait_ops_quiet(self, deadline: float) -> None:
+        """A last ops task may need a callback: its intake closes once its lane was idle."""
+        tracker = self._parts.tracker
+        quiet = min(deadline, self._clock.loop() + self._settings.ops_quiet_timeout_s)
+        if not self._cut_short.is_set():
+            await tracker.wait_until(
+                lambda: tracker.count(Lane.OPS) == 0 or self._cut_short.is_set(), deadline=quiet
+            )
+        self._parts.dispatcher.close_gate(Lane.OPS)
+        timeout = self._settings.cancel_ok_timeout_s
+        if tracker.count(Lane.OPS) == 0:
+            await self._bounded("close of the ops intake", self._parts.ops.close_intake(), timeout)
+
+    async def _hand_over(self) -> None:
+        """Step 5: cancel what still runs, wait the grace, record the rest as unclean."""
+        tracker = self._parts.tracker
+        cause = CancelCause.FORCED if self._report.forced else CancelCause.DRAIN_DEADLINE
+        for task in tracker:
+            if task.running:
+                task.cancel(cause)
+        grace = self._clock.loop() + self._settings.handover_grace_s
+        await tracker.wait_until(lambda: tracker.running + tracker.running_ops == 0, deadline=grace)
+        stuck = [task for task in tracker if task.running]
+        for task in stuck:
+            self._telemetry.emit(
+                "task.stuck",
+                task_id=task.request_id,
+                method=task.method,
+                running_s=self._age(task.started_at),
+                safe_point_s=self._age(task.safe_point_at),
+            )
+        if stuck:
+            self._report.unclean += [task.request_id for task in stuck]
+            await self._bounded(
+                "hand-over of stuck tasks", self._parts.dispatcher.hand_over_stuck(stuck), 1.0
+            )
+
+    async def _flush(self) -> None:
+        """Step 6: outcomes and replies."""
+        deadline = self._clock.loop() + self._settings.handover_flush_s
+        await self._parts.dispatcher.wait_flushed(deadline=deadline)
+        self._report.leases_kept = self._parts.dispatcher.kept_leases()
+
+    async def _stop_rest(self, hard_limit: float) -> None:
+        """Step 7: ops server, on_stop, transport."""
+        await self._bounded("close of the ops intake", self._parts.ops.close_intake(), 0.5)
+        left = hard_limit - self._clock.loop()
+        await self._bounded("stop", self._parts.stop_rest(hard_limit), max(0.5, left))
+
+    async def _record(self) -> None:
+        """Step 8: the stop record, whose exit code is the report's."""
+        self._phase.advance(ServiceState.STOPPED)
+        await self._bounded("stop record", self._parts.record_stop(self._report), 1.0)
+        report = self._report
+        self._telemetry.emit(
+            "drain.finished",
+            waited_s=round(report.waited_s, 3),
+            finished=report.finished,
+            handed_over=len(report.handed_over) + len(report.unclean),
+            not_started=len(report.not_started),
+            given_back=report.given_back,
+            exit_code=int(report.exit_code),
+        )
+
+    # -- undo ------------------------------------------------------------------------
+
+    async def _withdraw(self) -> None:
+        self._request = None
+        self._requested.clear()
+        self._resumed = False
+        if self._parts.alarm:
+            self._parts.process.disarm_alarm()
+        await self._bounded(
+            "withdrawal of the stop", self._parts.withdraw_intent(), INTENT_TIMEOUT_S
+        )
+        await self._reopen()
+
+    async def _reopen(self) -> None:
+        self._phase.advance(ServiceState.SERVING)
+        self._phase.deadline = None
+        self._report = DrainReport()
+        self._parts.dispatcher.open_gate(Lane.REQUESTS)
+        await self._parts.requests.open_intake()
+        for background in self._parts.background:
+            background.resume()
+        self._telemetry.emit("drain.resumed")
+
+    # -- the small print -----------------------------------------------------------------
+
+    def note_handed_over(self, task: TrackedTask) -> None:
+        """A task stopped at a safe point, or was cut and has returned."""
+        self._past_return = True
+        self._report.handed_over.append(task.request_id)
+
+    def note_given_back(self) -> None:
+        """A `requeue` task was given back to the transport."""
+        self._report.given_back += 1
+
+    def _count_removed(self, task: TrackedTask) -> None:
+        if self._phase.draining and task.cut is None and task.started_at is not None:
+            self._report.finished += 1
+
+    async def _bounded(self, what: str, step: Awaitable[Any], timeout_s: float) -> Any:
+        """Run one step; its failure or slowness is told and does not stop the drain."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await step
+        except TimeoutError:
+            self._telemetry.emit("drain.step_failed", step=what, error=f"took over {timeout_s:g} s")
+        except Exception as error:  # noqa: BLE001 - whatever fails, the rest must still happen
+            self._telemetry.emit("drain.step_failed", step=what, error=repr(error))
+        return None
+
+    async def _tell_progress(self, deadline: float) -> None:
+        """One line every few seconds, and a longer stop time from systemd while it is of use."""
+        tick = self._settings.progress_every_s
+        while True:
+            await asyncio.sleep(tick)
+            running = [task for task in self._parts.tracker if task.running]
+            oldest = min(running, key=lambda task: task.started_at or 0.0, default=None)
+            self._telemetry.emit(
+                "drain.progress",
+                in_flight=len(self._parts.tracker),
+                running=len(running),
+                open_holds=self._report.open_holds,
+                longest=oldest.method if oldest else "",
+                longest_s=self._age(oldest.started_at) if oldest else 0.0,
+                resource=":".join(oldest.resource) if oldest and oldest.resource else "",
+                left_s=round(max(0.0, deadline - self._clock.loop()), 1),
+            )
+            sdnotify.status(f"draining: {len(running)} running", extend_s=3 * tick)
+
+    def _say_stopping(self) -> None:
+        sdnotify.stopping(extend_s=3 * self._settings.progress_every_s)
+
+    def _age(self, since: float | None) -> float:
+        return 0.0 if since is None else round(self._clock.loop() - since, 1)
+
+
+def _fields(request: StopRequest) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in StopRequest.__slots__}
+
+
+async def quietly(step: Awaitable[Any]) -> None:
+    """Await a clean-up whose failure changes nothing."""
+    with contextlib.suppress(Exception):
+        await step

@@ -1,0 +1,208 @@
+"""Signals to a callback, even while the event loop is blocked.
+
+The C-level handler writes a byte to our socket the moment a signal arrives
+(`signal.set_wakeup_fd`), and a thread of our own reads it. So neither a
+blocked loop nor C code that has released the interpreter's lock hides a
+signal; C code that holds the lock does, and there the kernel alarm ends us.
+
+Signals are not blocked and taken by `sigwait`, although that would also name
+the sender: a blocked mask is inherited across fork and exec, so every child
+that a handler starts would ignore `terminate()`. This was tried: `sleep`
+started by `subprocess` from such a process outlived its SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+from gracekit.errors import DeclarationError
+
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+
+# What travels through the socket, in the order in which it happened: a signal's number, written by
+# the C handler; and one of these, written by the Python handler, which runs later. Together they
+# tell whether a signal's byte came here or went to a library that had taken the wake-up.
+_SEEN: Final = 64  # plus a number, which is at most 64: the handler ran, and the wake-up was ours
+_TAKEN: Final = 128  # plus a number: it ran, and the wake-up was somebody else's
+_END: Final = 0
+
+
+class SignalWatcher:
+    """Calls *on_signal* with the number of each signal, in a thread of its own.
+
+    A context manager for the main thread. On the way out the old handlers and
+    the old wake-up are back, except where somebody replaced ours meanwhile.
+
+    A library that takes the wake-up for itself (`loop.add_signal_handler`,
+    uvloop) loses nothing: at the next signal ours is put back, and signals
+    that we do not watch are passed on to it.
+
+    Args:
+        on_signal: Must be quick: record the intent and wake the loop, with
+            `loop.call_soon_threadsafe`. Called once for each signal, in order.
+        signals: The signals to watch.
+    """
+
+    _receiver: socket.socket
+    _sender: socket.socket
+    _thread: threading.Thread
+
+    def __init__(
+        self,
+        on_signal: Callable[[int], None],
+        signals: tuple[signal.Signals, ...] = STOP_SIGNALS,
+    ) -> None:
+        self._on_signal = on_signal
+        self._signals = signals
+        self._old_handlers: dict[signal.Signals, Any] = {}
+        self._other: _Descriptor | None = None
+        self._unmatched: Counter[int] = Counter()
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            here = threading.current_thread().name
+            raise DeclarationError(
+                f"signals reach the main thread only, and this is {here}; run the service in "
+                "the main thread, or leave signals=False"
+            )
+        self._receiver, self._sender = socket.socketpair()
+        self._sender.setblocking(False)  # a full buffer must not stop a signal handler
+        self._thread = threading.Thread(target=self._read, name="gracekit-signals", daemon=True)
+        self._thread.start()
+        self._take_wakeup()
+        for number in self._signals:
+            self._old_handlers[number] = signal.signal(number, self._handle)
+        _reset_in_children(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._restore()
+        self._send(_END)
+        self._thread.join(timeout=1.0)  # it is a daemon: a stuck callback holds nobody
+        self._close()
+
+    # -- in the main thread ---------------------------------------------------------
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        """Run by the interpreter some time after the byte was written."""
+        self._send((_TAKEN if self._take_wakeup() else _SEEN) + number)
+
+    def _take_wakeup(self) -> bool:
+        """Make the wake-up ours; whether it was somebody else's."""
+        ours = self._sender.fileno()
+        before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+        if before == ours:
+            return False
+        self._other = _Descriptor.of(before)
+        return True
+
+    def _send(self, byte: int) -> None:
+        with contextlib.suppress(OSError):
+            self._sender.send(bytes((byte,)))
+
+    def _restore(self) -> None:
+        for number, old in self._old_handlers.items():
+            if signal.getsignal(number) == self._handle:
+                # None: a handler that Python did not set and cannot set again.
+                signal.signal(number, signal.SIG_DFL if old is None else old)
+        self._old_handlers.clear()
+        present = signal.set_wakeup_fd(-1)
+        if present != self._sender.fileno():
+            signal.set_wakeup_fd(present)
+        elif self._other is not None and self._other.is_open():
+            signal.set_wakeup_fd(self._other.number, warn_on_full_buffer=False)
+
+    def _close(self) -> None:
+        self._receiver.close()
+        self._sender.close()
+
+    def _leave_child(self) -> None:
+        """In a forked child: its signals are its own, and must not be read by the parent."""
+        if self._old_handlers:
+            self._other = None
+            self._restore()
+            self._close()
+
+    # -- in the reading thread ------------------------------------------------------
+
+    def _read(self) -> None:
+        while data := self._receiver.recv(512):
+            for byte in data:
+                if byte == _END:
+                    return
+                self._take(byte)
+
+    def _take(self, byte: int) -> None:
+        number = (byte - 1) % _SEEN + 1
+        if byte <= _SEEN:
+            self._arrive(number)
+            return
+        # The byte of a signal that a library took never came here, so the handler speaks for it;
+        # but a byte that came before the library took the wake-up must not count twice.
+        if byte > _TAKEN and not self._unmatched[number]:
+            self._deliver(number)
+        self._unmatched[number] = 0
+
+    def _arrive(self, number: int) -> None:
+        if number in self._signals:
+            self._unmatched[number] += 1
+            self._deliver(number)
+        elif self._other is not None:
+            self._other.write(number)
+
+    def _deliver(self, number: int) -> None:
+        try:
+            self._on_signal(number)
+        except Exception:
+            # The next signal may be the one that ends a stuck drain: this thread goes on.
+            logging.getLogger("gracekit").exception("the callback of signal %d failed", number)
+
+
+class _Descriptor(NamedTuple):
+    """Somebody else's wake-up; recognised, because a closed number is soon another file's."""
+
+    number: int
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, number: int) -> _Descriptor | None:
+        try:
+            status = os.fstat(number)
+        except OSError:
+            return None
+        return cls(number, status.st_dev, status.st_ino)
+
+    def is_open(self) -> bool:
+        return _Descriptor.of(self.number) == self
+
+    def write(self, byte: int) -> None:
+        with contextlib.suppress(OSError):
+            if self.is_open():
+                os.write(self.number, bytes((byte,)))
+
+
+def _reset_in_children(watcher: SignalWatcher) -> None:
+    leave = weakref.WeakMethod(watcher._leave_child)  # noqa: SLF001 - registered hooks are for ever
+
+    def after_fork() -> None:
+        method = leave()
+        if method is not None:
+            method()
+
+    os.register_at_fork(after_in_child=after_fork)

@@ -1,0 +1,112 @@
+"""A bell between processes: a named pipe that wakes its owner's loop at once.
+
+The ringer never waits and never fails; a ring that nobody hears says so. A
+ring carries no news, only "look again": several may arrive as one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from gracekit.errors import ConfigError
+
+_DRAIN_BYTES: Final = 65536  # a pipe holds no more, unless somebody enlarged it
+
+
+def bells_directory(database: Path) -> Path:
+    """Where the bells of a database hang: `<db>-bells/`."""
+    return database.with_name(database.name + "-bells")
+
+
+class Bell:
+    """One owner's bell.
+
+    Args:
+        path: Of the pipe, unique to this owner; its directory is made with mode 0700.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path: Final = path.absolute()
+        self._fd: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_ring: Callable[[], None] | None = None
+
+    def start(self, on_ring: Callable[[], None]) -> None:
+        """Hang the bell and call *on_ring* on the running loop for each ring or several.
+
+        A second call does nothing.
+
+        Raises:
+            ConfigError: others could ring or take the bell away.
+        """
+        if self._fd is not None:
+            return
+        _make_directory(self.path.parent)
+        # A dead owner of the same name may have left its pipe.
+        self.path.unlink(missing_ok=True)
+        os.mkfifo(self.path, 0o600)
+        # For writing too: else the pipe would be at its end whenever no ringer has it open,
+        # and the loop would spin on it.
+        self._fd = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._on_ring = on_ring
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._fd, self._heard)
+
+    def stop(self) -> None:
+        """Take the bell down; may be called twice or before `start`."""
+        if self._fd is None or self._loop is None:
+            return
+        self.path.unlink(missing_ok=True)
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        self._fd = None
+
+    def _heard(self) -> None:
+        assert self._fd is not None
+        assert self._on_ring is not None
+        with contextlib.suppress(BlockingIOError):
+            # Before the callback: a ring during it must be heard again.
+            os.read(self._fd, _DRAIN_BYTES)
+        self._on_ring()
+
+
+def ring(path: Path) -> bool:
+    """Ring the bell at *path* without waiting.
+
+    Returns:
+        Whether somebody will hear it; false where no living process has the bell open.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:  # no such bell, or nobody behind it
+        return False
+    try:
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            return False
+        os.write(fd, b"\0")
+    except BlockingIOError:  # full of rings that its owner has not heard yet
+        return True
+    except OSError:  # it was taken down since
+        return False
+    else:
+        return True
+    finally:
+        os.close(fd)
+
+
+def _make_directory(directory: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    info = directory.lstat()
+    private = not info.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    if not (stat.S_ISDIR(info.st_mode) and private and info.st_uid == os.geteuid()):
+        raise ConfigError(
+            f"{directory} must be a directory of uid {os.geteuid()} with mode 0700, so that only "
+            f"this user's processes can wake this one; remove it, or chown and chmod 700 it"
+        )

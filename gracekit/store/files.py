@@ -1,0 +1,211 @@
+"""Opening the store's file: what is checked, created and set before the first row.
+
+Closing any descriptor of a database file drops every lock that this process
+holds on it. So the file is created before SQLite connects, and from then on
+nothing here opens it, its `-wal` or its `-shm`; all checks go by name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import stat
+from pathlib import Path
+from typing import Final, Literal
+
+import apsw
+
+from gracekit.errors import ConfigError, DependencyError
+from gracekit.process import network_file_system
+from gracekit.store.turn import Turn
+
+Synchronous = Literal["FULL", "NORMAL"]
+
+_OLDEST_LIBRARY: Final = (3, 51, 3)
+_STATEMENT_CACHE: Final = 256
+
+
+def check_library(version: str) -> None:
+    """Refuse a SQLite whose WAL can be corrupted by two connections at work together.
+
+    Raises:
+        ConfigError: *version*, for example `"3.50.1"`, is older than the fix.
+    """
+    if tuple(int(part) for part in version.split(".")) < _OLDEST_LIBRARY:
+        fixed = ".".join(map(str, _OLDEST_LIBRARY))
+        raise ConfigError(
+            f"SQLite {version} can corrupt a database in WAL mode; {fixed} or newer is needed: "
+            f"pip install 'apsw>={fixed}'"
+        )
+
+
+def prepare_file(path: Path) -> Path:
+    """Check the file at *path*, or create it empty with mode 0600.
+
+    Returns:
+        The path with every symbolic link of its directory resolved.
+
+    Raises:
+        ConfigError: the place or an existing file is not safe; the message names the remedy.
+        DependencyError: the disk did not do it.
+    """
+    try:
+        directory = path.parent.resolve(strict=True)
+        _check_directory(directory)
+        real = directory / path.name
+        for suffix in ("", "-wal", "-shm", "-turn"):
+            _check_file(real.with_name(real.name + suffix))
+        _create(real)
+    except OSError as error:
+        raise _refusal(path, error) from error
+    return real
+
+
+def connect_writer(
+    path: Path, *, synchronous: Synchronous, busy_timeout_s: float
+) -> apsw.Connection:
+    """Open the one connection of this process that writes, with its settings proved.
+
+    Raises:
+        ConfigError: not a database, not writable, or it cannot be set to WAL.
+        DependencyError: SQLite cannot open it.
+    """
+    connection = _connect(path, apsw.SQLITE_OPEN_READWRITE, busy_timeout_s)
+    try:
+        _set_up(connection, path, synchronous)
+    except apsw.NotADBError as error:
+        connection.close()
+        raise ConfigError(
+            f"{path} is not a SQLite database; move it away or give the store another path"
+        ) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect_reader(path: Path, *, busy_timeout_s: float) -> apsw.Connection:
+    """Open a connection that reads only and never checkpoints."""
+    connection = _connect(path, apsw.SQLITE_OPEN_READONLY, busy_timeout_s)
+    connection.wal_autocheckpoint(0)
+    return connection
+
+
+def open_turn(path: Path) -> Turn:
+    """The turn of the processes that write the database at *path*."""
+    try:
+        return Turn(path.with_name(path.name + "-turn"))
+    except OSError as error:
+        raise _refusal(path, error) from error
+
+
+def set_common(connection: apsw.Connection) -> None:
+    """Settings of every writing connection, in memory or on disk."""
+    # A purged argument is a secret: its bytes are overwritten, not only unlinked.
+    connection.execute("PRAGMA secure_delete=ON")
+    connection.execute("PRAGMA foreign_keys=OFF")
+    # Savepoints spill to a temporary file otherwise, on a disk that may be full.
+    connection.execute("PRAGMA temp_store=MEMORY")
+
+
+def _connect(path: Path, access: int, busy_timeout_s: float) -> apsw.Connection:
+    try:
+        connection = apsw.Connection(
+            str(path),
+            flags=access | apsw.SQLITE_OPEN_NOFOLLOW,
+            statementcachesize=_STATEMENT_CACHE,
+        )
+    except apsw.CantOpenError as error:
+        raise DependencyError(f"SQLite cannot open {path}: {error}") from error
+    connection.set_busy_timeout(int(busy_timeout_s * 1000))
+    return connection
+
+
+def _set_up(connection: apsw.Connection, path: Path, synchronous: Synchronous) -> None:
+    if connection.readonly("main"):
+        raise ConfigError(
+            f"{path} can be read but not written; give the store a path on a writable file system"
+        )
+    mode = connection.execute("PRAGMA journal_mode=WAL").get
+    if mode != "wal":
+        raise ConfigError(
+            f"{path} stays in journal mode {mode!r} and the store needs 'wal'; "
+            f"end the programs that hold it open, or use another file system"
+        )
+    connection.execute(f"PRAGMA synchronous={synchronous}")
+    level = connection.execute("PRAGMA synchronous").get
+    if level != {"NORMAL": 1, "FULL": 2}[synchronous]:
+        raise ConfigError(f"{path} took synchronous={level} instead of {synchronous}")
+    set_common(connection)
+
+
+def _check_directory(directory: Path) -> None:
+    network = network_file_system(directory)
+    if network is not None:
+        raise ConfigError(
+            f"{directory} is on {network}, a network file system, where SQLite's locks and "
+            f"shared memory do not work; give the store a path on a local disk"
+        )
+    mode = directory.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise ConfigError(
+            f"{directory} can be written by everyone, who could replace the store; "
+            f"run: chmod o-w {shlex.quote(str(directory))}"
+        )
+
+
+def _check_file(path: Path) -> None:
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(info.st_mode):
+        raise ConfigError(
+            f"{path} is a symbolic link; give the store its real path {os.path.realpath(path)}"
+        )
+    if not stat.S_ISREG(info.st_mode):
+        raise ConfigError(f"{path} is no regular file; give the store another path")
+    if info.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{path} belongs to uid {info.st_uid} and this process runs as uid {os.geteuid()}; "
+            f"run as its owner, or: chown {os.geteuid()} {shlex.quote(str(path))}"
+        )
+    if info.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigError(
+            f"{path} has mode {stat.S_IMODE(info.st_mode):04o} and holds requests that others "
+            f"must not read or change; run: chmod 600 {shlex.quote(str(path))}"
+        )
+
+
+def _create(path: Path) -> None:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        os.close(os.open(path, flags, 0o600))
+    except FileExistsError:
+        if path.lstat().st_size:
+            return
+    # Also for an empty file: who created it may have died before this line.
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _refusal(path: Path, error: OSError) -> ConfigError | DependencyError:
+    parent = shlex.quote(str(path.parent))
+    match error.errno:
+        case errno.ENOENT:
+            return ConfigError(
+                f"the directory of {path} does not exist; create it: mkdir -p -m 700 {parent}"
+            )
+        case errno.ENOTDIR:
+            return ConfigError(f"{path.parent} is not a directory; give {path} another path")
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return ConfigError(
+                f"{path} cannot be created or opened ({error.strerror}); give the store a path "
+                f"in a directory that uid {os.geteuid()} may write"
+            )
+        case _:
+            return DependencyError(f"{path} cannot be created or opened: {error.strerror}")

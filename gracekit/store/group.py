@@ -1,0 +1,203 @@
+"""Group commit: one transaction for many batches, each of which may fail alone.
+
+A batch that misses what it expects, or that SQLite refuses, is rolled back to
+its own savepoint and the others go on. What concerns the disk concerns all:
+then the whole group fails and the store is broken for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import apsw
+
+from gracekit.errors import ConflictError, StoreBrokenError, StoreError, UnknownCommitError
+from gracekit.process import Process
+from gracekit.store.batch import Batch, Row
+from gracekit.store.files import Synchronous
+
+Outcome = list[list[Row]] | StoreError
+
+# After one of these Linux may have dropped the pages, and a second try would lie.
+DISK_ERRORS: Final = (
+    apsw.IOError,
+    apsw.FullError,
+    apsw.CorruptError,
+    apsw.NotADBError,
+    apsw.ReadOnlyError,
+)
+
+# What one batch can do wrong: its SQL, its rows, or a value that SQLite cannot hold.
+_BATCH_ERRORS: Final = (apsw.Error, TypeError, ValueError, OverflowError)
+
+
+class GroupCommit:
+    """Carries groups of batches out on one connection, from one thread at a time.
+
+    Args:
+        connection: Of its own; nobody else may begin a transaction on it.
+        process: Passes the points of each batch, around the commit.
+        synchronous: Level of durable commits; the others are NORMAL.
+        on_broken: Called once, before the group that met the error is answered.
+
+    Attributes:
+        broken: The disk error that ended all commits.
+    """
+
+    def __init__(
+        self,
+        connection: apsw.Connection,
+        process: Process,
+        *,
+        synchronous: Synchronous,
+        on_broken: Callable[[StoreBrokenError], None],
+    ) -> None:
+        self._connection = connection
+        self._cursor = connection.cursor()
+        self._process = process
+        self._durable_level: Synchronous = synchronous
+        self._level: str | None = None
+        self._on_broken = on_broken
+        self.broken: StoreBrokenError | None = None
+
+    def run(self, batches: Sequence[Batch]) -> list[Outcome]:
+        """Commit all that can be; one outcome for each batch, in their order."""
+        if self.broken is not None:
+            return [StoreBrokenError(str(self.broken)) for _ in batches]
+        try:
+            outcomes = self._transact(batches)
+            passed = [
+                batch
+                for batch, outcome in zip(batches, outcomes, strict=True)
+                if isinstance(outcome, list)
+            ]
+            for batch in passed:
+                self._process.reach(batch.point, "before")
+        except apsw.Error as error:
+            self._roll_back()
+            return self._refuse(batches, error)
+        except BaseException:
+            # A simulated crash: on disk it must look like a real one.
+            self._roll_back()
+            raise
+        return self._commit(batches, passed, outcomes)
+
+    def _transact(self, batches: Sequence[Batch]) -> list[Outcome]:
+        durable = any(batch.durable for batch in batches)
+        level = self._durable_level if durable else "NORMAL"
+        if level != self._level:
+            self._cursor.execute(f"PRAGMA synchronous={level}")
+            self._level = level
+        self._cursor.execute("BEGIN IMMEDIATE")
+        try:
+            # Nearly every batch passes, and savepoints would cost a third of the rate.
+            return [self._apply(batch) for batch in batches]
+        except DISK_ERRORS:
+            raise
+        except (ConflictError, *_BATCH_ERRORS):
+            self._roll_back()
+        self._cursor.execute("BEGIN IMMEDIATE")
+        return [self._attempt(batch) for batch in batches]
+
+    def _attempt(self, batch: Batch) -> Outcome:
+        execute = self._cursor.execute
+        execute("SAVEPOINT batch")
+        try:
+            rows = self._apply(batch)
+        except ConflictError as error:
+            outcome: StoreError = error
+        except DISK_ERRORS:
+            raise
+        except _BATCH_ERRORS as error:
+            if not self._connection.in_transaction:
+                raise
+            outcome = StoreError(f"the batch {batch.point.value} was rolled back: {error}")
+            outcome.__cause__ = error
+        else:
+            execute("RELEASE batch")
+            return rows
+        execute("ROLLBACK TO batch")
+        execute("RELEASE batch")
+        return outcome
+
+    def _apply(self, batch: Batch) -> list[list[Row]]:
+        execute = self._cursor.execute
+        results: list[list[Row]] = []
+        for index, (sql, params, expect, returns) in enumerate(batch.statements):
+            rows = execute(sql, params).fetchall()
+            results.append(rows)
+            if expect is None:
+                continue
+            found = len(rows) if returns else self._connection.changes()
+            if found != expect:
+                raise ConflictError(
+                    f"statement {index} of the batch {batch.point.value} "
+                    f"{'returned' if returns else 'changed'} {found} rows instead of {expect}, "
+                    f"so that the batch was rolled back; read the rows again: {sql}",
+                    statement=index,
+                )
+        return results
+
+    def _commit(
+        self, batches: Sequence[Batch], passed: Sequence[Batch], outcomes: list[Outcome]
+    ) -> list[Outcome]:
+        if not passed:
+            self._roll_back()
+            return outcomes
+        try:
+            self._cursor.execute("COMMIT")
+        except apsw.Error as error:
+            self._roll_back()
+            self._judge(error)
+            return [
+                _caused(
+                    UnknownCommitError(
+                        f"{error}: it is not known whether the commit holds; "
+                        f"read the rows again before acting"
+                    ),
+                    error,
+                )
+                for _ in batches
+            ]
+        for batch in passed:
+            self._process.reach(batch.point, "after")
+        return outcomes
+
+    def _refuse(self, batches: Sequence[Batch], error: apsw.Error) -> list[Outcome]:
+        """The outcomes of a group that was rolled back as a whole."""
+        broken = self._judge(error)
+        if broken is not None:
+            return [_caused(StoreBrokenError(str(broken)), error) for _ in batches]
+        return [
+            _caused(StoreError(f"nothing was committed: {error}; try again"), error)
+            for _ in batches
+        ]
+
+    def _judge(self, error: apsw.Error) -> StoreBrokenError | None:
+        """Declare the store broken if *error* is final."""
+        if isinstance(error, DISK_ERRORS):
+            self.broken = broken_by(error)
+            self._on_broken(self.broken)
+        return self.broken
+
+    def _roll_back(self) -> None:
+        # SQLite itself ends the transaction after some errors.
+        if self._connection.in_transaction:
+            with contextlib.suppress(apsw.Error):
+                self._cursor.execute("ROLLBACK")
+
+
+def broken_by(error: apsw.Error) -> StoreBrokenError:
+    """The final error that a disk error becomes."""
+    return StoreBrokenError(
+        f"the store cannot be trusted any more ({type(error).__name__}: {error}); "
+        f"look after its disk and start this process again"
+    )
+
+
+def _caused(outcome: StoreError, cause: Exception) -> StoreError:
+    """*outcome*, one of its own for each waiter, because each raises it in its own stack."""
+    outcome.__cause__ = cause
+    return outcome

@@ -1,0 +1,164 @@
+"""What the two threads of a SQLite file do: one writes in turn, one only reads.
+
+The connections live in these objects, which live on their thread: a forked
+child then never closes them, which would drop nothing but could checkpoint a
+database that its parent is writing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from gracekit.errors import DependencyError, StoreBrokenError, StoreError
+from gracekit.process import Process
+from gracekit.store import files
+from gracekit.store.batch import Batch, Row, Value
+from gracekit.store.files import Synchronous
+from gracekit.store.group import DISK_ERRORS, GroupCommit, Outcome, broken_by
+from gracekit.store.migrate import migrate
+from gracekit.store.turn import Turn
+
+Query = tuple[str, Sequence[Value]]
+OnBroken = Callable[[StoreBrokenError], None]
+
+_CLOSING_TIMEOUT_MS: Final = 1000
+
+
+class Writer:
+    """Opens, migrates and writes; see `open_writer`."""
+
+    def __init__(self, connection: apsw.Connection, turn: Turn, group: GroupCommit) -> None:
+        self._connection = connection
+        self._turn = turn
+        self._group = group
+
+    def await_turn(self) -> None:
+        """Wait until no other process is committing; what comes meanwhile joins the group."""
+        self._turn.take()
+
+    def run(self, batches: Sequence[Batch], /) -> Sequence[Outcome]:
+        """Commit the group and let the next process write."""
+        try:
+            return self._group.run(batches)
+        finally:
+            self._turn.give()
+
+    def close(self) -> None:
+        """Empty the WAL if nobody is in the way for long, then close."""
+        with contextlib.suppress(apsw.Error):
+            if self._group.broken is None:
+                self._connection.set_busy_timeout(_CLOSING_TIMEOUT_MS)
+                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            else:
+                # Doubtful pages stay in the WAL, where the next start can judge them.
+                self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        with contextlib.suppress(apsw.Error):
+            self._connection.close()
+        self._turn.close()
+
+
+def open_writer(
+    path: Path,
+    migrations: Sequence[str],
+    process: Process,
+    *,
+    synchronous: Synchronous,
+    busy_timeout_s: float,
+    max_page_count: int | None,
+    on_broken: OnBroken,
+) -> Writer:
+    """Check or create the file, connect, migrate; all in turn, so that starts do not collide.
+
+    Raises:
+        ConfigError: the place, the file or its schema cannot be used.
+        DependencyError: the disk did not do it.
+        StoreError: it is locked, or a migration failed.
+    """
+    files.check_library(apsw.sqlite_lib_version())
+    real = files.prepare_file(path)
+    with contextlib.ExitStack() as undo, _translated(real, on_broken):
+        turn = files.open_turn(real)
+        undo.callback(turn.close)
+        turn.take()
+        undo.callback(turn.give)
+        connection = files.connect_writer(
+            real, synchronous=synchronous, busy_timeout_s=busy_timeout_s
+        )
+        undo.callback(connection.close)
+        migrate(connection, migrations, path=real)
+        limit_pages(connection, max_page_count)
+        group = GroupCommit(connection, process, synchronous=synchronous, on_broken=on_broken)
+        undo.pop_all()
+        turn.give()
+    return Writer(connection, turn, group)
+
+
+class Reader:
+    """Answers queries; see `open_reader`."""
+
+    def __init__(self, connection: apsw.Connection, on_broken: OnBroken) -> None:
+        self._connection = connection
+        self._on_broken = on_broken
+
+    def await_turn(self) -> None:
+        """Readers wait for nobody."""
+
+    def run(self, queries: Sequence[Query], /) -> Sequence[list[Row] | StoreError]:
+        """Each query sees all that was committed before it."""
+        return [read(self._connection, query, self._on_broken) for query in queries]
+
+    def close(self) -> None:
+        """Close the connection."""
+        with contextlib.suppress(apsw.Error):
+            self._connection.close()
+
+
+def open_reader(path: Path, *, busy_timeout_s: float, on_broken: OnBroken) -> Reader:
+    """Connect to a file that a writer of this process holds open."""
+    real = path.parent.resolve() / path.name
+    with _translated(real, on_broken):
+        return Reader(files.connect_reader(real, busy_timeout_s=busy_timeout_s), on_broken)
+
+
+def read(connection: apsw.Connection, query: Query, on_broken: OnBroken) -> list[Row] | StoreError:
+    """The rows of one query; errors are returned, not raised."""
+    sql, params = query
+    try:
+        return connection.execute(sql, params).fetchall()
+    except (apsw.Error, TypeError, ValueError, OverflowError) as error:
+        # A read-only connection that is asked to write says so of itself, not of its disk.
+        if isinstance(error, DISK_ERRORS) and not isinstance(error, apsw.ReadOnlyError):
+            broken = broken_by(error)
+            on_broken(broken)
+            return StoreBrokenError(str(broken))
+        refused = StoreError(f"the query was refused: {error}: {sql}")
+        refused.__cause__ = error
+        return refused
+
+
+def limit_pages(connection: apsw.Connection, max_page_count: int | None) -> None:
+    """Let the disk be full after so many pages, or after the size reached if that is more."""
+    if max_page_count is not None:
+        connection.execute(f"PRAGMA max_page_count={max_page_count}")
+
+
+@contextlib.contextmanager
+def _translated(path: Path, on_broken: OnBroken) -> Iterator[None]:
+    """Turn what SQLite says during an open into errors of ours."""
+    try:
+        yield
+    except DISK_ERRORS as error:
+        broken = broken_by(error)
+        on_broken(broken)
+        raise StoreBrokenError(f"{path}: {broken}") from error
+    except apsw.BusyError as error:
+        raise StoreError(
+            f"{path} stayed locked; end the program that holds a transaction open on it"
+        ) from error
+    except apsw.Error as error:
+        raise DependencyError(f"SQLite cannot open {path}: {error}") from error

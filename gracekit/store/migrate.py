@@ -1,0 +1,74 @@
+"""Numbered SQL texts, and the version that a database has reached.
+
+`PRAGMA user_version` counts the migrations applied. All that are missing are
+applied in one transaction, so that several processes may start at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.resources
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
+
+_NAME: Final = re.compile(r"(\d+)\D.*\.sql")
+
+
+def load_migrations(package: str) -> list[str]:
+    """The SQL texts of a package, sorted by the number that each file's name begins with.
+
+    Args:
+        package: Dotted name, for example `"gracekit.store.migrations"`.
+
+    Raises:
+        ConfigError: the numbers are not 1, 2, 3, … without a gap.
+    """
+    texts = {
+        int(match[1]): entry.read_text(encoding="utf-8")
+        for entry in importlib.resources.files(package).iterdir()
+        if (match := _NAME.fullmatch(entry.name))
+    }
+    if not texts or sorted(texts) != list(range(1, len(texts) + 1)):
+        raise ConfigError(
+            f"{package} holds the migrations {sorted(texts)}; they must be numbered 1, 2, 3, … "
+            f"without a gap: install gracekit again"
+        )
+    return [texts[number] for number in sorted(texts)]
+
+
+def migrate(connection: apsw.Connection, migrations: Sequence[str], *, path: Path | str) -> None:
+    """Bring a database to the newest schema, or leave it exactly as it was.
+
+    Raises:
+        SchemaTooNewError: a newer gracekit has written it.
+        StoreError: a migration failed.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        _apply(connection, migrations, path)
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(apsw.Error):
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _apply(connection: apsw.Connection, migrations: Sequence[str], path: Path | str) -> None:
+    version = connection.execute("PRAGMA user_version").get
+    if version > len(migrations):
+        raise SchemaTooNewError(
+            f"{path} has schema version {version} and this gracekit knows up to "
+            f"{len(migrations)}; upgrade this process or use another store"
+        )
+    for number, text in enumerate(migrations[version:], start=version + 1):
+        try:
+            connection.execute(text)
+        except apsw.SQLError as error:
+            raise StoreError(f"migration {number} of {path} failed: {error}") from error
+    connection.execute(f"PRAGMA user_version={len(migrations)}")

@@ -1,0 +1,52 @@
+"""The turn: several processes that write one database queue here, not inside SQLite.
+
+SQLite waits for its own lock by sleeping and asking again, so that under load
+some process is always asleep when the lock is free. A blocking `lockf` on a
+file of its own is handed on by the kernel. The turn is for fairness alone:
+what it protects is still protected by `BEGIN IMMEDIATE`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+_FALSE_DEADLOCK_PAUSE_S: Final = 0.002
+
+
+class Turn:
+    """A lock between processes, taken and given back by one thread of each.
+
+    The file must not be opened elsewhere in this process: closing any other
+    descriptor of it would give the turn away.
+    """
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(path, flags, 0o600)
+
+    def take(self) -> None:
+        """Wait until no other process has the turn: without a limit, if one of them is frozen."""
+        while True:
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            except OSError as error:
+                # The kernel looks for deadlocks between processes, not threads: two
+                # processes that share two databases can look like one for a moment.
+                if error.errno != errno.EDEADLK:
+                    raise
+                time.sleep(_FALSE_DEADLOCK_PAUSE_S)
+            else:
+                return
+
+    def give(self) -> None:
+        """Let the next process have it; harmless if it is not taken."""
+        fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Give the turn up for good."""
+        os.close(self._fd)

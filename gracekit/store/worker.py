@@ -1,0 +1,148 @@
+"""A daemon thread between the loop and a connection.
+
+It takes everything that waits, hands it to its handler at once, and answers
+all of it with a single wake-up of the loop. A job that comes alone waits for
+no timer and no companion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from gracekit.errors import StoreError, UnknownCommitError
+
+J = TypeVar("J")
+A = TypeVar("A")
+_Job_contra = TypeVar("_Job_contra", contravariant=True)
+_Answer_co = TypeVar("_Answer_co", covariant=True)
+
+
+class Handler(Protocol[_Job_contra, _Answer_co]):
+    """What a worker drives; made, used and closed on its thread."""
+
+    def await_turn(self) -> None:
+        """Wait until work may begin; called before the waiting jobs are taken."""
+
+    def run(self, jobs: Sequence[_Job_contra], /) -> Sequence[_Answer_co | StoreError]:
+        """Do *jobs*; one outcome each, in their order."""
+
+    def close(self) -> None:
+        """Let go of everything; must not raise."""
+
+
+class Worker(Generic[J, A]):
+    """One thread and the queue before it, used for one start and one stop.
+
+    Args:
+        name: Of the thread.
+        open_handler: Called on the thread; what it raises, `start` raises.
+    """
+
+    def __init__(self, name: str, open_handler: Callable[[], Handler[J, A]]) -> None:
+        self._open_handler = open_handler
+        self._queue: queue.SimpleQueue[tuple[J, _Waiter[A]] | None] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+
+    async def start(self) -> None:
+        """Return when the handler is open; cancelled, the thread closes it and ends."""
+        self._thread.start()
+        try:
+            await self._opened
+        except asyncio.CancelledError:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Ask the thread to do what is queued and end; does not wait."""
+        self._queue.put(None)
+
+    async def stop(self) -> None:
+        """As `end`, and wait until all is answered and closed; may be called twice."""
+        self.end()
+        await asyncio.wait([self._ended])
+
+    def put(self, job: J, waiter: _Waiter[A]) -> None:
+        """Queue a job; its waiter is answered on the loop, a thread's waiter at once."""
+        self._queue.put((job, waiter))
+
+    def _main(self) -> None:
+        try:
+            handler = self._open_handler()
+        except BaseException as error:  # noqa: BLE001 - raised again by start()
+            self._post(_settle, self._opened, error)
+        else:
+            self._post(_settle, self._opened, None)
+            self._serve(handler)
+        self._post(_settle, self._ended, None)
+
+    def _serve(self, handler: Handler[J, A]) -> None:
+        while (first := self._queue.get()) is not None:
+            try:
+                handler.await_turn()
+            except OSError as error:
+                self._answer([(first[1], StoreError(f"the store has no turn file: {error}"))])
+                continue
+            jobs, waiters, last = self._take(first)
+            self._answer(list(zip(waiters, _run(handler, jobs), strict=True)))
+            if last:
+                break
+        handler.close()
+
+    def _take(self, first: tuple[J, _Waiter[A]]) -> tuple[list[J], list[_Waiter[A]], bool]:
+        """All that waits now, *first* in front, and whether the stop was among it."""
+        jobs, waiters = [first[0]], [first[1]]
+        for _ in range(self._queue.qsize()):
+            item = self._queue.get_nowait()
+            if item is None:
+                return jobs, waiters, True
+            jobs.append(item[0])
+            waiters.append(item[1])
+        return jobs, waiters, False
+
+    def _answer(self, answers: list[tuple[_Waiter[A], A | StoreError]]) -> None:
+        for waiter, outcome in answers:
+            # Not by way of the loop, which may be what its thread is waiting for.
+            if isinstance(waiter, concurrent.futures.Future):
+                _settle(waiter, outcome)
+        self._post(_settle_all, answers)
+
+    def _post(self, callback: Callable[..., None], *args: object) -> None:
+        # A closed loop has nobody left who waits; the commit holds all the same.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *args)
+
+
+_Waiter = asyncio.Future[A] | concurrent.futures.Future[A]
+
+
+def _run(handler: Handler[J, A], jobs: Sequence[J]) -> Sequence[A | StoreError]:
+    try:
+        return handler.run(jobs)
+    except BaseException as error:  # noqa: BLE001 - the thread must go on answering
+        return [
+            UnknownCommitError(f"the store's thread failed ({error!r}); read the rows again")
+            for _ in jobs
+        ]
+
+
+def _settle_all(answers: list[tuple[_Waiter[A], A | StoreError]]) -> None:
+    for waiter, outcome in answers:
+        _settle(waiter, outcome)
+
+
+def _settle(waiter: _Waiter[A], outcome: A | BaseException) -> None:
+    if waiter.done():  # cancelled by who awaited it, or answered from the thread
+        return
+    if isinstance(outcome, BaseException):
+        waiter.set_exception(outcome)
+    else:
+        waiter.set_result(outcome)

@@ -1,0 +1,374 @@
+"""Events: past facts with fields, and the three places that hear of them.
+
+`CATALOGUE` is the contract with operators: logs, metrics and tests are made
+of these names and fields, and `emit` refuses any other. Wire text in a field
+is escaped and cut before it reaches a log; it is never a metric's label
+unless the metric says so, and ids never are.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import math
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Literal, TextIO
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from gracekit.config import did_you_mean, redact_url
+from gracekit.errors import GracekitError
+
+LOGGER: Final = "gracekit"
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+LONGEST_TEXT: Final = 256
+LONGEST_LIST: Final = 100
+
+# -- the catalogue ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One kind of fact.
+
+    Attributes:
+        name: `noun.past_participle`, stable.
+        level: Of its log line, as in `logging`.
+        meaning: One sentence for operators.
+        fields: What it may carry; `_s` marks seconds.
+    """
+
+    name: str
+    level: int
+    meaning: str
+    fields: frozenset[str]
+
+
+def _event(name: str, level: int, meaning: str, fields: str = "") -> Event:
+    return Event(name, level, meaning, frozenset(fields.split()))
+
+
+_D, _I, _W, _E, _C = (
+    logging.DEBUG,  # one a request
+    logging.INFO,  # a phase, or a decision about one task that somebody will ask about
+    logging.WARNING,  # somebody waits for something that will not come
+    logging.ERROR,  # a fault that the run survives
+    logging.CRITICAL,  # a fault that ends the run
+)
+
+_TASK: Final = "task_id method channel resource attempt"
+
+_EVENTS: Final = (
+    # a service
+    _event("service.starting", _I, "A run begins.", "service instance host run hard_limit_s"),
+    _event("service.serving", _I, "It is ready.", "service instance run took_s"),
+    _event("service.quieted", _I, "Intake is closed, and may be resumed.", "source by"),
+    _event("service.stopped", _I, "The run is over.", "service instance run exit_code"),
+    _event("signal.received", _I, "A signal came.", "signal"),
+    _event("signal.hint", _I, "What another signal would do.", "text"),
+    _event("hook.failed", _E, "Code of the application raised.", "hook method task_id error"),
+    # intake
+    _event("intake.opened", _I, "Requests of a lane are taken.", "channel"),
+    _event("intake.closed", _I, "Requests are no longer taken.", "channel given_back not_started"),
+    _event("intake.paused", _W, "No place in a lane; requests wait in the broker.", "channel"),
+    # a request
+    _event("task.started", _D, "Its handler runs.", _TASK),
+    _event("task.finished", _D, "Its handler has ended.", f"{_TASK} outcome ran_s"),
+    _event("task.rejected", _W, "A request was refused for good.", "method reason error"),
+    _event("dispatch.failed", _E, "A request met a fault of gracekit itself.", "error"),
+    _event("reply.given_up", _W, "A reply found no way to its caller.", "queue error"),
+    # a drain
+    _event("drain.started", _I, "A stop was asked for.", "source by in_flight timeout_s"),
+    _event(
+        "drain.progress",
+        _I,
+        "What a drain waits for.",
+        "in_flight running open_holds longest longest_s resource left_s",
+    ),
+    _event(
+        "drain.step_failed", _E, "A step failed or took too long; the next began.", "step error"
+    ),
+    _event("drain.resumed", _I, "The drain was undone.", "source by"),
+    _event(
+        "drain.finished",
+        _I,
+        "Nothing is in flight any more.",
+        "waited_s finished handed_over not_started given_back exit_code",
+    ),
+    _event("task.stuck", _W, "Cancelled, and did not return.", f"{_TASK} running_s safe_point_s"),
+    _event(
+        "task.handed_over",
+        _I,
+        "Unfinished; the journal has it for the next run.",
+        f"{_TASK} cut running_s safe_point_s",
+    ),
+    # recovery
+    _event(
+        "run.classified",
+        _I,
+        "How an earlier run ended, and what it left.",
+        "run instance verdict unfinished not_started",
+    ),
+    _event("task.adopted", _I, "A task that nobody kept has a keeper.", _TASK),
+    _event("task.settled", _I, "Recovery decided.", f"{_TASK} verdict reason"),
+    _event("task.errored", _W, "It will not be run again.", f"{_TASK} reason"),
+    # the store
+    _event("store.error", _E, "A commit or read failed; rows are read again.", "what error"),
+    _event("store.broken", _C, "The disk under the store fails; the run ends.", "error"),
+)
+
+CATALOGUE: Final = MappingProxyType({event.name: event for event in _EVENTS})
+
+
+class UnknownEventError(GracekitError):
+    """An event or field that the catalogue does not list; add it there first."""
+
+
+def _checked(name: str, fields: Iterable[str]) -> Event:
+    event = CATALOGUE.get(name)
+    if event is None:
+        raise UnknownEventError(f"no event {name!r}{did_you_mean(name, CATALOGUE)}")
+    for field in fields:
+        if field not in event.fields:
+            hint = did_you_mean(field, event.fields)
+            raise UnknownEventError(f"event {name} has no field {field!r}{hint}")
+    return event
+
+
+# -- the emitter ------------------------------------------------------------------
+
+Subscriber = Callable[[str, Mapping[str, Any]], None]
+InFlight = Callable[[], Mapping[tuple[str, str], int]]
+
+
+class Telemetry:
+    """Where the product says what happened; usable from any thread.
+
+    Args:
+        service: Goes with every log line, as `service.name`.
+        instance: As above; set later by `identify`, once it is chosen. The
+            events that name an instance themselves keep theirs.
+    """
+
+    def __init__(self, service: str = "", instance: str = "") -> None:
+        self._identity: Mapping[str, str] = {"service.name": service, "instance": instance}
+        self._logger = logging.getLogger(LOGGER)
+        self._metrics = _Metrics()
+        self._subscribers: tuple[Subscriber, ...] = ()
+
+    def identify(self, *, service: str, instance: str) -> None:
+        """Name the service and instance that later events speak of."""
+        self._identity = {"service.name": service, "instance": instance}
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Tell everybody that *event* has happened.
+
+        Raises:
+            UnknownEventError: the catalogue does not list it or one of the fields.
+        """
+        known = _checked(event, fields)
+        if self._logger.isEnabledFor(known.level):
+            self._log(known, fields)
+        self._metrics.record(event, fields)
+        for subscriber in self._subscribers:
+            self._tell(subscriber, event, fields)
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call *subscriber* with name and fields of every event, in the emitting thread.
+
+        Returns:
+            A function that ends the subscription; may be called twice.
+        """
+        self._subscribers = (*self._subscribers, subscriber)
+
+        def unsubscribe() -> None:
+            self._subscribers = tuple(s for s in self._subscribers if s is not subscriber)
+
+        return unsubscribe
+
+    def observe_in_flight(self, read: InFlight) -> None:
+        """Let the metric `gracekit.tasks.in_flight` ask *read* for counts by (method, channel)."""
+        self._metrics.observe_in_flight(read)
+
+    def _log(self, event: Event, fields: Mapping[str, Any]) -> None:
+        shown = {name: clean(value) for name, value in fields.items() if value is not None}
+        words = " ".join(f"{name}={_word(value)}" for name, value in shown.items())
+        extra = {"event": event.name, **self._identity, **shown}
+        # No arguments: a `%` in wire text must not be formatting.
+        self._logger.log(event.level, f"{event.name} {words}".rstrip(), extra=extra)
+
+    def _tell(self, subscriber: Subscriber, event: str, fields: Mapping[str, Any]) -> None:
+        try:
+            subscriber(event, fields)
+        except Exception:
+            # A listener's fault must not stop a drain.
+            self._logger.exception("a subscriber failed at %s", event)
+
+
+# -- metrics ----------------------------------------------------------------------
+
+
+class _Metrics:
+    """OpenTelemetry instruments; without an SDK in the process they cost next to nothing."""
+
+    def __init__(self) -> None:
+        meter = metrics.get_meter(LOGGER, schema_url=SCHEMA_URL)
+        self._meter = meter
+        self._finished = meter.create_counter("gracekit.tasks.finished")
+        self._handed_over = meter.create_counter("gracekit.tasks.handed_over")
+        self._reconciled = meter.create_counter("gracekit.tasks.reconciled")
+        self._rejected = meter.create_counter("gracekit.tasks.rejected")
+        self._replies_given_up = meter.create_counter("gracekit.replies.given_up")
+        self._intake = meter.create_gauge("gracekit.intake.open")
+        self._drain = meter.create_histogram("gracekit.drain.duration", unit="s")
+        self._call = meter.create_histogram("rpc.server.call.duration", unit="s")
+
+    def record(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Count what the metrics are about; methods here are registered ones, never wire text."""
+        match event:
+            case "task.finished":
+                method, outcome = fields.get("method", ""), fields.get("outcome", "")
+                self._finished.add(1, {"method": method, "outcome": outcome})
+                labels = {"rpc.system.name": LOGGER, "rpc.method": method}
+                self._call.record(fields.get("ran_s") or 0.0, labels)
+            case "task.handed_over":
+                self._handed_over.add(1, {"method": fields.get("method", "")})
+            case "task.settled":
+                self._reconciled.add(1, {"outcome": fields.get("verdict", "")})
+            case "task.rejected":
+                self._rejected.add(1, {"reason": fields.get("reason", "")})
+            case "reply.given_up":
+                self._replies_given_up.add(1)
+            case "intake.opened" | "intake.closed":
+                self._intake.set(int(event == "intake.opened"), {"channel": fields["channel"]})
+            case "drain.finished":
+                self._drain.record(fields.get("waited_s") or 0.0)
+
+    def observe_in_flight(self, read: InFlight) -> None:
+        def observe(_options: CallbackOptions) -> Iterable[Observation]:
+            for (method, channel), count in read().items():
+                yield Observation(count, {"method": method, "channel": channel})
+
+        self._meter.create_observable_gauge("gracekit.tasks.in_flight", callbacks=[observe])
+
+
+# -- text that is safe to show ----------------------------------------------------
+
+_PLAIN: Final = re.compile(r"[^\s\"'=]+")
+
+
+def clean(value: Any) -> Any:
+    """*value* as a log may show it: scalars as they are, text escaped and cut, the rest as text."""
+    match value:
+        case enum.Enum():
+            return clean(value.value)
+        case bool() | int() | None:
+            return value
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case list() | tuple() | set() | frozenset():
+            return [clean(item) for item in list(value)[:LONGEST_LIST]]
+    return escape(str(value))
+
+
+def escape(text: str, *, longest: int = LONGEST_TEXT) -> str:
+    """*text* on one line, cut at *longest*; control, bidi and other unseen characters escaped."""
+    cut = text[:longest]
+    if "://" in cut and "@" in text:
+        cut = redact_url(text[: 2 * longest])[:longest]
+    if not cut.isprintable():
+        cut = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+    return cut if len(text) <= longest else cut + "…"
+
+
+def _word(value: Any) -> str:
+    """One value of a text line, quoted where a reader could not see its end."""
+    if isinstance(value, list):
+        return ",".join(_word(item) for item in value) or "-"
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else '"' + text.replace('"', r"\"") + '"'
+
+
+# -- logging ----------------------------------------------------------------------
+
+LogFormat = Literal["auto", "text", "json"]
+
+# What every record has; the rest came as extra.
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def configure_logging(
+    log_format: LogFormat = "auto", *, level: int = logging.INFO, stream: TextIO | None = None
+) -> None:
+    """Send all logs of this process to *stream*; for the command line, never for embedded use.
+
+    Args:
+        log_format: `text` lines, `json` lines, or `auto`: text on a terminal.
+        level: Lowest level shown.
+        stream: None for standard output.
+    """
+    out = sys.stdout if stream is None else stream
+    text = log_format == "text" or (log_format == "auto" and out.isatty())
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(TextFormatter() if text else JsonFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+
+
+class TextFormatter(logging.Formatter):
+    """`12:00:01 INFO    drain.started source=signal in_flight=3`, in local time."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and a traceback if there is one."""
+        when = time.strftime("%H:%M:%S", time.localtime(record.created))
+        message = escape(record.getMessage(), longest=8192)
+        origin = "" if record.name == LOGGER else f"{record.name}: "
+        line = f"{when} {record.levelname:<7} {origin}{message}"
+        return "\n".join((line, *_traceback(record)))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, keys as in docs; times are UTC."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        whole, milliseconds = time.gmtime(record.created), int(record.msecs)
+        entry = {
+            "timestamp": f"{time.strftime('%Y-%m-%dT%H:%M:%S', whole)}.{milliseconds:03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": escape(record.getMessage(), longest=8192),
+        }
+        entry |= {k: clean(v) for k, v in vars(record).items() if k not in _STANDARD and v != ""}
+        entry |= _trace()
+        if lines := _traceback(record):
+            entry["exception"] = "\n".join(lines)
+        return json.dumps(entry)
+
+
+def _traceback(record: logging.LogRecord) -> list[str]:
+    """Lines of the exception, each escaped: its message may be wire text."""
+    if not record.exc_info or record.exc_info[0] is None:
+        return []
+    text = "".join(traceback.format_exception(*record.exc_info))
+    return [escape(line, longest=2048) for line in text.splitlines()]
+
+
+def _trace() -> dict[str, str]:
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return {}
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+
+
+# Without it Python prints warnings of an embedded library to stderr; this is what libraries do.
+logging.getLogger(LOGGER).addHandler(logging.NullHandler())

@@ -1,0 +1,199 @@
+"""Rows that nobody is working on: taken from the dead, claimed once, settled once.
+
+Every statement is a compare-and-set, so that several runs of one store may all
+try and exactly one acts. Rows of a living run are never touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from gracekit.process import Point
+from gracekit.store.batch import Batch, Value
+from gracekit.tracker.journal import (
+    COUNT,
+    ROW_COLUMNS,
+    Address,
+    Journal,
+    TaskRow,
+    address_of,
+    task_row,
+)
+from gracekit.tracker.task import TaskState
+
+# What a dead run left. A run with a stop record lost nothing by crashing: its handed-over rows
+# cost no attempt; everything else that was started did end with the process.
+_ADOPT: Final = (
+    """
+INSERT INTO incident (at, run_id, what, request_id, method, detail)
+SELECT ?2, ?1, 'adopted', request_id, method, state || ' of run ' || ?3 FROM task
+WHERE owner = ?3 AND state IN ('running', 'handed_over', 'accepted')""",
+    """
+UPDATE task SET owner = NULL, not_before = ?2 + settle_s, cut = 'unclean',
+    crashes = crashes + (state = 'running' OR ?1), state = 'handed_over'
+WHERE owner = ?3 AND state IN ('running', 'handed_over')""",
+    "UPDATE task SET owner = NULL WHERE owner = ?1 AND state = 'accepted'",
+    "UPDATE hold SET owner = NULL WHERE owner = ?1 AND ended_at IS NULL",
+    """
+UPDATE task SET owner = ?1 WHERE owner = ?2 AND finished_at IS NOT NULL
+    AND (errored_due = 1 OR id IN (SELECT task_id FROM reply WHERE due_at IS NOT NULL))""",
+)
+_CLAIM: Final = f"""
+UPDATE task SET owner = ? WHERE id IN (
+    SELECT id FROM task WHERE owner IS NULL AND state = ? AND service = ?
+        AND target IN ('', ?, ?) AND coalesce(not_before, 0) <= ? AND coalesce(next_check, 0) <= ?
+    ORDER BY id LIMIT ?)
+AND owner IS NULL AND state = ? RETURNING {ROW_COLUMNS}"""  # noqa: S608 - constants
+_AGAIN: Final = """
+UPDATE task SET state = 'accepted', cut = NULL, next_check = NULL, waiting_since = NULL,
+    not_before = NULL WHERE id = ? AND owner = ? AND state = 'handed_over'"""
+_WAIT: Final = """
+UPDATE task SET owner = NULL, next_check = ?,
+    waiting_since = coalesce(waiting_since, CASE WHEN ? THEN ? END)
+WHERE id = ? AND owner = ? AND state = 'handed_over'"""
+_NEXT_LOOK: Final = """
+SELECT min(max(coalesce(not_before, 0), coalesce(next_check, 0))) FROM task
+WHERE owner IS NULL AND state = 'handed_over' AND service = ? AND target IN ('', ?, ?)"""
+_DUE_REPLIES: Final = """
+SELECT task.id, reply.queue, reply.msg_id, reply.expires_at, task.accepted_at
+FROM reply JOIN task ON task.id = reply.task_id
+WHERE reply.due_at IS NOT NULL AND task.owner = ?"""
+
+
+class Claims:
+    """What one run may take over, for its host and instance."""
+
+    def __init__(self, journal: Journal, *, host: str, instance: str) -> None:
+        self._journal = journal
+        self._targets = (host, instance)
+
+    def add_adopt(self, batch: Batch, dead_run: str, *, crashed: bool) -> int:
+        """Take over what *dead_run* left.
+
+        Started rows become HANDED_OVER unclean, accepted ones ownerless, holds
+        left over; replies and errored hooks that are due become ours.
+
+        Returns:
+            Index of the statement that lists how many were unclean.
+        """
+        now = self._journal.clock.wall()
+        me = self._journal.run_id
+        note, cut, free, holds, duties = _ADOPT
+        batch.add(note, me, now, dead_run)
+        index = batch.ask(cut + " RETURNING id", int(crashed), now, dead_run)
+        batch.ask(free + " RETURNING id", dead_run)
+        batch.add(holds, dead_run)
+        batch.add(duties, me, dead_run)
+        batch.add(COUNT, "adopted_runs", 1)
+        return index
+
+    async def claim(self, state: TaskState, *, limit: int) -> list[TaskRow]:
+        """Make up to *limit* ownerless rows of that state ours, oldest first.
+
+        ACCEPTED rows are a second intake; HANDED_OVER ones wait for their
+        settle time and the next check that a probe asked for.
+        """
+        now = self._journal.clock.wall()
+        batch = Batch(Point.CLAIM)
+        values: list[Value] = [self._journal.run_id, state.value, self._journal.service]
+        batch.ask(_CLAIM, *values, *self._targets, now, now, limit, state.value)
+        rows = await self._journal.commit(batch)
+        return sorted(map(task_row, rows[0]), key=lambda row: row.id)
+
+    async def next_look(self) -> float | None:
+        """Wall time at which the next HANDED_OVER row may be claimed; None if there is none."""
+        rows = await self._journal.engine.query(_NEXT_LOOK, self._journal.service, *self._targets)
+        return None if rows[0][0] is None else float(rows[0][0])
+
+    async def unfinished_resources(self) -> list[tuple[int, tuple[str, str]]]:
+        """(row id, resource) of each started, ownerless row that names one, oldest first."""
+        rows = await self._journal.engine.query(
+            "SELECT id, resource_kind, resource_id FROM task WHERE owner IS NULL "
+            "AND state = 'handed_over' AND resource_kind IS NOT NULL AND service = ? "
+            "AND target IN ('', ?, ?) ORDER BY id",
+            self._journal.service,
+            *self._targets,
+        )
+        return [(int(row[0] or 0), (str(row[1]), str(row[2]))) for row in rows]
+
+    def add_run_again(self, batch: Batch, row: TaskRow) -> None:
+        """HANDED_OVER back to ACCEPTED, ours: it will be run from its cursor."""
+        batch.add(_AGAIN, row.id, self._journal.run_id, expect=1)
+
+    def accepted(self, row: TaskRow) -> TaskRow:
+        """*row* as it stands after `add_run_again`."""
+        return replace(row, state=TaskState.ACCEPTED, cut=None, next_check=None)
+
+    def add_wait(self, batch: Batch, row: TaskRow, *, next_check: float, counts: bool) -> None:
+        """Leave the row HANDED_OVER and free until wall time *next_check*.
+
+        Args:
+            counts: Whether the wait is the probe's, of which `max_wait` is the limit.
+        """
+        now = self._journal.clock.wall()
+        batch.add(_WAIT, next_check, int(counts), now, row.id, self._journal.run_id, expect=1)
+
+    def add_disown(self, batch: Batch, row: TaskRow) -> None:
+        """Make a row of ours that nobody here works on claimable: settled like a dead run's."""
+        if row.state is TaskState.RUNNING:
+            batch.add(
+                "UPDATE task SET owner = NULL, state = 'handed_over', cut = 'unclean' "
+                "WHERE id = ? AND owner = ? AND state = 'running'",
+                row.id,
+                self._journal.run_id,
+                expect=1,
+            )
+        else:
+            self.add_let_go(batch, row)
+
+    def add_take_over(self, batch: Batch, row: TaskRow) -> None:
+        """Make an ownerless row ours, whomever it was for."""
+        batch.add(
+            "UPDATE task SET owner = ? WHERE id = ? AND owner IS NULL AND state = ?",
+            self._journal.run_id,
+            row.id,
+            row.state.value,
+            expect=1,
+        )
+
+    def add_let_go(self, batch: Batch, row: TaskRow) -> None:
+        """Give a claimed row up untouched."""
+        batch.add(
+            "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = ?",
+            row.id,
+            self._journal.run_id,
+            row.state.value,
+        )
+
+    async def due_replies(self) -> list[tuple[int, Address, float]]:
+        """(row id, address, accepted at) of replies that this run owes."""
+        rows = await self._journal.engine.query(_DUE_REPLIES, self._journal.run_id)
+        return [(int(r[0] or 0), address_of(r[1:4]), float(r[4] or 0)) for r in rows]
+
+    async def errored_due(self, *, limit: int = 100) -> list[TaskRow]:
+        """ERRORED rows of this run whose hook has still to be called."""
+        rows = await self._journal.engine.query(
+            f"SELECT {ROW_COLUMNS} FROM task "  # noqa: S608 - a constant
+            "WHERE errored_due = 1 AND owner = ? ORDER BY id LIMIT ?",
+            self._journal.run_id,
+            limit,
+        )
+        return [task_row(row) for row in rows]
+
+    async def errored_done(self, row: TaskRow) -> None:
+        """The errored hook was called: purge what was kept for it."""
+        batch = Batch(Point.ERRORED_DONE)
+        batch.add(
+            "UPDATE task SET errored_due = 0, args = NULL, context = NULL WHERE id = ?", row.id
+        )
+        await self._journal.commit(batch)
+
+    async def missing(self, known: frozenset[int]) -> list[TaskRow]:
+        """Our own open rows that are not among *known*: a commit whose end we never saw."""
+        rows = await self._journal.engine.query(
+            f"SELECT {ROW_COLUMNS} FROM task WHERE owner = ? "  # noqa: S608 - a constant
+            "AND state IN ('accepted', 'running', 'handed_over')",
+            self._journal.run_id,
+        )
+        return [row for row in map(task_row, rows) if row.id not in known]

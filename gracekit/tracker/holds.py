@@ -1,0 +1,176 @@
+"""Holds: rows that keep a host in its drain across the requests of one operation.
+
+The destination of a migration runs nothing between two calls, yet must not
+leave. A hold says so until it is ended from any later request, or lapses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gracekit.errors import ConflictError, GracekitError
+from gracekit.process import Point
+from gracekit.store.batch import Batch
+from gracekit.tracker.journal import COUNT, Journal, from_json, to_json
+
+_OPEN: Final = """
+INSERT INTO hold (service, name, key, owner, target, namespace, method, version, args, opened_at,
+    lapses_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (service, name, key) WHERE ended_at IS NULL
+DO UPDATE SET lapses_at = max(lapses_at, excluded.lapses_at)
+WHERE hold.owner = excluded.owner RETURNING id"""
+_END: Final = """
+UPDATE hold SET ended_at = ?, end_reason = ?, args = CASE WHEN ? THEN args END, errored_due = ?
+WHERE id = ? AND ended_at IS NULL"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """One open hold.
+
+    Attributes:
+        method: Of the request that opened it; its probe settles a left-over hold.
+        lapses_at: Wall time at which it ends by itself.
+    """
+
+    id: int
+    name: str
+    key: str
+    owner: str | None
+    namespace: str | None
+    method: str
+    version: str
+    args: dict[str, Any]
+    lapses_at: float
+
+
+class Holds:
+    """The holds of one run."""
+
+    def __init__(self, journal: Journal, *, host: str) -> None:
+        self._journal = journal
+        self._host = host
+
+    async def open(
+        self,
+        name: str,
+        key: str,
+        *,
+        at_most_s: float,
+        method: tuple[str | None, str, str],
+        args: dict[str, Any],
+    ) -> None:
+        """Keep this run in its drain until the hold ends; opening it again prolongs it.
+
+        Args:
+            name: Kind of operation. key: Which one.
+            at_most_s: Seconds after which it lapses.
+            method: (namespace, name, version) of the request that opens it.
+            args: Its arguments, kept for the probe.
+
+        Raises:
+            GracekitError: another run holds the same name and key.
+        """
+        now = self._journal.clock.wall()
+        batch = Batch(Point.HOLD)
+        batch.ask(
+            _OPEN,
+            self._journal.service,
+            name,
+            key,
+            self._journal.run_id,
+            self._host,
+            *method,
+            to_json(args),
+            now,
+            now + at_most_s,
+            expect=1,
+        )
+        batch.add(COUNT, "holds", 1)
+        try:
+            await self._journal.commit(batch)
+        except ConflictError:
+            raise GracekitError(
+                f"hold {name!r} of {key!r} is open in another run: end it there, or use a key "
+                "that names this operation alone"
+            ) from None
+
+    async def end(self, name: str, key: str) -> bool:
+        """End a hold, whoever opened it; false if none was open."""
+        batch = Batch(Point.END_HOLD)
+        batch.ask(
+            "UPDATE hold SET ended_at = ?, end_reason = 'ended', args = NULL "
+            "WHERE service = ? AND name = ? AND key = ? AND ended_at IS NULL RETURNING id",
+            self._journal.clock.wall(),
+            self._journal.service,
+            name,
+            key,
+        )
+        return bool((await self._journal.commit(batch))[0])
+
+    async def mine(self) -> list[Hold]:
+        """Holds that keep this run, those past their time excepted."""
+        return [
+            hold
+            for hold in await self._list("owner = ?", self._journal.run_id)
+            if hold.lapses_at > self._journal.clock.wall()
+        ]
+
+    async def lapsed(self) -> list[Hold]:
+        """Holds of this run that are past their time and not yet ended."""
+        now = self._journal.clock.wall()
+        return await self._list("owner = ? AND lapses_at <= ?", self._journal.run_id, now)
+
+    async def left_over(self) -> list[Hold]:
+        """Holds of runs proven dead, for this host, whose next check has come."""
+        return await self._list(
+            "owner IS NULL AND target = ? AND coalesce(next_check, 0) <= ?",
+            self._host,
+            self._journal.clock.wall(),
+        )
+
+    async def settle(self, hold: Hold, reason: str, *, errored: bool) -> bool:
+        """End a hold by verdict; false if someone else did."""
+        batch = Batch(Point.END_HOLD)
+        now = self._journal.clock.wall()
+        batch.ask(_END + " RETURNING id", now, reason, int(errored), int(errored), hold.id)
+        return bool((await self._journal.commit(batch))[0])
+
+    async def wait(self, hold: Hold, *, next_check: float) -> None:
+        """Look at a left-over hold again at wall time *next_check*."""
+        batch = Batch(Point.HOLD)
+        batch.add("UPDATE hold SET next_check = ? WHERE id = ?", next_check, hold.id)
+        await self._journal.commit(batch)
+
+    async def errored_due(self) -> list[Hold]:
+        """Ended holds whose errored hook has still to be called."""
+        return await self._list("errored_due = 1 AND target = ?", self._host)
+
+    async def errored_done(self, hold: Hold) -> None:
+        """The hook was called: purge the arguments."""
+        batch = Batch(Point.ERRORED_DONE)
+        batch.add("UPDATE hold SET errored_due = 0, args = NULL WHERE id = ?", hold.id)
+        await self._journal.commit(batch)
+
+    async def _list(self, condition: str, *params: str | float) -> list[Hold]:
+        open_only = "" if condition.startswith("errored_due") else "ended_at IS NULL AND "
+        rows = await self._journal.engine.query(
+            "SELECT id, name, key, owner, namespace, method, version, args, lapses_at "
+            f"FROM hold WHERE {open_only}service = ? AND {condition} ORDER BY id",
+            self._journal.service,
+            *params,
+        )
+        names = (
+            "id",
+            "name",
+            "key",
+            "owner",
+            "namespace",
+            "method",
+            "version",
+            "args",
+            "lapses_at",
+        )
+        found: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in rows]
+        return [Hold(**{**one, "args": from_json(one["args"]) or {}}) for one in found]

@@ -1,0 +1,71 @@
+"""What time ends: old terminal rows, and rows whose host or instance does not come back.
+
+Removal is in small batches and counted, so that accepted = terminal + transient
++ removed holds at every commit.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gracekit.process import Point
+from gracekit.store.batch import Batch
+from gracekit.tracker.journal import COUNT, ROW_COLUMNS, Journal, TaskRow, task_row
+
+REMOVE_AT_ONCE: Final = 500
+
+_OLD: Final = """
+SELECT id FROM task WHERE finished_at < ? AND errored_due = 0
+    AND id NOT IN (SELECT task_id FROM reply) ORDER BY finished_at LIMIT ?"""
+_ABANDONED: Final = f"""
+SELECT {ROW_COLUMNS} FROM task
+WHERE owner IS NULL AND state IN ('accepted', 'handed_over') AND service = ? AND target <> ''
+    AND route = ? AND NOT EXISTS (
+        SELECT 1 FROM run WHERE run.service = task.service
+            AND (run.host = task.target OR run.instance = task.target) AND run.beat_at > ?)
+ORDER BY id LIMIT ?"""  # noqa: S608 - constants
+
+
+class Retention:
+    """Removes what nobody needs any more."""
+
+    def __init__(self, journal: Journal, *, retention_s: float) -> None:
+        self._journal = journal
+        self._retention_s = retention_s
+
+    async def remove_old(self) -> int:
+        """Remove one batch of terminal rows older than the retention; returns how many."""
+        moment = self._journal.clock.wall() - self._retention_s
+        rows = await self._journal.engine.query(_OLD, moment, REMOVE_AT_ONCE)
+        if not rows:
+            return 0
+        batch = Batch(Point.RETIRE)
+        marks = ",".join("?" * len(rows))
+        ids = [row[0] for row in rows]
+        rejected = batch.ask(
+            f"DELETE FROM task WHERE id IN ({marks}) AND finished_at IS NOT NULL "  # noqa: S608
+            "AND state = 'rejected' RETURNING id",
+            *ids,
+        )
+        removed = batch.ask(
+            f"DELETE FROM task WHERE id IN ({marks}) AND finished_at IS NOT NULL "  # noqa: S608
+            "RETURNING id",
+            *ids,
+        )
+        # Counted from what was there: a sibling may have removed some of them.
+        batch.add(COUNT, "removed", len(rows))
+        batch.add("DELETE FROM incident WHERE at < ?", moment)
+        answer = await self._journal.commit(batch)
+        return len(answer[rejected]) + len(answer[removed])
+
+    async def abandoned(self, route: str, *, gone_s: float) -> list[TaskRow]:
+        """Ownerless rows for a host or instance that has had no run for *gone_s* seconds.
+
+        Args:
+            route: directed or fanout.
+        """
+        moment = self._journal.clock.wall() - gone_s
+        rows = await self._journal.engine.query(
+            _ABANDONED, self._journal.service, route, moment, REMOVE_AT_ONCE
+        )
+        return [task_row(row) for row in rows]

@@ -1,0 +1,193 @@
+"""One tracked task: its state and its legal steps.
+
+`_NEXT` is the drawing in ARCHITECTURE.md as data, and the only place that says
+which step may follow which. "Orphaned" is no state: it is a row whose owner is
+no longer alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gracekit.errors import IllegalTransitionError
+
+
+class TaskState(enum.Enum):
+    """Where a task is in its life, as the journal stores it."""
+
+    ACCEPTED = "accepted"  # journaled, not started; custody is ours
+    RUNNING = "running"  # an attempt was recorded; its handler may be at work
+    PENDING = "pending"  # parked for want of capacity; owned by no run
+    HANDED_OVER = "handed_over"  # started and cut; recovery decides
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"  # the handler said no
+    CANCELLED = "cancelled"  # by an operator, its caller, or a fanout whose instance is gone
+    ERRORED = "errored"  # recovery gave up; the reason is kept
+    REJECTED = "rejected"  # never a task: oversize, unreadable, unknown method, conflicting id
+
+
+_NEXT: Final[Mapping[TaskState, frozenset[TaskState]]] = {
+    TaskState.ACCEPTED: frozenset({TaskState.RUNNING, TaskState.CANCELLED, TaskState.ERRORED}),
+    TaskState.RUNNING: frozenset(
+        {
+            TaskState.SUCCEEDED,
+            TaskState.FAILED,
+            TaskState.CANCELLED,
+            TaskState.PENDING,
+            TaskState.HANDED_OVER,
+        }
+    ),
+    TaskState.PENDING: frozenset({TaskState.ACCEPTED, TaskState.ERRORED, TaskState.CANCELLED}),
+    TaskState.HANDED_OVER: frozenset(
+        {
+            TaskState.ACCEPTED,
+            TaskState.SUCCEEDED,
+            TaskState.FAILED,
+            TaskState.CANCELLED,
+            TaskState.ERRORED,
+        }
+    ),
+    TaskState.SUCCEEDED: frozenset(),
+    TaskState.FAILED: frozenset(),
+    TaskState.CANCELLED: frozenset(),
+    TaskState.ERRORED: frozenset(),
+    TaskState.REJECTED: frozenset(),
+}
+
+TRANSIENT: Final = frozenset(state for state in TaskState if _NEXT[state])
+TERMINAL: Final = frozenset(TaskState) - TRANSIENT
+
+
+def check_step(task: object, before: TaskState, after: TaskState) -> None:
+    """Judge one step.
+
+    Raises:
+        IllegalTransitionError: *after* does not follow *before*.
+    """
+    if after not in _NEXT[before]:
+        raise IllegalTransitionError(f"{task} cannot go from {before.value} to {after.value}")
+
+
+class Lane(enum.Enum):
+    """The channel that a task came by; each has its own places, slots and threads."""
+
+    REQUESTS = "requests"  # closed first by a drain
+    OPS = "ops"  # answers until the last task ends
+    PERIODIC = "periodic"  # tracked, not journaled
+    BACKGROUND = "background"  # work that a handler tracks by itself
+
+
+class OnInterrupt(enum.Enum):
+    """What recovery does with a started, unfinished task."""
+
+    ERROR = "error"
+    RETRY = "retry"
+    PROBE = "probe"
+    REQUEUE = "requeue"  # no journal row; given back to the transport
+
+
+class Cut(enum.Enum):
+    """How an attempt was cut before it ended."""
+
+    SAFE_POINT = "safe_point"  # stopped by itself, cursor committed: no interruption
+    CANCELLED = "cancelled"  # its coroutine or thread has returned
+    UNCLEAN = "unclean"  # it may still have acted when its process died
+
+
+class Reason(enum.Enum):
+    """Why a task is ERRORED."""
+
+    INTERRUPTED = "interrupted"
+    ATTEMPTS = "attempts"
+    EXPIRED = "expired"
+    GAVE_UP = "gave_up"
+    METHOD_GONE = "method_gone"
+    DEPENDENCY = "dependency"
+
+
+class CancelCause(enum.Enum):
+    """Who asked for a handler's cancellation; the first cause wins."""
+
+    DRAIN_DEADLINE = "drain deadline"
+    FORCED = "forced stop"
+    TIMEOUT = "method timeout"
+    OPERATOR = "operator"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class TrackedTask:
+    """A request that gracekit has promised to finish or to hand over.
+
+    Attributes:
+        request_id: The sender's id, or one drawn here.
+        recipient: Empty, or the instance that a fanout copy is for.
+        method: Name of the handler, as registered.
+        lane: The channel that it came by.
+        holds_drain: Whether a drain waits for it (ops methods on the ops lane do not).
+        journaled: Whether it has a row; `requeue`, periodic and background work has none.
+        on_interrupt: What recovery would do with it.
+        resource: (kind, id) that it acts on; None for none.
+        row_id: Its journal row; None before acceptance.
+        tracked_at: Loop time in seconds.
+        started_at: Loop time of the present attempt's start; None before it.
+        deadline: Loop time in seconds at which its handler is cancelled; None for never.
+        attempt: Number of the present attempt, from 1; 0 before the first.
+        token: Fencing token of the present attempt; None without a resource.
+        cursor: The last safe point's, plain JSON data.
+        safe_point_at: Loop time of the last safe point; None for none.
+        state: Changed only by `advance()`.
+        handler: The asyncio task that runs it; the tracker keeps it alive.
+        cancellable: Only while the handler itself runs; gracekit's own steps never are.
+        cancel_cause: Who asked for its cancellation; None for nobody.
+        cut: How the attempt was cut; None while it runs or if it ended.
+    """
+
+    request_id: str
+    method: str
+    lane: Lane
+    recipient: str = ""
+    holds_drain: bool = True
+    journaled: bool = True
+    on_interrupt: OnInterrupt = OnInterrupt.ERROR
+    resource: tuple[str, str] | None = None
+    row_id: int | None = None
+    tracked_at: float = 0.0
+    started_at: float | None = None
+    deadline: float | None = None
+    attempt: int = 0
+    token: int | None = None
+    cursor: Any = None
+    safe_point_at: float | None = None
+    state: TaskState = TaskState.ACCEPTED
+    handler: asyncio.Task[Any] | None = None
+    cancellable: bool = False
+    cancel_cause: CancelCause | None = None
+    cut: Cut | None = None
+
+    def advance(self, to: TaskState) -> None:
+        """Take one step of the state machine.
+
+        Raises:
+            IllegalTransitionError: *to* does not follow the present state.
+        """
+        check_step(self, self.state, to)
+        self.state = to
+
+    def cancel(self, cause: CancelCause) -> None:
+        """Ask the handler to end; a task between gracekit's own steps ends at the next one."""
+        if self.cancel_cause is None:
+            self.cancel_cause = cause
+        if self.cancellable and self.handler is not None:
+            self.handler.cancel(cause.value)
+
+    @property
+    def running(self) -> bool:
+        """Whether an attempt is under way."""
+        return self.state is TaskState.RUNNING
+
+    def __str__(self) -> str:
+        return f"task {self.request_id} ({self.method})"

@@ -1,0 +1,168 @@
+"""The in-flight task tracker: one per process, built and handed down by the Runtime.
+
+It knows every task from before its acceptance is submitted until its reply is
+sent. Adding, finishing and asking are O(1); whoever needs a moment waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from gracekit.clock import Clock
+from gracekit.tracker.task import Lane, TaskState, TrackedTask
+
+Listener = Callable[[TrackedTask], None]
+Key = tuple[str, str]
+
+
+class Tracker:
+    """Tasks in flight, by (request id, recipient).
+
+    Keeps a strong reference to each: an asyncio task that only the loop knows
+    may be collected in the middle of its work.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[Key, TrackedTask] = {}
+        self._by_lane: Counter[Lane] = Counter()
+        self._running = 0  # those that hold a drain
+        self._running_ops = 0  # those that do not
+        self._changed: set[asyncio.Event] = set()
+        self._on_removed: list[Listener] = []
+
+    # -- changes ---------------------------------------------------------------
+
+    def add(self, task: TrackedTask) -> TrackedTask | None:
+        """Track *task*; if its key is in flight already, return that one and change nothing."""
+        key = (task.request_id, task.recipient)
+        known = self._tasks.setdefault(key, task)
+        if known is not task:
+            return known
+        self._by_lane[task.lane] += 1
+        return None
+
+    def started(self, task: TrackedTask) -> None:
+        """Count *task* as running: a drain waits for it if it holds drains."""
+        if task.holds_drain:
+            self._running += 1
+        else:
+            self._running_ops += 1
+
+    def ended(self, task: TrackedTask) -> None:
+        """The attempt of *task* is over; it stays in flight until its reply is sent."""
+        if task.holds_drain:
+            self._running -= 1
+        else:
+            self._running_ops -= 1
+        self._wake()
+
+    def remove(self, task: TrackedTask) -> None:
+        """Forget *task*: answered, handed over, or given back."""
+        if self._tasks.pop((task.request_id, task.recipient), None) is None:
+            return
+        self._by_lane[task.lane] -= 1
+        for listener in self._on_removed:
+            listener(task)
+        self._wake()
+
+    def poke(self) -> None:
+        """Let everybody who waits ask their condition again."""
+        self._wake()
+
+    def on_removed(self, listener: Listener) -> None:
+        """Call *listener* for every task that leaves the tracker, on the loop."""
+        self._on_removed.append(listener)
+
+    @contextlib.contextmanager
+    def background(self, name: str, clock: Clock) -> Iterator[TrackedTask]:
+        """Let a drain wait for a block of work that is no request; cancelled at its deadline."""
+        now = clock.loop()
+        task = TrackedTask(
+            request_id=clock.new_id(),
+            method=name,
+            lane=Lane.BACKGROUND,
+            journaled=False,
+            state=TaskState.RUNNING,
+            tracked_at=now,
+            started_at=now,
+            handler=asyncio.current_task(),
+            cancellable=True,
+        )
+        self.add(task)
+        self.started(task)
+        try:
+            yield task
+        finally:
+            task.cancellable = False
+            self.ended(task)
+            self.remove(task)
+
+    # -- questions -------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[TrackedTask]:
+        """Tasks in flight, in the order they were added."""
+        return iter(tuple(self._tasks.values()))
+
+    def get(self, request_id: str, recipient: str = "") -> TrackedTask | None:
+        """The task in flight under that key; None if there is none."""
+        return self._tasks.get((request_id, recipient))
+
+    def count(self, lane: Lane) -> int:
+        """Tasks of *lane* in flight."""
+        return self._by_lane[lane]
+
+    @property
+    def running(self) -> int:
+        """Attempts under way that hold a drain."""
+        return self._running
+
+    @property
+    def running_ops(self) -> int:
+        """Attempts under way that do not hold a drain."""
+        return self._running_ops
+
+    # -- waiting ---------------------------------------------------------------
+
+    async def wait_until(self, condition: Callable[[], bool], *, deadline: float) -> bool:
+        """Wait until *condition* holds; it is asked again after each end and removal.
+
+        Args:
+            condition: Cheap question about this tracker.
+            deadline: Loop time in seconds. In the past means "do not wait".
+
+        Returns:
+            Whether it holds.
+        """
+        changed = asyncio.Event()
+        self._changed.add(changed)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    while not condition():
+                        changed.clear()
+                        await changed.wait()
+            return condition()
+        finally:
+            self._changed.discard(changed)
+
+    async def wait_idle(self, *, deadline: float) -> tuple[TrackedTask, ...]:
+        """Wait until nothing that holds a drain is running, or until *deadline*.
+
+        A task that waits for its turn does not count: it has not begun, and its
+        row is safe.
+
+        Returns:
+            What is still running, oldest first; empty if all ended.
+        """
+        await self.wait_until(lambda: self._running == 0, deadline=deadline)
+        return tuple(task for task in self if task.running and task.holds_drain)
+
+    def _wake(self) -> None:
+        for event in self._changed:
+            event.set()

@@ -1,0 +1,24 @@
+"""What all tests share: peace between two plugins, and no need of a quiet machine."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Generator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine makes an example slow, not wrong.
+settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("house")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """
+    looptime 0.9 asks pytest-asyncio's policy for a loop also before a sync test; the policy then
+    makes one that nobody closes, and the ResourceWarning fails the run.
+    """
+    if not inspect.iscoroutinefunction(inspect.unwrap(pyfuncitem.obj)):
+        pyfuncitem.funcargs.pop("event_loop_policy", None)
+    return (yield)

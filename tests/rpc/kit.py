@@ -1,0 +1,123 @@
+"""What the transport tests share: an inbox to await, and machines to test on."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Protocol
+
+from gracekit.clock import Clock
+from gracekit.process import Process
+from gracekit.rpc.memory import MemoryBroker, MemoryTransport
+from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.transport import DeadLetter, Delivery, Message, Transport
+
+PATIENCE_S = 30.0  # for what must happen; never waited for in full
+FOR_EVER_S = 3600.0  # a safety poll that no test lives to see
+
+
+def message(text: str, expires_in_s: float | None = None) -> Message:
+    return Message(body=text.encode(), expires_in_s=expires_in_s)
+
+
+class Inbox:
+    """Deliveries as they come; its `put` is a consumer's callback."""
+
+    def __init__(self) -> None:
+        self.all: list[Delivery] = []
+        self._taken = 0
+        self._news = asyncio.Event()
+
+    def put(self, delivery: Delivery) -> None:
+        self.all.append(delivery)
+        self._news.set()
+
+    @property
+    def bodies(self) -> list[str]:
+        return [delivery.body.decode() for delivery in self.all]
+
+    async def take(self, number: int = 1) -> list[Delivery]:
+        """Wait for the next *number* deliveries."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.all) < self._taken + number:
+                self._news.clear()
+                await self._news.wait()
+        self._taken += number
+        return self.all[self._taken - number : self._taken]
+
+    async def next(self) -> Delivery:
+        return (await self.take())[0]
+
+
+class ShiftedClock(Clock):
+    """Wall time that a test moves on."""
+
+    def __init__(self) -> None:
+        self.shift_s = 0.0
+
+    def wall(self) -> float:
+        return super().wall() + self.shift_s
+
+
+class Machine(Protocol):
+    """What all transports of one test are connected to."""
+
+    async def connect(self) -> Transport: ...
+    async def pass_time(self, seconds: float) -> None: ...
+    async def expired(self) -> dict[str, int]: ...
+    async def dead_letters(self) -> list[DeadLetter]: ...
+    async def close(self) -> None: ...
+
+
+class MemoryMachine:
+    def __init__(self) -> None:
+        self.broker = MemoryBroker()
+        self._transports: list[MemoryTransport] = []
+
+    async def connect(self) -> MemoryTransport:
+        transport = MemoryTransport(self.broker, Process())
+        self._transports.append(transport)
+        await transport.start()
+        return transport
+
+    async def pass_time(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def expired(self) -> dict[str, int]:
+        return dict(self.broker.expired())
+
+    async def dead_letters(self) -> list[DeadLetter]:
+        return self.broker.dead_letters
+
+    async def close(self) -> None:
+        for transport in self._transports:
+            await transport.stop()
+
+
+class SqliteMachine:
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "queues.db"
+        self.clock = ShiftedClock()
+        self._transports: list[SqliteTransport] = []
+
+    async def connect(self) -> SqliteTransport:
+        # No safety poll: whatever arrives was rung for.
+        transport = SqliteTransport(
+            self.path, process=Process(), clock=self.clock, poll_s=FOR_EVER_S
+        )
+        self._transports.append(transport)
+        await transport.start()
+        return transport
+
+    async def pass_time(self, seconds: float) -> None:
+        self.clock.shift_s += seconds
+
+    async def expired(self) -> dict[str, int]:
+        return dict(await (await self.connect()).expired())
+
+    async def dead_letters(self) -> list[DeadLetter]:
+        return await (await self.connect()).dead_letters()
+
+    async def close(self) -> None:
+        for transport in self._transports:
+            await transport.stop()

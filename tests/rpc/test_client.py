@@ -1,0 +1,519 @@
+"""Callers: options, addresses, answers, errors and timeouts, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gracekit.errors import (
+    CallTimeoutError,
+    ConfigError,
+    DependencyError,
+    InvalidArgumentsError,
+    MessageTooLargeError,
+    NoSuchMethodError,
+    RemoteError,
+    RpcError,
+    Undeliverable,
+    UnserialisableError,
+)
+from gracekit.process import Process
+from gracekit.rpc.client import RpcClient
+from gracekit.rpc.failures import failure_of
+from gracekit.rpc.memory import MemoryBroker, MemoryTransport
+from gracekit.rpc.message import Reply, Request
+from gracekit.rpc.methods import Method, options_from
+from gracekit.rpc.oslo_wire import decode_request, encode_reply
+from gracekit.rpc.transport import (
+    Delivery,
+    Message,
+    Queue,
+    QueueKind,
+    directed_queue,
+    shared_queue,
+)
+from tests.rpc.kit import Inbox
+
+pytestmark = pytest.mark.looptime
+
+Answer = Callable[[Request], Any]
+
+
+class Lost(Exception):  # noqa: N818
+    """An application's error."""
+
+
+class Echo:
+    """A service of a few lines: answers with the request's arguments, or as told."""
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self.transport = transport
+        self.requests: list[Request] = []
+        self.deliveries: list[Delivery] = []
+        self.answer: Answer = lambda request: request.args
+        self.is_silent = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, *queues: Queue) -> None:
+        await self.transport.consume(queues, self._take, prefetch=100)
+
+    def _take(self, delivery: Delivery) -> None:
+        task = asyncio.create_task(self._reply(delivery))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reply(self, delivery: Delivery) -> None:
+        request = decode_request(delivery.body)
+        self.requests.append(request)
+        self.deliveries.append(delivery)
+        await delivery.ack()
+        if request.reply is None or self.is_silent:
+            return
+        try:
+            reply = Reply(msg_id=request.reply.msg_id, reply_id="r", result=self.answer(request))
+        except Exception as error:  # noqa: BLE001
+            reply = Reply(msg_id=request.reply.msg_id, reply_id="r", failure=failure_of(error))
+        await self.send(request, encode_reply(reply))
+
+    async def send(self, request: Request, body: bytes) -> None:
+        assert request.reply is not None
+        await self.transport.publish(request.reply.queue, Message(body=body))
+
+
+@pytest.fixture
+def broker() -> MemoryBroker:
+    return MemoryBroker()
+
+
+@pytest.fixture
+async def echo(broker: MemoryBroker) -> AsyncIterator[Echo]:
+    transport = MemoryTransport(broker, Process())
+    await transport.start()
+    echo = Echo(transport)
+    await echo.serve(
+        shared_queue("compute"),
+        directed_queue("compute", "node-1"),
+        shared_queue("compute-ops"),
+        Queue("compute_fanout_1", QueueKind.FANOUT, "compute"),
+    )
+    yield echo
+    await transport.stop()
+
+
+@pytest.fixture
+async def client(broker: MemoryBroker, echo: Echo) -> AsyncIterator[RpcClient]:
+    transport = MemoryTransport(broker, Process())
+    await transport.start()
+    async with RpcClient(transport, "compute", exceptions={"app.Lost": Lost}) as client:
+        yield client
+    await transport.stop()
+
+
+async def migrate(ctx: object, vm: str, dest: str = "any") -> dict[str, str]:
+    return {"vm": vm, "dest": dest}
+
+
+async def done(ctx: object, vm: str) -> None: ...
+
+
+MIGRATE: Method[..., Any] = Method(migrate, options_from(resource="vm", version="1.4"), skip=1)
+DONE: Method[..., Any] = Method(done, options_from(ops=True, namespace="late"), skip=1)
+
+
+# -- calls ---------------------------------------------------------------------------
+
+
+async def test_a_call_returns_the_answer(client, echo):
+    """
+    Arguments go out by name, plain data comes back.
+    """
+    assert await client.call("echo", a=1, b=[None, "é"]) == {"a": 1, "b": [None, "é"]}
+
+
+async def test_arguments_may_have_any_name(client):
+    """
+    No argument's name collides with the client's own.
+    """
+    odd = {"method": 1, "self": 2, "timeout": 3, "host": 4, "options": 5}
+
+    assert await client.call("echo", **odd) == odd
+
+
+async def test_calls_find_their_own_answers(client, echo):
+    """
+    Many calls over one reply queue are not mixed up, whatever the order of the answers.
+    """
+    echo.answer = lambda request: request.args["n"]
+
+    answers = await asyncio.gather(*(client.call("echo", n=n) for n in range(100)))
+
+    assert answers == list(range(100))
+    assert len({request.reply.queue for request in echo.requests}) == 1
+    assert len({request.reply.msg_id for request in echo.requests}) == 100
+    assert len({request.request_id for request in echo.requests}) == 100
+
+
+async def test_a_method_brings_its_version_namespace_and_topic(client, echo):
+    """
+    Passing the method itself sends what it declares, to the topic that it is marked for.
+    """
+    assert await client.call(MIGRATE, vm="vm-1") == {"vm": "vm-1"}
+    await client.call(DONE, vm="vm-1")
+
+    assert [(r.method, r.version, r.namespace) for r in echo.requests] == [
+        ("migrate", "1.4", None),
+        ("done", "1.0", "late"),
+    ]
+    assert [d.queue.name for d in echo.deliveries] == ["compute", "compute-ops"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "vm"),
+        ({"vm": "a", "dst": "b"}, "did you mean 'dest'"),
+        ({"vm": ""}, "needs a value for 'vm'"),
+    ],
+)
+async def test_wrong_arguments_of_a_known_method_are_not_sent(client, echo, arguments, said):
+    """
+    Where the signature is at hand, the mistake is told before anything is sent.
+    """
+    with pytest.raises(InvalidArgumentsError, match=said):
+        await client.call(MIGRATE, **arguments)
+
+    assert echo.requests == []
+
+
+async def test_positional_arguments_are_refused(client, echo):
+    """
+    Requests carry their arguments by name.
+    """
+    with pytest.raises(
+        InvalidArgumentsError, match=r"echo\(\) takes its arguments by name; 2 came"
+    ):
+        await client.call("echo", 1, 2)
+
+
+# -- options --------------------------------------------------------------------------
+
+
+async def test_options_choose_address_and_headers(client, echo):
+    """
+    Host, ops, version, namespace and context reach the request; views add up and stay apart.
+    """
+    node = client.prepare(host="node-1", context={"user_id": "joe"})
+    await node.prepare(version="2.1", namespace="n").call("echo")
+    await node.call("echo")
+    await client.prepare(ops=True).call("echo")
+
+    assert [d.queue.name for d in echo.deliveries] == [
+        "compute.node-1",
+        "compute.node-1",
+        "compute-ops",
+    ]
+    assert [(r.version, r.namespace, r.context) for r in echo.requests] == [
+        ("2.1", "n", {"user_id": "joe"}),
+        ("1.0", None, {"user_id": "joe"}),
+        ("1.0", None, {}),
+    ]
+
+
+async def test_a_context_is_copied_when_prepared(client, echo):
+    """
+    What happens to the caller's mapping later changes no prepared view.
+    """
+    context = {"user_id": "joe"}
+    view = client.prepare(context=context)
+
+    context["user_id"] = "eve"
+    await view.call("echo")
+
+    assert echo.requests[0].context == {"user_id": "joe"}
+
+
+async def test_an_unknown_option_is_refused_with_a_hint(client):
+    """
+    A mistyped option does not become an argument or vanish.
+    """
+    with pytest.raises(TypeError, match="no option 'timout'; did you mean timeout"):
+        client.prepare(timout=3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"timeout": 0}, {"timeout": -1}, {"timeout": "soon"}, {"request_id": ""}, {"host": ""}],
+)
+async def test_impossible_options_are_refused(client, options):
+    """
+    A value that cannot work is refused where it is given.
+    """
+    with pytest.raises(ConfigError):
+        client.prepare(**options)
+
+
+# -- casts and fanouts ---------------------------------------------------------------
+
+
+async def test_a_cast_returns_the_id_that_was_sent(client, echo):
+    """
+    The id names the request in every record of it, and each send draws a new one.
+    """
+    ids = [await client.cast("echo", n=n) for n in range(2)]
+    await client.call("echo")
+
+    assert [request.request_id for request in echo.requests[:2]] == ids
+    assert ids[0] != ids[1]
+    assert echo.requests[0].reply is None
+    assert echo.deliveries[0].expires_in_s is None
+
+
+async def test_a_prepared_request_id_is_sent_as_it_is(client, echo):
+    """
+    The caller's own idempotency key stays the same over repeated sends.
+    """
+    view = client.prepare(request_id="order-7")
+
+    assert [await view.cast("echo"), await view.cast("echo")] == ["order-7", "order-7"]
+
+
+async def test_a_fanout_goes_to_the_fanout_queues(client, echo):
+    """
+    Every instance gets its copy; a fanout to one host makes no sense and is refused.
+    """
+    await client.fanout("echo", a=1)
+    await client.call("echo")
+
+    assert echo.deliveries[0].queue.name == "compute_fanout_1"
+    with pytest.raises(InvalidArgumentsError, match="goes to every host"):
+        await client.prepare(host="node-1").fanout("echo")
+
+
+async def test_an_unread_topic_is_undeliverable(broker, client):
+    """
+    A topic that no service ever read fails at once, for calls and casts.
+    """
+    nobody = client.prepare(host="node-9")
+
+    with pytest.raises(Undeliverable):
+        await nobody.call("echo")
+    with pytest.raises(Undeliverable):
+        await nobody.cast("echo")
+
+
+# -- time -----------------------------------------------------------------------------
+
+
+async def test_a_call_times_out_after_a_minute(client, echo):
+    """
+    Silence ends with an error that names method, topic and seconds, and promises nothing.
+    """
+    echo.is_silent = True
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+
+    with pytest.raises(
+        CallTimeoutError, match=r"no reply to echo\(\) from 'compute' within 60 s; .* may still run"
+    ):
+        await client.call("echo")
+
+    assert loop.time() - begin == pytest.approx(60)
+
+
+async def test_a_call_that_waits_unread_expires_with_its_caller(broker, client, echo):
+    """
+    Once its caller has left, a queued call is dropped and counted.
+    """
+    await echo.transport.stop()
+
+    with pytest.raises(CallTimeoutError, match="within 5 s"):
+        await client.prepare(timeout="5s").call("echo")
+
+    assert broker.expired() == {"compute": 1}
+
+
+async def test_a_late_or_repeated_reply_is_ignored_and_counted(client, echo):
+    """
+    Replies that no call waits for change nothing.
+    """
+    echo.is_silent = True
+    with pytest.raises(CallTimeoutError):
+        await client.prepare(timeout=1).call("echo")
+    echo.is_silent = False
+    late = encode_reply(Reply(msg_id=echo.requests[0].reply.msg_id, reply_id="r", result="late"))
+
+    await echo.send(echo.requests[0], late)
+    await echo.send(echo.requests[0], late)
+
+    assert await client.call("echo", a=1) == {"a": 1}
+    assert client.ignored_replies == 2
+
+
+async def test_foreign_and_unreadable_replies_are_survived(broker, client, echo):
+    """
+    Junk in the reply queue is counted and kept aside; the next answer is found.
+    """
+    await client.call("echo")
+    for junk in (b"junk", b'{"_msg_id": "unknown"}', b'{"_msg_id": "m", "ending": false}'):
+        await echo.send(echo.requests[0], junk)
+
+    assert await client.call("echo", a=1) == {"a": 1}
+    assert client.ignored_replies == 2
+    assert [letter.body for letter in broker.dead_letters] == [b"junk"]
+
+
+async def test_a_heartbeat_is_no_answer(client, echo):
+    """
+    A reply that is no ending leaves the call waiting for the one that is.
+    """
+    echo.is_silent = True
+    calling = asyncio.create_task(client.call("echo"))
+    while not echo.requests:
+        await asyncio.sleep(0)
+    msg_id = echo.requests[0].reply.msg_id
+
+    for ending in (False, True):
+        reply = Reply(msg_id=msg_id, reply_id="r", result=ending, ending=ending)
+        await echo.send(echo.requests[0], encode_reply(reply))
+
+    assert await calling is True
+
+
+async def test_stopping_ends_waiting_calls_with_an_error(client, echo):
+    """
+    A caller is told that its client was stopped; it is not cancelled in its place.
+    """
+    echo.is_silent = True
+    calling = asyncio.create_task(client.call("echo"))
+    while not echo.requests:
+        await asyncio.sleep(0)
+
+    await client.stop()
+
+    with pytest.raises(RpcError, match="the client was stopped"):
+        await calling
+
+
+# -- errors ---------------------------------------------------------------------------
+
+
+def raising(error: Exception) -> Answer:
+    def answer(request: Request) -> Any:
+        raise error
+
+    return answer
+
+
+@pytest.mark.parametrize("error", [ValueError("bad", 5), KeyError("k"), NoSuchMethodError("no m")])
+async def test_known_errors_are_raised_as_themselves(client, echo, error):
+    """
+    A builtin or gracekit error there is the same error here.
+    """
+    echo.answer = raising(error)
+
+    with pytest.raises(type(error)) as caught:
+        await client.call("echo")
+
+    assert caught.value.args == error.args
+    assert "remote traceback" in caught.value.__notes__[0]
+
+
+async def test_registered_errors_are_raised_as_the_application_asked(client, echo):
+    """
+    `exceptions=` maps names on the wire to classes of the caller.
+    """
+    echo.answer = raising(type("Lost", (Exception,), {"__module__": "app"})("vm-1"))
+
+    with pytest.raises(Lost, match="vm-1"):
+        await client.call("echo")
+
+
+async def test_other_errors_are_remote_errors_with_text(client, echo):
+    """
+    What is not registered keeps its name, message and traceback as text.
+    """
+    echo.answer = raising(Lost("vm-1"))
+
+    with pytest.raises(RemoteError, match="Lost: vm-1") as caught:
+        await client.call("echo")
+
+    assert (caught.value.exc_class, caught.value.exc_module) == ("Lost", Lost.__module__)
+    assert "raise error" in caught.value.traceback
+
+
+async def test_what_cannot_be_sent_is_refused_by_name(client, echo):
+    """
+    The sender learns which argument is no plain data, or that the message is too large.
+    """
+    with pytest.raises(UnserialisableError, match=r"args.a\[0\].b: object of type object"):
+        await client.cast("echo", a=[{"b": object()}])
+    with pytest.raises(MessageTooLargeError, match=r"echo.. makes a message of .* bytes"):
+        await client.cast("echo", a="x" * (1 << 20))
+
+    assert echo.requests == []
+
+
+async def test_only_exceptions_can_be_registered(client):
+    """
+    A map to something else is refused at construction.
+    """
+    for kind in (SystemExit, "Lost", object):
+        with pytest.raises(ConfigError, match="not a subclass of Exception"):
+            RpcClient("sqlite:///x.db", "compute", exceptions={"app.Lost": kind})
+
+
+# -- life -----------------------------------------------------------------------------
+
+
+async def test_a_transport_passed_in_stays_the_callers(broker, echo):
+    """
+    A client stops only what it opened.
+    """
+    transport = MemoryTransport(broker, Process())
+    await transport.start()
+    for _ in range(2):
+        async with RpcClient(transport, "compute") as client:
+            await client.call("echo")
+
+    await transport.declare([shared_queue("still open")])
+    await transport.stop()
+
+
+async def test_an_unstarted_client_says_so():
+    """
+    Forgetting to start is told with the remedy.
+    """
+    client = RpcClient("sqlite:///never.db", "compute")
+
+    with pytest.raises(DependencyError, match="await its start"):
+        await client.call("echo")
+
+
+def test_call_and_cast_take_the_method_by_position_only():
+    """
+    So that a method may have an argument named `method`.
+    """
+    for name in ("call", "cast", "fanout"):
+        first = list(inspect.signature(getattr(RpcClient, name)).parameters.values())[1]
+        assert first.kind is inspect.Parameter.POSITIONAL_ONLY
+
+
+@pytest.mark.looptime(False)
+async def test_a_client_opens_a_url_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """
+    With a relative sqlite URL, file and queues are shared by name with the service.
+    """
+    monkeypatch.chdir(tmp_path)
+    inbox = Inbox()
+    async with RpcClient("sqlite:///gracekit.db", "compute") as service:
+        await service._transport.consume([shared_queue("compute")], inbox.put, prefetch=1)
+        async with RpcClient(f"sqlite:///{tmp_path}/gracekit.db", "compute") as client:
+            sent = await client.cast("echo", a=1)
+        delivery = await inbox.next()
+
+    assert decode_request(delivery.body) == Request(request_id=sent, method="echo", args={"a": 1})

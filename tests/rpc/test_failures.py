@@ -1,0 +1,192 @@
+"""Exceptions across the wire: what goes out, and the little that is rebuilt."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+
+import pytest
+
+from gracekit.errors import (
+    Draining,
+    InvalidArgumentsError,
+    NoSuchMethodError,
+    RemoteError,
+    UnsupportedVersionError,
+)
+from gracekit.rpc.failures import failure_of, rebuild
+from gracekit.rpc.message import Failure, Reply
+from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, decode_reply, encode_reply
+
+DISPATCHER = "oslo_messaging.rpc.dispatcher"
+
+
+class NotFound(Exception):  # noqa: N818
+    """An application's."""
+
+
+class Opaque(Exception):  # noqa: N818
+    """Hostile to whoever writes it down."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    @property
+    def kwargs(self) -> object:
+        raise RuntimeError("no kwargs")
+
+
+def raised(exception: Exception) -> Exception:
+    """*exception* with a traceback."""
+    try:
+        raise exception  # noqa: TRY301 - for its traceback
+    except Exception as error:  # noqa: BLE001
+        return error
+
+
+def failure(module: str, name: str, *args: object) -> Failure:
+    return Failure(exc_class=name, module=module, message="said", args=args, tb=("line 1",))
+
+
+def test_an_exception_is_written_in_full():
+    """
+    Class, module, message, arguments and the traceback's lines go out.
+    """
+    written = failure_of(raised(NotFound("vm-1 not found", 404)))
+
+    assert (written.exc_class, written.module) == ("NotFound", NotFound.__module__)
+    assert written.args == ("vm-1 not found", 404)
+    assert written.tb[-1].endswith("NotFound: ('vm-1 not found', 404)")
+    assert all("\n" not in line for line in written.tb)
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "module"),
+    [
+        (NoSuchMethodError("m"), "NoSuchMethod", DISPATCHER),
+        (UnsupportedVersionError("v"), "UnsupportedVersion", DISPATCHER),
+        (InvalidArgumentsError("a"), "TypeError", "builtins"),
+        (Draining("d"), "Draining", "gracekit.errors"),
+        (RemoteError("r", exc_class="X", exc_module="far.away"), "X", "far.away"),
+        (type("Gone_Remote", (Exception,), {"__module__": "app_Remote"})(), "Gone", "app"),
+    ],
+)
+def test_names_are_what_oslo_callers_know(error, name, module):
+    """
+    Our own refusals go out as oslo's, and a remote error keeps its origin.
+    """
+    assert (failure_of(error).exc_class, failure_of(error).module) == (name, module)
+
+
+def test_writing_never_fails_and_stays_small():
+    """
+    Whatever an exception holds, its failure fits into a reply.
+    """
+    for error in (
+        Opaque(),
+        NotFound(object(), "\ud800", "x" * 3_000_000),
+        NotFound([1] * 1_000_000),
+        raised(NotFound('"' * 1_000_000)),
+        raised(NotFound("\x01" * 16_000, "\x02" * 2_000)),
+        raised(NotFound("y\n" * 1_000_000)),
+    ):
+        body = encode_reply(Reply(msg_id="m", reply_id="r", failure=failure_of(error)))
+        assert len(body) < MAX_BODY_BYTES
+        assert decode_reply(body).failure is not None
+
+
+def test_builtins_are_rebuilt_with_their_arguments():
+    """
+    A ValueError there is a ValueError here, and shows the remote traceback as a note.
+    """
+    error = rebuild(failure("builtins", "ValueError", "bad", 5), {})
+
+    assert type(error) is ValueError
+    assert error.args == ("bad", 5)
+    assert error.__notes__ == ["remote traceback:\nline 1"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "kind"),
+    [
+        (DISPATCHER, "NoSuchMethod", NoSuchMethodError),
+        (DISPATCHER, "UnsupportedVersion", UnsupportedVersionError),
+        ("gracekit.errors", "Draining", Draining),
+        ("exceptions", "KeyError", KeyError),
+        ("builtins_Remote", "KeyError_Remote", KeyError),
+    ],
+)
+def test_known_names_become_our_classes(module, name, kind):
+    """
+    Oslo's two refusals and gracekit's own errors can be caught as such.
+    """
+    assert type(rebuild(failure(module, name), {})) is kind
+
+
+def test_registered_classes_are_rebuilt():
+    """
+    What the application registered by name is raised as its class, without keyword arguments.
+    """
+    sent = Failure(exc_class="NotFound", module="far", message="m", args=("a",), kwargs={"x": 1})
+
+    error = rebuild(sent, {"far.NotFound": NotFound})
+
+    assert type(error) is NotFound
+    assert error.args == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("os", "system"),
+        ("subprocess", "Popen"),
+        ("builtins", "eval"),
+        ("builtins", "SystemExit"),
+        ("builtins", "KeyboardInterrupt"),
+        ("builtins", "BaseException"),
+        ("builtins", "StopIteration"),
+        ("builtins", "StopAsyncIteration"),
+        ("builtins", "ExceptionGroup"),
+        ("builtins", "object"),
+        ("builtins", "ValueError.__class__"),
+        ("builtins", "UnicodeDecodeError"),
+        ("builtins.ValueError", "__class__"),
+        ("antigravity", "Error"),
+        ("gracekit.errors", "annotations"),
+        ("tests.rpc.test_failures", "NotFound"),
+        ("", ""),
+    ],
+)
+def test_every_other_name_is_text(module, name):
+    """
+    Nothing is imported, looked up or called for a name that is in no table.
+    """
+    before = set(sys.modules)
+
+    error = rebuild(failure(module, name, "echo pwned"), {})
+
+    assert type(error) is RemoteError
+    assert (error.exc_class, error.exc_module, error.traceback) == (name, module, "line 1")
+    assert set(sys.modules) == before
+
+
+def test_a_constructor_that_refuses_gives_a_remote_error():
+    """
+    A registered class that cannot be built from plain arguments does not break the caller.
+    """
+
+    class Picky(Exception):  # noqa: N818
+        def __init__(self) -> None:
+            super().__init__()
+
+    assert type(rebuild(failure("app", "Picky", "a"), {"app.Picky": Picky})) is RemoteError
+
+
+def test_every_rebuilt_builtin_can_be_raised_in_a_coroutine():
+    """
+    No name of builtins makes a caller raise what a coroutine must not.
+    """
+    for name in dir(builtins):
+        error = rebuild(failure("builtins", name, "x"), {})
+        assert isinstance(error, Exception)
+        assert not isinstance(error, StopIteration | StopAsyncIteration)

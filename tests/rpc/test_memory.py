@@ -1,0 +1,102 @@
+"""What is special about the memory transport: crashes, virtual time, and the same order always."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gracekit.errors import DependencyError, Undeliverable
+from gracekit.process import Process
+from gracekit.rpc.memory import MemoryBroker, MemoryTransport
+from gracekit.rpc.transport import Queue, QueueKind, shared_queue
+from tests.rpc.kit import Inbox, message
+
+pytestmark = pytest.mark.looptime
+
+QUEUE = shared_queue("q")
+
+
+async def connected(broker: MemoryBroker) -> MemoryTransport:
+    transport = MemoryTransport(broker, Process())
+    await transport.start()
+    return transport
+
+
+async def test_a_crash_gives_back_without_a_word():
+    """
+    At a crash nothing is awaited: what was unsettled is there for others, marked, in its old order.
+    """
+    broker = MemoryBroker()
+    dying, other = await connected(broker), await connected(broker)
+    first, second = Inbox(), Inbox()
+    await dying.consume([QUEUE, Queue("r", QueueKind.REPLY)], first.put, prefetch=2)
+    for text in ("a", "b", "c"):
+        await other.publish("q", message(text))
+    stale = await first.take(2)
+
+    dying.crash()
+    await stale[0].ack()
+    await other.consume([QUEUE], second.put, prefetch=10)
+    await second.take(3)
+
+    assert first.bodies == ["a", "b"]
+    assert [(d.body, d.redelivered) for d in second.all] == [
+        (b"a", True),
+        (b"b", True),
+        (b"c", False),
+    ]
+    with pytest.raises(Undeliverable):
+        await other.publish("r", message("late"))
+    with pytest.raises(DependencyError):
+        await dying.publish("q", message("from the dead"))
+
+
+async def test_a_message_expires_in_virtual_time():
+    """
+    An hour passes in no time, to the second.
+    """
+    broker = MemoryBroker()
+    transport = await connected(broker)
+    await transport.declare([QUEUE])
+    await transport.publish("q", message("a", expires_in_s=3600))
+
+    await asyncio.sleep(3599)
+    assert broker.waiting("q") == 1
+    await asyncio.sleep(1)
+    assert broker.waiting("q") == 0
+    assert broker.expired() == {"q": 1}
+
+
+async def test_readers_take_turns():
+    """
+    With room everywhere, messages go round, always in the same way.
+    """
+    broker = MemoryBroker()
+    inboxes = [Inbox() for _ in range(3)]
+    for inbox in inboxes:
+        await (await connected(broker)).consume([QUEUE], inbox.put, prefetch=10)
+
+    sender = await connected(broker)
+    for n in range(6):
+        await sender.publish("q", message(str(n)))
+    for inbox in inboxes:
+        await inbox.take(2)
+
+    assert [inbox.bodies for inbox in inboxes] == [["0", "3"], ["1", "4"], ["2", "5"]]
+
+
+async def test_delivery_never_happens_inside_a_publish():
+    """
+    The consumer's callback runs on a turn of its own, as over a network.
+    """
+    transport = await connected(MemoryBroker())
+    inbox = Inbox()
+    await transport.consume([QUEUE], inbox.put, prefetch=1)
+
+    publishing = transport.publish("q", message("a"))
+    publishing.send(None)
+
+    assert inbox.all == []
+    publishing.close()
+    assert (await inbox.next()).body == b"a"

@@ -1,0 +1,452 @@
+"""The conformance suite: what every transport does, on each of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gracekit.errors import DependencyError, Undeliverable
+from gracekit.rpc.transport import (
+    DeadLetter,
+    Message,
+    Queue,
+    QueueKind,
+    Transport,
+    directed_queue,
+    shared_queue,
+)
+from tests.rpc.kit import Inbox, Machine, MemoryMachine, SqliteMachine, message
+from tests.scale import scale
+
+QUEUE = shared_queue("compute")
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def machine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Machine]:
+    tmp_path.chmod(0o700)
+    machine: Machine = MemoryMachine() if request.param == "memory" else SqliteMachine(tmp_path)
+    yield machine
+    await machine.close()
+
+
+@pytest.fixture
+async def one(machine: Machine) -> Transport:
+    return await machine.connect()
+
+
+@pytest.fixture
+async def other(machine: Machine) -> Transport:
+    return await machine.connect()
+
+
+@pytest.fixture
+def inbox() -> Inbox:
+    return Inbox()
+
+
+async def publish(transport: Transport, *texts: str, queue: Queue = QUEUE) -> None:
+    for text in texts:
+        await transport.publish(queue.name, message(text))
+
+
+# -- order and delivery ---------------------------------------------------------------
+
+
+async def test_messages_arrive_in_the_order_of_their_publishing(one, other, inbox):
+    """
+    A queue is read oldest first, what waited before the reader came included.
+    """
+    await one.declare([QUEUE])
+    await publish(other, "a", "b", "c")
+
+    await one.consume([QUEUE], inbox.put, prefetch=10)
+    await publish(other, "d", "e")
+    await inbox.take(5)
+
+    assert inbox.bodies == ["a", "b", "c", "d", "e"]
+
+
+async def test_a_delivery_carries_what_was_sent(one, other, inbox):
+    """
+    Any bytes, headers, queue and remaining time arrive; the first delivery is no redelivery.
+    """
+    body = bytes(range(256)) * 1000
+    await one.consume([QUEUE], inbox.put, prefetch=1)
+
+    await other.publish(
+        QUEUE.name, Message(body=body, expires_in_s=600, headers={"traceparent": "é"})
+    )
+
+    delivery = await inbox.next()
+    assert (delivery.body, delivery.queue) == (body, QUEUE)
+    assert delivery.headers == {"traceparent": "é"}
+    assert delivery.expires_in_s == pytest.approx(600, abs=60)
+    assert not delivery.redelivered
+
+
+async def test_what_is_acked_is_gone(one, other, inbox):
+    """
+    After an ack nobody gets the message, also not when its consumer leaves.
+    """
+    await one.consume([QUEUE], inbox.put, prefetch=1)
+    await publish(other, "a", "b")
+    await (await inbox.next()).ack()
+    await (await inbox.next()).ack()
+
+    await one.stop()
+    later = Inbox()
+    await other.consume([QUEUE], later.put, prefetch=10)
+    await publish(other, "c")
+    await later.take()
+
+    assert later.bodies == ["c"]
+
+
+async def test_a_consumer_reads_several_queues(one, other, inbox):
+    """
+    One prefetch covers them all, and each delivery tells its queue.
+    """
+    queues = [QUEUE, directed_queue("compute", "node-1")]
+    await one.consume(queues, inbox.put, prefetch=10)
+
+    for queue in queues:
+        await publish(other, f"to {queue.name}", queue=queue)
+    await inbox.take(2)
+
+    assert {d.queue: d.body.decode() for d in inbox.all} == {
+        queue: f"to {queue.name}" for queue in queues
+    }
+
+
+async def test_consumers_share_a_queue(one, other):
+    """
+    Each message goes to one consumer, and the one without room gets no more.
+    """
+    inboxes = [Inbox(), Inbox()]
+    await one.consume([QUEUE], inboxes[0].put, prefetch=2)
+    await other.consume([QUEUE], inboxes[1].put, prefetch=2)
+
+    await publish(one, "a", "b", "c", "d")
+    for inbox in inboxes:
+        await inbox.take(2)
+
+    assert sorted(inboxes[0].bodies + inboxes[1].bodies) == ["a", "b", "c", "d"]
+
+
+# -- prefetch -------------------------------------------------------------------------
+
+
+async def test_prefetch_bounds_what_is_unsettled(one, other, inbox):
+    """
+    While prefetch deliveries are unsettled nothing more comes; each settlement makes room for one.
+    """
+    await one.consume([QUEUE], inbox.put, prefetch=2)
+    await publish(other, "a", "b", "c", "d")
+    first, _ = await inbox.take(2)
+
+    # Whoever has room gets the next one, so the full consumer did not take it.
+    rest = Inbox()
+    consumer = await other.consume([QUEUE], rest.put, prefetch=1)
+    held = await rest.next()
+    await consumer.cancel()
+    assert held.body == b"c"
+    await first.ack()
+    await inbox.take()
+
+    assert inbox.bodies == ["a", "b", "d"]
+
+
+@pytest.mark.parametrize("prefetch", [1, 7, 64])
+async def test_a_backlog_flows_through_a_small_prefetch(one, other, inbox, prefetch):
+    """
+    Acks alone keep the messages coming, each once and in order.
+    """
+    number = scale(200, 5000)
+    await one.declare([QUEUE])
+    expected = [str(n) for n in range(number)]
+    await asyncio.gather(*(publish(other, text) for text in expected))
+
+    await one.consume([QUEUE], inbox.put, prefetch=prefetch)
+    for _ in expected:
+        await (await inbox.next()).ack()
+
+    assert inbox.bodies == expected
+
+
+# -- giving back ----------------------------------------------------------------------
+
+
+async def test_what_is_given_back_keeps_its_place(one, other):
+    """
+    Deliveries given back in any order are read before younger messages, in their old order.
+    """
+    first, second = Inbox(), Inbox()
+    consumer = await one.consume([QUEUE], first.put, prefetch=3)
+    await publish(other, "a", "b", "c", "d")
+    a, b, c = await first.take(3)
+    await consumer.cancel()
+
+    for delivery in (b, c, a):
+        await delivery.give_back()
+    await other.consume([QUEUE], second.put, prefetch=10)
+    await second.take(4)
+
+    assert second.bodies == ["a", "b", "c", "d"]
+    assert [d.redelivered for d in second.all] == [True, True, True, False]
+
+
+async def test_a_waiting_consumer_gets_what_another_gives_back(one, other):
+    """
+    Giving back wakes whoever waits for the queue.
+    """
+    first, second = Inbox(), Inbox()
+    consumer = await one.consume([QUEUE], first.put, prefetch=1)
+    await publish(other, "a")
+    delivery = await first.next()
+    await consumer.cancel()
+    await other.consume([QUEUE], second.put, prefetch=1)
+
+    await delivery.give_back()
+
+    assert (await second.next()).redelivered
+
+
+async def test_a_consumer_may_get_back_what_it_gave_back(one, inbox):
+    """
+    A message given back again and again is not lost, and never overtakes its prefetch.
+    """
+    await one.consume([QUEUE], inbox.put, prefetch=1)
+    await publish(one, "a", "b")
+
+    for _ in range(10):
+        delivery = await inbox.next()
+        assert delivery.body == b"a"
+        await delivery.give_back()
+    await (await inbox.next()).ack()
+
+    assert (await inbox.next()).body == b"b"
+
+
+async def test_stop_gives_back_what_is_unsettled(one, other):
+    """
+    A transport that stops leaves its deliveries to others; settling them later does nothing.
+    """
+    first, second = Inbox(), Inbox()
+    await one.consume([QUEUE], first.put, prefetch=2)
+    await other.consume([QUEUE], second.put, prefetch=0)
+    await publish(other, "a", "b")
+    stale = await first.take(2)
+
+    await one.stop()
+    for delivery in stale:
+        await delivery.ack()
+    await other.consume([QUEUE], second.put, prefetch=2)
+    await second.take(2)
+
+    assert second.bodies == ["a", "b"]
+    assert all(delivery.redelivered for delivery in second.all)
+
+
+# -- cancelling -----------------------------------------------------------------------
+
+
+async def test_nothing_is_delivered_after_cancel_ok(one, other):
+    """
+    When cancel returns, the consumer has had its last delivery, and others get the next.
+    """
+    first, second = Inbox(), Inbox()
+    consumer = await one.consume([QUEUE], first.put, prefetch=100)
+    publishing = asyncio.gather(*(publish(other, str(n)) for n in range(50)))
+    await first.next()
+
+    await consumer.cancel()
+    seen = list(first.bodies)
+    await publishing
+    await other.consume([QUEUE], second.put, prefetch=100)
+    await second.take(50 - len(seen))
+
+    assert first.bodies == seen
+    assert sorted(seen + second.bodies, key=int) == [str(n) for n in range(50)]
+    assert not any(delivery.redelivered for delivery in second.all)
+
+
+async def test_a_delivery_can_be_settled_after_cancel_ok(one, other, inbox):
+    """
+    Deliveries made before the cancel stay with their consumer, who settles them.
+    """
+    consumer = await one.consume([QUEUE], inbox.put, prefetch=2)
+    await publish(other, "a", "b")
+    a, b = await inbox.take(2)
+
+    await consumer.cancel()
+    await consumer.cancel()
+    await a.ack()
+    await b.give_back()
+    later = Inbox()
+    await other.consume([QUEUE], later.put, prefetch=10)
+
+    assert (await later.next()).body == b"b"
+
+
+# -- queues that belong to somebody ------------------------------------------------------
+
+
+async def test_a_fanout_reaches_every_instance_once(machine, one):
+    """
+    Each running reader of the topic has a copy of its own; other topics have none.
+    """
+    inboxes = [Inbox() for _ in range(3)]
+    for number, inbox in enumerate(inboxes):
+        topic = "compute" if number < 2 else "network"
+        queue = Queue(f"{topic}_fanout_{number}", QueueKind.FANOUT, topic)
+        await (await machine.connect()).consume([queue], inbox.put, prefetch=10)
+
+    await one.publish_fanout("compute", message("a"))
+    await one.publish_fanout("network", message("b"))
+    for inbox in inboxes:
+        await inbox.take()
+
+    assert [inbox.bodies for inbox in inboxes] == [["a"], ["a"], ["b"]]
+
+
+async def test_a_fanout_to_nobody_is_no_error(one):
+    """
+    A fanout asks for whoever runs, and that may be nobody.
+    """
+    await one.publish_fanout("nobody", message("a"))
+
+
+@pytest.mark.parametrize("kind", [QueueKind.FANOUT, QueueKind.REPLY])
+async def test_a_queue_goes_with_its_owner(one, other, inbox, kind):
+    """
+    A reply or fanout queue ends with its transport; what is sent there later is undeliverable.
+    """
+    queue = Queue("mine", kind, "t")
+    await one.consume([queue], inbox.put, prefetch=1)
+    await publish(other, "a", queue=queue)
+    await inbox.next()
+
+    await one.stop()
+
+    with pytest.raises(Undeliverable, match="no service ever declared queue 'mine'"):
+        await publish(other, "b", queue=queue)
+
+
+async def test_an_undeclared_queue_takes_nothing(one):
+    """
+    Publishing to a queue that never was is refused, with the remedy.
+    """
+    with pytest.raises(Undeliverable, match=r"'nowhere' on .*start the service once or check"):
+        await publish(one, "a", queue=Queue("nowhere", QueueKind.SHARED, "nowhere"))
+
+
+# -- expiry and dead letters ---------------------------------------------------------------
+
+
+async def test_an_expired_message_is_dropped_and_counted(machine, one, other, inbox):
+    """
+    What nobody took in time is not delivered, and its number is known.
+    """
+    await one.declare([QUEUE])
+    await other.publish(QUEUE.name, message("short", expires_in_s=0.01))
+    await other.publish(QUEUE.name, message("short too", expires_in_s=0.01))
+    await other.publish(QUEUE.name, message("long", expires_in_s=600))
+    await publish(other, "for ever")
+
+    await machine.pass_time(0.02)
+    await one.consume([QUEUE], inbox.put, prefetch=10)
+    await inbox.take(2)
+
+    assert inbox.bodies == ["long", "for ever"]
+    assert await machine.expired() == {QUEUE.name: 2}
+
+
+async def test_a_message_in_hand_does_not_expire(machine, one, other, inbox):
+    """
+    Expiry is for what nobody has taken; it counts again once the message is given back.
+    """
+    consumer = await one.consume([QUEUE], inbox.put, prefetch=1)
+    await other.publish(QUEUE.name, message("a", expires_in_s=0.05))
+    delivery = await inbox.next()
+    await consumer.cancel()
+
+    await machine.pass_time(0.1)
+    assert await machine.expired() == {}
+    await delivery.give_back()
+
+    assert await machine.expired() == {QUEUE.name: 1}
+
+
+async def test_a_dead_letter_is_kept_with_its_reason(machine, one, other, inbox):
+    """
+    A message that a consumer cannot use leaves its queue, and people can find it.
+    """
+    await one.consume([QUEUE], inbox.put, prefetch=1)
+    await other.publish(QUEUE.name, Message(body=b"\xff", headers={"h": "1"}))
+    await publish(other, "next")
+
+    await (await inbox.next()).dead_letter("unreadable")
+    assert (await inbox.next()).body == b"next"
+
+    assert await machine.dead_letters() == [
+        DeadLetter(queue=QUEUE.name, body=b"\xff", headers={"h": "1"}, reason="unreadable")
+    ]
+
+
+# -- life ----------------------------------------------------------------------------
+
+
+async def test_messages_wait_while_nobody_runs(machine):
+    """
+    A queue outlives its readers and its senders.
+    """
+    first = await machine.connect()
+    await first.declare([QUEUE])
+    await first.stop()
+    sender = await machine.connect()
+    await publish(sender, "a", "b")
+    await sender.stop()
+
+    inbox = Inbox()
+    await (await machine.connect()).consume([QUEUE], inbox.put, prefetch=10)
+    await inbox.take(2)
+
+    assert inbox.bodies == ["a", "b"]
+    assert not any(delivery.redelivered for delivery in inbox.all)
+
+
+async def test_start_and_stop_may_be_repeated(one, inbox):
+    """
+    Twice, in the wrong order and again: the transport is then what the last call made of it.
+    """
+    for _ in range(scale(3, 50)):
+        await one.start()
+        await asyncio.gather(one.start(), one.start())
+        await asyncio.gather(one.stop(), one.stop())
+        await one.stop()
+    with pytest.raises(DependencyError, match="not started"):
+        await one.declare([QUEUE])
+
+    await one.start()
+    await one.consume([QUEUE], inbox.put, prefetch=1)
+    await publish(one, "a")
+
+    assert (await inbox.next()).body == b"a"
+
+
+async def test_a_delivery_is_settled_once(one, inbox):
+    """
+    A second settlement does nothing, whatever it asks for.
+    """
+    await one.consume([QUEUE], inbox.put, prefetch=1)
+    await publish(one, "a", "b")
+    delivery = await inbox.next()
+
+    await delivery.ack()
+    await delivery.give_back()
+    await delivery.dead_letter("no")
+
+    assert (await inbox.next()).body == b"b"

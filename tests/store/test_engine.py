@@ -1,0 +1,568 @@
+"""What both engines promise, and what group commit adds on a file."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+from gracekit.errors import (
+    ConflictError,
+    SchemaTooNewError,
+    StoreBrokenError,
+    StoreError,
+    UnknownCommitError,
+)
+from gracekit.process import Phase, Point, Process
+from gracekit.store.batch import Batch
+from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
+from gracekit.store.migrate import load_migrations
+
+SCHEMA = "CREATE TABLE kv (key INTEGER PRIMARY KEY, value ANY) STRICT"
+
+MakeEngine = Callable[..., Engine]
+
+
+def put(key: int, value: object = 0, *, durable: bool = True) -> Batch:
+    batch = Batch(Point.ACCEPT, durable=durable)
+    batch.add("INSERT INTO kv VALUES (?, ?)", key, value, expect=1)
+    return batch
+
+
+def swap(key: int, old: object, new: object) -> Batch:
+    batch = Batch(Point.CLAIM)
+    batch.add("UPDATE kv SET value = ? WHERE key = ? AND value = ?", new, key, old, expect=1)
+    return batch
+
+
+async def keys(engine: Engine) -> list[object]:
+    return [key for (key,) in await engine.query("SELECT key FROM kv ORDER BY key")]
+
+
+class RecordingProcess(Process):
+    """Remembers the points that were passed; can hold the writer before its first commit."""
+
+    def __init__(self, *, hold: bool = False) -> None:
+        super().__init__()
+        self.passed: list[tuple[Point, Phase]] = []
+        self.held = threading.Event()
+        self.go_on = threading.Event()
+        if not hold:
+            self.go_on.set()
+
+    def reach(self, point: Point, phase: Phase) -> None:
+        self.passed.append((point, phase))
+        self.held.set()
+        assert self.go_on.wait(30)
+
+    @property
+    def commits(self) -> int:
+        """Each commit passes its "after" points in one piece."""
+        phases = ["before", *(phase for _, phase in self.passed)]
+        return sum(a != b == "after" for a, b in itertools.pairwise(phases))
+
+    async def wait_held(self) -> None:
+        assert await asyncio.to_thread(self.held.wait, 30)
+
+
+class Crash(BaseException):
+    """A simulated crash."""
+
+
+class CrashingProcess(Process):
+    def __init__(self, phase: Phase) -> None:
+        super().__init__()
+        self.phase = phase
+
+    def reach(self, point: Point, phase: Phase) -> None:
+        if phase == self.phase:
+            raise Crash
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+def make(request, tmp_path) -> MakeEngine:
+    def make(migrations=(SCHEMA,), *, process=None, **options):
+        process = process or Process()
+        if request.param == "memory":
+            return MemoryEngine(migrations, process=process, **options)
+        return SqliteEngine(tmp_path / "store.db", migrations, process=process, **options)
+
+    return make
+
+
+@pytest.fixture
+async def engine(make):
+    engine = make()
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+@pytest.fixture
+def database(tmp_path) -> Path:
+    return tmp_path / "store.db"
+
+
+# -- both engines -----------------------------------------------------------------
+
+
+async def test_commit_returns_the_rows_of_each_statement(engine):
+    """
+    Each statement's rows come back in its place, typed as SQLite holds them.
+    """
+    batch = Batch(Point.ACCEPT)
+    first = batch.add("INSERT INTO kv VALUES (1, ?), (2, ?)", b"\0x", 1.5, expect=2)
+    second = batch.ask("SELECT key, value FROM kv ORDER BY key", expect=2)
+    third = batch.ask("UPDATE kv SET value = NULL WHERE key = 1 RETURNING key", expect=1)
+
+    rows = await engine.commit(batch)
+
+    assert rows[first] == []
+    assert rows[second] == [(1, b"\0x"), (2, 1.5)]
+    assert rows[third] == [(1,)]
+    assert await engine.query("SELECT value FROM kv WHERE key = ?", 1) == [(None,)]
+
+
+async def test_missed_expectation_undoes_the_whole_batch(engine):
+    """
+    A compare-and-set that misses names its statement and leaves no trace of its batch.
+    """
+    batch = put(1)
+    batch.add("UPDATE kv SET value = 1 WHERE key = 99", expect=1)
+
+    with pytest.raises(ConflictError, match="changed 0 rows instead of 1") as caught:
+        await engine.commit(batch)
+
+    assert caught.value.statement == 1
+    assert await keys(engine) == []
+
+
+async def test_asked_rows_are_counted(engine):
+    """
+    `ask` counts what it returns: an unexpected row is a conflict as well.
+    """
+    await engine.commit(put(1))
+    batch = put(2)
+    batch.ask("SELECT 1 FROM kv WHERE key = 1", expect=0)
+
+    with pytest.raises(ConflictError, match="returned 1 rows instead of 0"):
+        await engine.commit(batch)
+
+    assert await keys(engine) == [1]
+
+
+@pytest.mark.parametrize(
+    ("sql", "params"),
+    [
+        ("INSERT INTO kv VALUES (1, 0)", ()),
+        ("INSERT INTO nowhere VALUES (1)", ()),
+        ("not sql", ()),
+        ("INSERT INTO kv VALUES (?, ?)", (2,)),
+        ("INSERT INTO kv VALUES (2, ?)", ({},)),
+        ("INSERT INTO kv VALUES (2, ?)", ("\udc80",)),
+        ("INSERT INTO kv VALUES (2, ?)", (2**70,)),
+    ],
+    ids=["constraint", "table", "syntax", "too-few", "type", "surrogate", "too-large"],
+)
+async def test_refused_statement_undoes_its_batch_alone(engine, sql, params):
+    """
+    What SQLite refuses is a StoreError to its own waiter, and the engine goes on.
+    """
+    await engine.commit(put(1))
+    bad = put(3)
+    bad.add(sql, *params)
+
+    outcomes = await asyncio.gather(
+        engine.submit(put(4)), engine.submit(bad), engine.submit(put(5)), return_exceptions=True
+    )
+
+    assert type(outcomes[1]) is StoreError
+    assert outcomes[0] == outcomes[2] == [[]]
+    assert await keys(engine) == [1, 4, 5]
+
+
+async def test_submitted_batches_commit_in_the_order_of_calls(engine):
+    """
+    A later batch sees an earlier one that nobody awaited yet.
+    """
+    futures = [
+        engine.submit(put(1, "a")),
+        engine.submit(swap(1, "a", "b")),
+        engine.submit(swap(1, "a", "c")),
+        engine.submit(swap(1, "b", "d")),
+    ]
+
+    outcomes = await asyncio.gather(*futures, return_exceptions=True)
+
+    assert [type(outcome) for outcome in outcomes] == [list, list, ConflictError, list]
+    assert await engine.query("SELECT value FROM kv") == [("d",)]
+
+
+async def test_cancelled_awaiter_does_not_cancel_the_commit(engine):
+    """
+    Who stops waiting changes nothing about what was submitted.
+    """
+    task = asyncio.create_task(engine.commit(put(1)))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    await engine.commit(put(2))
+
+    assert await keys(engine) == [1, 2]
+
+
+async def test_points_are_passed_around_the_commit_of_succeeded_batches(make):
+    """
+    A batch that is rolled back reaches no point, because its commit does not happen.
+    """
+    process = RecordingProcess()
+    engine = make(process=process)
+    await engine.start()
+
+    await engine.commit(put(1))
+    with pytest.raises(ConflictError):
+        await engine.commit(swap(1, "no", "yes"))
+    await engine.stop()
+
+    assert process.passed == [(Point.ACCEPT, "before"), (Point.ACCEPT, "after")]
+
+
+async def test_commit_from_thread_works_while_the_loop_is_blocked(engine):
+    """
+    The signal thread can record its stop-intent though no coroutine runs.
+    """
+    results: list[object] = []
+    thread = threading.Thread(
+        target=lambda: results.append(engine.commit_from_thread(put(1), timeout_s=20))
+    )
+
+    thread.start()
+    thread.join(30)  # the loop is held here
+
+    assert results == [[[]]]
+    assert await keys(engine) == [1]
+
+
+async def test_errors_of_commit_from_thread_are_raised(engine):
+    """
+    A thread gets the same errors as a coroutine.
+    """
+    with pytest.raises(ConflictError):
+        await asyncio.to_thread(engine.commit_from_thread, swap(1, 0, 1), timeout_s=20)
+
+
+async def test_query_refuses_to_write(engine):
+    """
+    Reading is reading: a write by way of `query` is refused and breaks nothing.
+    """
+    with pytest.raises(StoreError, match=r"readonly|read-only"):
+        await engine.query("INSERT INTO kv VALUES (1, 1)")
+    with pytest.raises(StoreError, match="no such table"):
+        await engine.query("SELECT * FROM nowhere")
+
+    assert engine.broken is None
+    await engine.commit(put(1))
+    assert await keys(engine) == [1]
+
+
+async def test_full_disk_breaks_the_store_for_good(make):
+    """
+    A full disk fails the batch, breaks the engine once and for all, and keeps what was there.
+    """
+    engine = make(max_page_count=20)
+    told: list[StoreBrokenError] = []
+    engine.on_broken(told.append)
+    await engine.start()
+    await engine.commit(put(1))
+
+    with pytest.raises(StoreBrokenError, match="FullError"):
+        await engine.commit(put(2, b"x" * 200_000))
+    with pytest.raises(StoreBrokenError):
+        await engine.commit(put(3))
+    with pytest.raises(StoreBrokenError):
+        await asyncio.to_thread(engine.commit_from_thread, put(3), timeout_s=20)
+    engine.on_broken(told.append)
+    await asyncio.sleep(0)
+
+    assert told == [engine.broken, engine.broken]
+    assert await keys(engine) == [1]
+    await engine.stop()
+
+
+async def test_start_and_stop_may_come_twice_and_in_the_wrong_order(make):
+    """
+    The lifecycle is forgiving; a stopped engine refuses work instead of hanging.
+    """
+    engine = make()
+    with pytest.raises(StoreError, match="not open"):
+        await engine.commit(put(1))
+    await engine.stop()
+    await asyncio.gather(engine.start(), engine.start())
+    await engine.commit(put(1))
+    await asyncio.gather(engine.stop(), engine.stop())
+    await engine.stop()
+
+    with pytest.raises(StoreError, match="not open"):
+        await engine.commit(put(2))
+    with pytest.raises(StoreError, match="not open"):
+        await engine.query("SELECT 1")
+    with pytest.raises(StoreError, match="not open"):
+        engine.commit_from_thread(put(2), timeout_s=1)
+
+
+async def test_stop_waits_for_what_was_submitted(make):
+    """
+    Everything in line before `stop` is committed and answered.
+    """
+    engine = make()
+    await engine.start()
+    futures = [engine.submit(put(key)) for key in range(50)]
+
+    await engine.stop()
+
+    assert await asyncio.gather(*futures) == [[[]]] * 50
+
+
+async def test_newer_schema_is_refused_and_names_both_versions(tmp_path):
+    """
+    An old process must not write rows that it does not understand.
+    """
+    connection = apsw.Connection(":memory:")
+    second = "ALTER TABLE kv ADD COLUMN extra"
+    for make in (
+        lambda texts: MemoryEngine(texts, process=Process(), connection=connection),
+        lambda texts: SqliteEngine(tmp_path / "store.db", texts, process=Process()),
+    ):
+        new = make([SCHEMA, second.replace("extra", "extra ANY")])
+        await new.start()
+        await new.stop()
+
+        with pytest.raises(SchemaTooNewError, match=r"version 2 .* up to 1"):
+            await make([SCHEMA]).start()
+
+
+async def test_missing_migrations_are_applied_to_an_older_database(database):
+    """
+    Rows survive an upgrade, and only what is missing is applied.
+    """
+    old = SqliteEngine(database, [SCHEMA], process=Process())
+    await old.start()
+    await old.commit(put(1))
+    await old.stop()
+
+    new = SqliteEngine(database, [SCHEMA, "ALTER TABLE kv ADD COLUMN extra ANY"], process=Process())
+    await new.start()
+
+    assert await new.query("SELECT * FROM kv") == [(1, 0, None)]
+    await new.stop()
+
+
+async def test_failed_migration_leaves_the_database_as_it_was(database):
+    """
+    A migration is applied whole or not at all, together with its number.
+    """
+    broken = SqliteEngine(
+        database, [SCHEMA, "CREATE TABLE a (b); CREATE TABLE kv (x)"], process=Process()
+    )
+    with pytest.raises(StoreError, match="migration 2"):
+        await broken.start()
+
+    engine = SqliteEngine(database, [SCHEMA], process=Process())
+    await engine.start()
+    assert await engine.query("SELECT name FROM sqlite_schema") == [("kv",)]
+    await engine.stop()
+
+
+def test_migrations_are_sorted_by_number(tmp_path, monkeypatch):
+    """
+    `10` comes after `2`, and a gap is refused.
+    """
+    package = tmp_path / "some_migrations"
+    package.mkdir()
+    for number in range(1, 11):
+        (package / f"{number}_step.sql").write_text(f"-- {number}")
+    (package / "README").write_text("no migration")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert load_migrations("some_migrations") == [f"-- {number}" for number in range(1, 11)]
+
+    (package / "4_step.sql").unlink()
+    with pytest.raises(Exception, match="without a gap"):
+        load_migrations("some_migrations")
+
+
+# -- memory -----------------------------------------------------------------------
+
+
+async def test_memory_commit_is_done_when_submit_returns():
+    """
+    A simulation sees no moment between a submit and its commit.
+    """
+    engine = MemoryEngine([SCHEMA], process=Process())
+    await engine.start()
+
+    assert engine.submit(put(1)).done()
+    await engine.stop()
+
+
+@pytest.mark.parametrize(("phase", "left"), [("before", []), ("after", [1])])
+async def test_simulated_crash_leaves_what_a_real_one_would(phase, left):
+    """
+    A crash before COMMIT leaves nothing, one after it everything, for the next engine to find.
+    """
+    disk = apsw.Connection(":memory:")
+    dying = MemoryEngine([SCHEMA], process=CrashingProcess(phase), connection=disk)
+    await dying.start()
+    with pytest.raises(Crash):
+        dying.submit(put(1))
+    await dying.stop()
+
+    engine = MemoryEngine([SCHEMA], process=Process(), connection=disk)
+    await engine.start()
+
+    assert await keys(engine) == left
+
+
+# -- group commit on a file -------------------------------------------------------
+
+
+@pytest.fixture
+async def held(database):
+    """An engine whose writer stands before the commit of `put(0)`, and its process."""
+    process = RecordingProcess(hold=True)
+    engine = SqliteEngine(database, [SCHEMA], process=process)
+    await engine.start()
+    first = engine.submit(put(0))
+    await process.wait_held()
+    yield engine, process
+    process.go_on.set()
+    await engine.stop()
+    await first
+
+
+async def test_everything_that_waits_shares_one_commit(held):
+    """
+    A hundred batches that came during a commit cost one more, not a hundred.
+    """
+    engine, process = held
+    futures = [engine.submit(put(key)) for key in range(1, 101)]
+
+    process.go_on.set()
+    await asyncio.gather(*futures)
+
+    assert process.commits == 2
+    assert await keys(engine) == list(range(101))
+
+
+async def test_conflict_in_a_group_rolls_back_alone(held):
+    """
+    The others of its group are committed, before and behind it, in one commit.
+    """
+    engine, process = held
+    futures = [
+        engine.submit(put(1)),
+        engine.submit(swap(1, "no", "yes")),
+        engine.submit(swap(1, 0, "mine")),
+        engine.submit(put(1)),
+        engine.submit(put(2)),
+    ]
+
+    process.go_on.set()
+    outcomes = await asyncio.gather(*futures, return_exceptions=True)
+
+    assert [type(o) for o in outcomes] == [list, ConflictError, list, StoreError, list]
+    assert process.commits == 2
+    assert await engine.query("SELECT * FROM kv") == [(0, 0), (1, "mine"), (2, 0)]
+
+
+async def test_lone_batch_waits_for_no_companion(database):
+    """
+    Batches that come one by one are committed one by one, without a timer between.
+    """
+    process = RecordingProcess()
+    engine = SqliteEngine(database, [SCHEMA], process=process)
+    await engine.start()
+
+    async with asyncio.timeout(20):
+        for key in range(50):
+            await engine.commit(put(key, durable=key % 2 == 0))
+
+    assert process.commits == 50
+    await engine.stop()
+
+
+async def test_full_disk_fails_the_whole_group(database):
+    """
+    No batch of a group is reported committed when the disk failed one of them.
+    """
+    process = RecordingProcess(hold=True)
+    engine = SqliteEngine(database, [SCHEMA], process=process, max_page_count=20)
+    await engine.start()
+    first = engine.submit(put(0))
+    await process.wait_held()
+    futures = [engine.submit(batch) for batch in (put(1), put(2, b"x" * 200_000), put(3))]
+
+    process.go_on.set()
+    outcomes = await asyncio.gather(*futures, return_exceptions=True)
+
+    assert await first == [[]]
+    assert [type(outcome) for outcome in outcomes] == [StoreBrokenError] * 3
+    assert await keys(engine) == [0]
+    await engine.stop()
+
+
+async def test_thread_that_waited_too_long_learns_that_it_is_unknown(held):
+    """
+    A timed-out commit is not a failed one: it may still happen, and here does.
+    """
+    engine, process = held
+
+    with pytest.raises(UnknownCommitError, match="may still be"):
+        await asyncio.to_thread(engine.commit_from_thread, put(1), timeout_s=0.01)
+    process.go_on.set()
+    await engine.commit(put(2))
+
+    assert await keys(engine) == [0, 1, 2]
+
+
+async def test_unexpected_exception_does_not_end_the_writer(database):
+    """
+    Whatever is raised around a commit is unknown to its waiters, and the thread goes on.
+    """
+    engine = SqliteEngine(database, [SCHEMA], process=CrashingProcess("after"))
+    await engine.start()
+
+    for key in (1, 2):
+        with pytest.raises(UnknownCommitError, match="Crash"):
+            await engine.commit(put(key))
+
+    assert await keys(engine) == [1, 2]
+    await engine.stop()
+
+
+def test_closed_loop_does_not_end_the_writer(database):
+    """
+    A commit whose waiter's loop is gone holds all the same, and threads are still served.
+    """
+    process = RecordingProcess(hold=True)
+    engine = SqliteEngine(database, [SCHEMA], process=process)
+
+    async def leave_a_commit_behind() -> None:
+        await engine.start()
+        engine.submit(put(1))
+        await process.wait_held()
+
+    asyncio.run(leave_a_commit_behind())
+    process.go_on.set()
+    ask = Batch(Point.STOP_RECORD)
+    ask.ask("SELECT key FROM kv")
+
+    assert engine.commit_from_thread(ask, timeout_s=20) == [[(1,)]]
+    engine._reader.end()
+    engine._writer.end()

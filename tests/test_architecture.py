@@ -1,0 +1,237 @@
+"""The house rules that a machine can check: floors, sisters, names, what an import loads."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+PACKAGE: Final = Path(__file__).resolve().parent.parent / "gracekit"
+
+# From the ground up. A module imports from the floors below its own; modules of one floor do not
+# know each other, except inside one package (store, rpc, ...) and where SAME_FLOOR allows it.
+FLOORS: Final = (
+    {"errors", "exits", "clock", "process"},
+    {"config", "telemetry", "signals", "sdnotify"},
+    {"store"},
+    {"rpc", "tracker", "leases"},
+    {"recovery"},
+    {"answers", "attempt", "context", "control", "dispatcher", "periodic", "shutdown"},
+    {"service", "runtime"},
+    {"cli"},
+    {"testing"},  # may import anything; nothing imports it
+)
+SISTERS: Final = {"rpc", "tracker", "leases"}
+ENTRANCES: Final = {"", "__main__"}  # `gracekit` itself and `python -m gracekit`: they only point
+
+# The words of the ground floor name each other, and the upper rooms are one flat each.
+SAME_FLOOR: Final = (
+    {"errors", "exits", "clock", "process"},
+    {"config", "telemetry", "signals", "sdnotify"},
+    {"answers", "attempt", "context", "control", "dispatcher", "periodic", "shutdown"},
+    {"service", "runtime"},
+)
+
+# What an embedded user must not pay for: broker, command line, terminal.
+NOT_LOADED: Final = ("aio_pika", "click", "rich", "gracekit.cli", "gracekit.testing")
+
+
+class Import(NamedTuple):
+    """One import statement inside the package."""
+
+    place: str  # file and line, for the message
+    room: str  # top-level part of the importing module: "store", "config", "" for __init__
+    target: str  # top-level part of the imported one
+    late: bool  # inside a function, so not part of loading the module
+
+
+def modules() -> Iterator[tuple[Path, str]]:
+    """Every module of the package with the room that it lives in."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        inside = path.relative_to(PACKAGE)
+        room = inside.parts[0].removesuffix(".py")
+        yield path, "" if room == "__init__" else room
+
+
+def imports() -> Iterator[Import]:
+    """Every import of one gracekit module by another, also the ones inside functions."""
+    for path, room in modules():
+        tree = ast.parse(path.read_text(), str(path))
+        early = set(tree.body)
+        for node in ast.walk(tree):
+            for target in _targets(node, path):
+                place = f"{path.relative_to(PACKAGE.parent)}:{getattr(node, 'lineno', 0)}"
+                yield Import(place, room, target, late=node not in early)
+
+
+def _targets(node: ast.AST, path: Path) -> Iterator[str]:
+    match node:
+        case ast.Import(names=names):
+            for alias in names:
+                yield from _inside(alias.name)
+        case ast.ImportFrom(module="gracekit", level=0, names=names):
+            for alias in names:
+                is_module = (PACKAGE / alias.name).exists() or (
+                    PACKAGE / f"{alias.name}.py"
+                ).exists()
+                yield alias.name if is_module else ""
+        case ast.ImportFrom(module=str(module), level=0):
+            yield from _inside(module)
+        case ast.ImportFrom(level=level) if level > 0:
+            raise AssertionError(f"{path}:{node.lineno}: relative import; write gracekit.…")
+
+
+def _inside(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    if parts[0] == "gracekit":
+        yield parts[1] if len(parts) > 1 else ""
+
+
+def floor_of(room: str) -> int:
+    """Storey of a room, counted from the ground."""
+    return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
+
+
+def is_allowed(room: str, target: str) -> bool:
+    """Whether *room* may import *target*."""
+    if room in ENTRANCES or room == target:
+        return True
+    if target in ENTRANCES:
+        return False  # the face re-exports the house, so a room that imported it would loop
+    if any({room, target} <= flat for flat in SAME_FLOOR):
+        return True
+    return floor_of(target) < floor_of(room)
+
+
+def test_every_module_has_a_floor():
+    """
+    A new top-level module is given a place in the table before it is used.
+    """
+    known = set().union(*FLOORS) | ENTRANCES
+
+    assert {room for _, room in modules()} - known == set()
+
+
+def test_imports_go_strictly_downward():
+    """
+    No module imports from its own floor or from above.
+    """
+    wrong = [i for i in imports() if not is_allowed(i.room, i.target)]
+
+    assert [f"{i.place}: {i.room} imports {i.target or 'gracekit'}" for i in wrong] == []
+
+
+def test_sisters_do_not_know_each_other():
+    """
+    rpc, tracker and leases meet in dispatcher and shutdown, never in themselves.
+    """
+    between = [i for i in imports() if {i.room, i.target} <= SISTERS and i.room != i.target]
+
+    assert [i.place for i in between] == []
+
+
+def test_flats_of_one_floor_have_no_import_cycle():
+    """
+    Modules that may know each other still load in one direction.
+    """
+    edges = {
+        (i.room, i.target)
+        for i in imports()
+        if i.room != i.target
+        and not i.late
+        and any({i.room, i.target} <= flat for flat in SAME_FLOOR)
+    }
+
+    assert [(a, b) for a, b in edges if (b, a) in edges and a < b] == []
+
+
+def test_nothing_imports_testing():
+    """
+    The product does not depend on its test mode.
+    """
+    users = [i for i in imports() if i.target == "testing" and i.room != "testing"]
+
+    assert [i.place for i in users] == []
+
+
+def test_rooms_hold_no_state():
+    """
+    No module binds an empty or mutable container that functions could fill, and none says `global`.
+    """
+    wrong = [
+        f"{path.relative_to(PACKAGE.parent)}:{node.lineno}"
+        for path, _ in modules()
+        for node in _stateful(ast.parse(path.read_text()))
+    ]
+
+    assert wrong == []
+
+
+def _stateful(tree: ast.Module) -> Iterator[ast.stmt]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and _is_container(node.value):
+            yield node
+    for inner in ast.walk(tree):
+        if isinstance(inner, ast.Global):
+            yield inner
+
+
+def _is_container(value: ast.expr | None) -> bool:
+    match value:
+        case ast.Dict(keys=[]) | ast.List(elts=[]):
+            return True
+        case ast.Call(func=ast.Name(id="dict" | "list" | "set" | "deque"), args=[]):
+            return True
+        case ast.Call(
+            func=ast.Name(id="defaultdict" | "WeakKeyDictionary" | "WeakValueDictionary")
+        ):
+            return True
+    return False
+
+
+def _face() -> set[str]:
+    if not (PACKAGE / "__init__.py").exists():
+        pytest.skip("the public face is not written yet")
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
+                return set(ast.literal_eval(value))
+            case ast.AnnAssign(target=ast.Name(id="__all__"), value=ast.expr() as value):
+                return set(ast.literal_eval(value))
+    return set()
+
+
+def test_no_public_name_is_a_module():
+    """
+    `gracekit.x` is either a public name or a module, so that imports mean one thing.
+    """
+    modules_and_packages = {
+        entry.stem for entry in PACKAGE.iterdir() if entry.is_dir() or entry.suffix == ".py"
+    }
+
+    assert _face() & modules_and_packages == set()
+
+
+def test_import_loads_no_broker_and_no_command_line():
+    """
+    `import gracekit` costs an embedded user neither a broker library nor the CLI.
+    """
+    _face()
+    code = f"import sys, gracekit; print([n for n in {NOT_LOADED!r} if n in sys.modules])"
+
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (answer.stdout.strip(), answer.stderr) == ("[]", "")

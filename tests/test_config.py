@@ -1,0 +1,342 @@
+"""Settings: where a value comes from, and that everything wrong is told at once."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gracekit.config import (
+    Settings,
+    format_duration,
+    load,
+    option_name,
+    parse_duration,
+    redact_url,
+    sqlite_path,
+    variable_name,
+)
+from gracekit.errors import ConfigError
+
+
+def problems(**what) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(**({"env": {}} | what))
+    return str(caught.value).splitlines()
+
+
+# -- precedence ---------------------------------------------------------------------
+
+
+def test_defaults_are_those_of_the_design():
+    """
+    With nothing said, a drain takes 25 s and the process is gone within Kubernetes' 30 s.
+    """
+    settings = load(env={})
+
+    assert settings == Settings()
+    assert (settings.drain_timeout_s, settings.handover_s, settings.hard_limit_s) == (25, 3, 29)
+    assert settings.host == socket.gethostname()
+    assert settings.origin("host") == "default"
+
+
+def test_flag_beats_variable_beats_file_beats_default(tmp_path):
+    """
+    Each value comes from the strongest place that names it, and remembers which.
+    """
+    file = tmp_path / "gracekit.toml"
+    file.write_text('threads = 1\nprefetch = 1\nmax_running = 1\nhost = "from-file"\n')
+    env = {"GRACEKIT_PREFETCH": "2", "GRACEKIT_MAX_RUNNING": "2", "PATH": "/bin"}
+
+    settings = load({"max_running": 3, "threads": None}, env, file)
+
+    assert (settings.threads, settings.prefetch, settings.max_running) == (1, 2, 3)
+    origins = [settings.origin(n) for n in ("threads", "prefetch", "max_running", "beat_s")]
+    assert origins == [f"file {file}", "GRACEKIT_PREFETCH", "flag", "default"]
+
+
+def test_names_drop_the_unit_where_it_is_only_a_suffix():
+    """
+    `_s` is for code; operators write GRACEKIT_DRAIN_TIMEOUT, and Manila's own name stays whole.
+    """
+    assert variable_name("drain_timeout_s") == "GRACEKIT_DRAIN_TIMEOUT"
+    assert variable_name("startup_reconciliation_wait_seconds") == (
+        "GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS"
+    )
+    assert load({"drain_timeout": "5s"}, {}).drain_timeout_s == 5
+    assert load({"drain_timeout_s": 5}, {}).drain_timeout_s == 5
+
+
+def test_describe_lists_every_setting_with_its_origin():
+    """
+    `config show` can print all settings from one call, as an operator would write them.
+    """
+    settings = load(env={"GRACEKIT_RETENTION": "14d"})
+
+    shown = {name: (value, origin) for name, value, origin in settings.describe()}
+
+    assert shown["retention"] == ("14d", "GRACEKIT_RETENTION")
+    assert shown["accept_unshared_store"] == ("false", "default")
+    assert set(shown) == {option_name(f) for f in Settings.__dataclass_fields__} - {"origins"}
+
+
+# -- values -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("25", 25),
+        (25, 25),
+        (0.5, 0.5),
+        ("25s", 25),
+        ("500ms", 0.5),
+        ("5m", 300),
+        ("1h", 3600),
+        ("7d", 604800),
+        (" 1.5 s ", 1.5),
+        ("0", 0),
+    ],
+)
+def test_durations_are_read_in_all_spellings(text, seconds):
+    """
+    A number is seconds; a unit says otherwise.
+    """
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "s",
+        "-1",
+        "1w",
+        "1h30m",
+        "inf",
+        "nan",
+        "٣s",
+        "9" * 400,
+        True,
+        -1,
+        10**400,
+        [],
+        float("nan"),
+        float("inf"),
+    ],
+)
+def test_other_durations_are_refused_with_the_spelling(text):
+    """
+    What is no duration is told together with what would be one.
+    """
+    with pytest.raises(ConfigError, match="write 25, 25s, 500ms, 5m, 1h or 7d"):
+        parse_duration(text)
+
+
+@given(st.integers(0, 10**9).map(lambda ms: ms / 1000))
+def test_a_duration_survives_being_shown(seconds):
+    """
+    What `config show` prints can be pasted back.
+    """
+    assert parse_duration(format_duration(seconds)) == pytest.approx(seconds)
+
+
+@given(st.text() | st.floats() | st.integers() | st.booleans() | st.lists(st.integers()))
+def test_no_value_breaks_the_reader(value):
+    """
+    Whatever a file holds, the answer is a setting or a ConfigError.
+    """
+    for name in ("drain_timeout", "threads", "log_format", "host", "store_url", "beat"):
+        try:
+            load({name: value}, {})
+        except ConfigError:
+            pass
+
+
+def test_truth_is_read_in_the_usual_words():
+    """
+    yes and off mean what they say; another word is an error, not a truth.
+    """
+    assert load(env={"GRACEKIT_ACCEPT_UNSHARED_STORE": "Yes"}).accept_unshared_store is True
+    off = {"GRACEKIT_STARTUP_RECONCILIATION_ENABLED": "off"}
+    assert load(env=off).startup_reconciliation_enabled is False
+    (problem,) = problems(env={"GRACEKIT_ACCEPT_UNSHARED_STORE": "maybe"})
+    assert problem == "GRACEKIT_ACCEPT_UNSHARED_STORE: 'maybe' is neither true nor false"
+
+
+def test_empty_optional_values_mean_unset():
+    """
+    An empty variable, as templates leave it, is no instance name.
+    """
+    assert load(env={"GRACEKIT_INSTANCE": "", "GRACEKIT_KILL_AFTER": ""}).instance is None
+
+
+# -- what is wrong ------------------------------------------------------------------
+
+
+def test_everything_wrong_is_told_at_once(tmp_path):
+    """
+    Four mistakes in three places are one error with four lines.
+    """
+    file = tmp_path / "gracekit.toml"
+    file.write_text('thread = 1\nbeat = "soon"\n')
+
+    lines = problems(flags={"prefetch": 0}, env={"GRACEKIT_DRAIN_TIMOUT": "5"}, file=file)
+
+    assert lines == [
+        f"unknown setting thread in {file}; did you mean threads?",
+        f"beat in {file}: 'soon' is not a duration; write 25, 25s, 500ms, 5m, 1h or 7d",
+        "unknown variable GRACEKIT_DRAIN_TIMOUT; did you mean GRACEKIT_DRAIN_TIMEOUT?",
+        "prefetch = 0 must be more than 0; set GRACEKIT_PREFETCH",
+    ]
+
+
+def test_variables_of_others_are_left_alone():
+    """
+    Failpoints, test switches, and what Kubernetes sets for a Service called gracekit are no typos.
+    """
+    names = ("FAILPOINT", "SOAK", "CONFIG", "TEST_AMQP_URL", "SERVICE_HOST", "SERVICE_PORT")
+    more = ("API_SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP", "PORT_80_TCP_ADDR", "API_PORT")
+
+    assert load(env={f"GRACEKIT_{name}": "x" for name in names + more}) == Settings()
+
+
+def test_unreadable_file_is_a_problem_like_any_other(tmp_path):
+    """
+    A missing file and a broken one are told beside the other mistakes.
+    """
+    broken = tmp_path / "broken.toml"
+    broken.write_text("threads =")
+
+    assert "cannot read the settings" in problems(file=tmp_path / "none.toml")[0]
+    assert len(problems(file=broken, flags={"beat": 0})) == 2
+
+
+def test_hard_limit_must_be_below_the_platforms_kill():
+    """
+    A drain that the platform would cut is refused, with both ways out.
+    """
+    (problem,) = problems(flags={"drain_timeout": "60s", "kill_after": 30})
+
+    assert problem == (
+        "drain_timeout 1m + handover_grace 2s + handover_flush 1s + exit_margin 1s = 64s must be "
+        "below kill_after = 30s: the platform would kill the process before it could hand its "
+        "tasks over; raise terminationGracePeriodSeconds or TimeoutStopSec, and "
+        "GRACEKIT_KILL_AFTER with it, to 65, or set GRACEKIT_DRAIN_TIMEOUT=25s"
+    )
+
+
+@given(drain=st.floats(0, 1000), kill=st.floats(4.1, 1000))
+def test_the_remedy_for_a_kill_works(drain, kill):
+    """
+    Following the advice of the message leads to settings that are accepted.
+    """
+    given = {"drain_timeout_s": drain, "kill_after_s": kill}
+    try:
+        load(given, {})
+    except ConfigError as error:
+        advice = str(error)
+        load(given | {"kill_after_s": advice.partition("with it, to ")[2].partition(",")[0]}, {})
+        if "GRACEKIT_DRAIN_TIMEOUT=" in advice:
+            load(given | {"drain_timeout_s": advice.rpartition("=")[2]}, {})
+
+
+@pytest.mark.parametrize("name", ["beat_s", "kill_after_s", "threads", "handover_grace_s"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_numbers_must_be_positive(name, value):
+    """
+    A zero or negative number is refused also where settings are built by hand.
+    """
+    with pytest.raises(ConfigError, match="must be more than 0"):
+        Settings(**{name: value})
+
+
+def test_no_wait_at_all_is_a_sensible_drain():
+    """
+    A drain of 0 s hands everything over at once.
+    """
+    assert Settings(drain_timeout_s=0).hard_limit_s == 4
+
+
+@pytest.mark.parametrize("value", ["", "a b", "a/b", "x" * 101, "naïve", "a\n"])
+def test_names_fit_queues_and_files(value):
+    """
+    A host or instance that could not name a queue or a file is refused.
+    """
+    for name in ("host", "instance"):
+        with pytest.raises(ConfigError, match=f"{name} = .* must be 1 to 100 of"):
+            Settings(**{name: value})
+
+
+def test_ops_topic_is_another_topic():
+    """
+    The ops lane may be named freely, but never as the service itself.
+    """
+    assert Settings().ops_topic_of("compute") == "compute-ops"
+    assert Settings(ops_topic="compute-alt").ops_topic_of("compute") == "compute-alt"
+    with pytest.raises(ConfigError, match="a name of its own"):
+        Settings(ops_topic="{topic}")
+
+
+# -- URLs ---------------------------------------------------------------------------
+
+
+def test_sqlite_url_names_a_file():
+    """
+    Three slashes are relative to the working directory, four are absolute.
+    """
+    assert sqlite_path("sqlite:///a/b.db") == Path("a/b.db")
+    assert sqlite_path("sqlite:////var/lib/b.db") == Path("/var/lib/b.db")
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite://host/x.db", "sqlite:///a?b"])
+def test_sqlite_url_without_file_is_refused(url):
+    """
+    A URL that names no file of this machine is told with its right form.
+    """
+    (problem,) = problems(flags={"store_url": url})
+
+    assert problem.startswith("store_url: ")
+    assert problem.endswith(
+        "write sqlite:///relative.db or sqlite:////absolute.db, without options"
+    )
+
+
+def test_unknown_scheme_is_told_without_its_password():
+    """
+    The nearest scheme is offered, and a password in the URL never reaches the message.
+    """
+    (problem,) = problems(env={"GRACEKIT_TRANSPORT_URL": "sqlight://me:canary@host/"})
+
+    assert "did you mean sqlite?" in problem
+    assert "canary" not in problem
+    assert redact_url("amqp://me:can@ry/@host/v") == "amqp://***@host/v"
+    assert redact_url("sqlite:////home/me@here/x.db") == "sqlite:////home/me@here/x.db"
+
+
+def test_transport_and_store_have_a_file_each(tmp_path, monkeypatch):
+    """
+    The same file is refused however it is spelled.
+    """
+    monkeypatch.chdir(tmp_path)
+    urls = {
+        "transport_url": "sqlite:///x.db",
+        "store_url": f"sqlite:///{tmp_path}/../{tmp_path.name}/x.db",
+    }
+
+    (problem,) = problems(flags=urls)
+
+    assert "the journal needs a file of its own" in problem
+
+
+def test_memory_store_needs_a_memory_transport():
+    """
+    A journal that is gone at exit may not ack what a file kept.
+    """
+    assert Settings(transport_url="memory://", store_url="memory://")
+    assert Settings(transport_url="memory://")
+    with pytest.raises(ConfigError, match="forgets at exit"):
+        Settings(store_url="memory://")

@@ -1,0 +1,281 @@
+"""Events: the catalogue is the contract, and wire text harms no log."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gracekit.telemetry import (
+    CATALOGUE,
+    LOGGER,
+    JsonFormatter,
+    Telemetry,
+    TextFormatter,
+    UnknownEventError,
+    clean,
+    configure_logging,
+    escape,
+)
+
+PACKAGE = Path(__file__).resolve().parent.parent / "gracekit"
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """The root logger, put back after the test."""
+    logger = logging.getLogger()
+    handlers, level = logger.handlers[:], logger.level
+    yield logger
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+
+
+def emissions() -> Iterator[tuple[str, ast.Call]]:
+    """Every call of an `emit` method in the product."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="emit")):
+                    yield f"{path.relative_to(PACKAGE.parent)}:{node.lineno}", node
+
+
+# -- the contract -------------------------------------------------------------------
+
+
+def test_every_emission_is_in_the_catalogue():
+    """
+    No code path can meet an event or field at run time that the catalogue does not list.
+    """
+    wrong = []
+    for place, call in emissions():
+        event = ast.literal_eval(call.args[0])
+        fields = {keyword.arg for keyword in call.keywords}  # None stands for `**`
+        if event not in CATALOGUE or fields - CATALOGUE[event].fields:
+            wrong.append((place, event, fields))
+
+    assert wrong == []
+
+
+def test_every_event_of_the_catalogue_is_emitted():
+    """
+    Operators are promised no event that never comes.
+    """
+    emitted = {ast.literal_eval(call.args[0]) for _, call in emissions()}
+
+    assert set(CATALOGUE) - emitted == set()
+
+
+def test_unknown_events_and_fields_are_refused():
+    """
+    A misspelled event or field is an error that offers the right one.
+    """
+    with pytest.raises(UnknownEventError, match=r"did you mean drain\.started"):
+        Telemetry().emit("drain.start")
+    with pytest.raises(UnknownEventError, match="has no field 'in_fligth'; did you mean in_flight"):
+        Telemetry().emit("drain.started", in_fligth=1)
+
+
+def test_fields_do_not_collide_with_those_of_a_log_record():
+    """
+    Any logging formatter can show our fields as its own.
+    """
+    taken = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "event"}
+
+    assert {e.name: e.fields & taken for e in CATALOGUE.values() if e.fields & taken} == {}
+
+
+# -- sinks --------------------------------------------------------------------------
+
+
+def test_subscribers_hear_raw_fields_until_they_leave():
+    """
+    A test waits on the same events that operators read, with values as they are.
+    """
+    telemetry, heard = Telemetry(), []
+    leave = telemetry.subscribe(lambda event, fields: heard.append((event, dict(fields))))
+
+    telemetry.emit("drain.started", source="signal", in_flight=3)
+    leave()
+    leave()
+    telemetry.emit("drain.resumed")
+
+    assert heard == [("drain.started", {"source": "signal", "in_flight": 3})]
+
+
+def test_a_failing_subscriber_stops_nobody(caplog):
+    """
+    A listener's fault is logged, and the next listener still hears.
+    """
+    telemetry, heard = Telemetry(), []
+    telemetry.subscribe(lambda *_: 1 / 0)
+    telemetry.subscribe(lambda event, _: heard.append(event))
+
+    telemetry.emit("drain.resumed")
+
+    assert heard == ["drain.resumed"]
+    assert "a subscriber failed at drain.resumed" in caplog.text
+
+
+def test_a_log_line_reads_like_the_event(caplog):
+    """
+    The line is the event's name and its fields; absent ones are left out.
+    """
+    caplog.set_level(logging.INFO, LOGGER)
+
+    Telemetry("compute").emit("drain.finished", waited_s=12.4, handed_over=2, given_back=None)
+
+    (record,) = caplog.records
+    assert record.getMessage() == "drain.finished waited_s=12.4 handed_over=2"
+    assert (record.event, record.waited_s, record.levelno) == ("drain.finished", 12.4, logging.INFO)
+
+
+def test_one_line_a_request_is_for_debugging(caplog):
+    """
+    At INFO a busy service is silent while it works.
+    """
+    caplog.set_level(logging.INFO, LOGGER)
+
+    Telemetry().emit("task.finished", method="resize", outcome="succeeded", ran_s=0.1)
+
+    assert caplog.records == []
+
+
+def test_metrics_accept_every_event():
+    """
+    Counting fails at no event, with few fields or many.
+    """
+    telemetry = Telemetry()
+    for event in CATALOGUE.values():
+        telemetry.emit(event.name, **dict.fromkeys(event.fields, 1))
+    telemetry.observe_in_flight(lambda: {("resize", "requests"): 1})
+
+
+# -- wire text ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\nb", "a\\nb"),
+        ("\x1b[31mred", "\\x1b[31mred"),
+        ("\u202egnp", "\\u202egnp"),
+        ("\udc80", "\\udc80"),
+        ("naïve", "naïve"),
+        ("%s %(x)s {0}", "%s %(x)s {0}"),
+        ("x" * 300, "x" * 256 + "…"),
+        ("amqp://me:canary@host/v is gone", "amqp://***@host/v is gone"),
+    ],
+)
+def test_text_is_escaped_cut_and_redacted(text, shown):
+    """
+    Line breaks, terminal codes, bidi marks, long names and passwords do not reach a log.
+    """
+    assert escape(text) == shown
+
+
+@given(st.text())
+def test_no_text_breaks_a_line(text):
+    """
+    Whatever a caller calls its method, one event stays one line, as text and as JSON.
+    """
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logger = logging.getLogger(LOGGER)
+    logger.addHandler(handler)
+    try:
+        for formatter in (TextFormatter(), JsonFormatter()):
+            handler.setFormatter(formatter)
+            Telemetry().emit("task.rejected", method=text, reason="unknown_method")
+    finally:
+        logger.removeHandler(handler)
+
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert json.loads(lines[1]).get("method", "") == clean(text)
+
+
+def test_a_huge_name_costs_little():
+    """
+    A name of 1 MiB, or a list of them, is cut before it is looked at.
+    """
+    assert len(escape("\n" * (1 << 20))) < 2000
+    assert len(clean(["x"] * 10_000)) == 100
+
+
+def test_a_line_break_in_an_exception_forges_no_line(root):
+    """
+    Each line of a traceback is escaped, because its message may come from the wire.
+    """
+    stream = io.StringIO()
+    configure_logging("text", stream=stream)
+
+    error = ValueError("\x1b[2J gone")
+    logging.getLogger("app").error("it\nfailed", exc_info=error)
+
+    assert "\x1b" not in stream.getvalue()
+    assert "ERROR   app: it\\nfailed\nValueError: \\x1b[2J gone" in stream.getvalue()
+
+
+# -- the command line's logging -------------------------------------------------------
+
+
+def test_json_lines_have_the_documented_keys(root):
+    """
+    A log that is no terminal gets one JSON object a line.
+    """
+    stream = io.StringIO()
+    configure_logging("auto", stream=stream)
+
+    telemetry = Telemetry()
+    telemetry.identify(service="compute", instance="node-1-0")
+    telemetry.emit("task.errored", task_id="t1", method="resize", reason="interrupted")
+
+    entry = json.loads(stream.getvalue())
+    assert entry.pop("timestamp").endswith("Z")
+    assert entry == {
+        "level": "WARNING",
+        "logger": "gracekit",
+        "event": "task.errored",
+        "message": "task.errored task_id=t1 method=resize reason=interrupted",
+        "service.name": "compute",
+        "instance": "node-1-0",
+        "task_id": "t1",
+        "method": "resize",
+        "reason": "interrupted",
+    }
+
+
+def test_auto_means_text_on_a_terminal(root):
+    """
+    A person at a terminal reads lines, not JSON.
+    """
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    configure_logging("auto", stream=stream)
+    Telemetry().emit("drain.started", source="signal", by="pid 1 (root)")
+
+    assert stream.getvalue().endswith(' INFO    drain.started source=signal by="pid 1 (root)"\n')
+
+
+def test_embedded_use_leaves_the_root_logger_alone(root):
+    """
+    Building and using Telemetry installs nothing but the library's NullHandler.
+    """
+    before = root.handlers[:]
+
+    Telemetry().emit("drain.resumed")
+
+    assert root.handlers == before
+    assert any(isinstance(h, logging.NullHandler) for h in logging.getLogger(LOGGER).handlers)

@@ -1,0 +1,39 @@
+"""Checked by mypy, never run: a method passed to a client is typed in arguments and result."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar, assert_type
+
+from gracekit.rpc.client import ClientView, RpcClient
+from gracekit.rpc.methods import Method
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def rpc(handler: Callable[Concatenate[Any, P], Awaitable[R]]) -> Method[P, R]:
+    """As a service's decorator is typed."""
+    raise NotImplementedError
+
+
+@rpc
+async def migrate(ctx: object, vm: str, dest: int = 0) -> dict[str, str]:
+    """A method of a service."""
+    return {}
+
+
+async def calls(client: RpcClient) -> None:
+    """What a checker knows of a call, a cast and a view."""
+    assert_type(await client.call(migrate, vm="vm"), dict[str, str])
+    assert_type(await client.prepare(ops=True).call(migrate, vm="vm", dest=1), dict[str, str])
+    assert_type(await client.cast(migrate, vm="vm"), str)
+    assert_type(client.prepare(host="n", timeout="5m", context={"user_id": 1}), ClientView)
+    await client.call("by name", anything=1)
+
+    await client.call(migrate, dest=1)  # type: ignore[call-overload]
+    await client.call(migrate, vm=1)  # type: ignore[call-overload]
+    await client.cast(migrate, vm="vm", dst=1)  # type: ignore[call-overload]
+    await client.call("by name", 1)  # type: ignore[call-overload]
+    client.prepare(timout=3)  # type: ignore[call-arg]
+    client.prepare(ops="yes")  # type: ignore[arg-type]
