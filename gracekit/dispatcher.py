@@ -9,14 +9,11 @@ cancelled: only a handler is, and a wait for a turn when the gate closes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import anyio
-
 from gracekit.answers import Answers
-from gracekit.attempt import End, call_hook, failed, run_attempt, succeeded, timeout_error
+from gracekit.attempt import End, failed, run_attempt, timeout_error
 from gracekit.clock import Clock
 from gracekit.config import Settings
 from gracekit.context import Context, Services
@@ -25,20 +22,19 @@ from gracekit.errors import (
     ConflictError,
     ConflictingRequestError,
     Draining,
-    InvalidArgumentsError,
     MessageTooLargeError,
     RpcError,
     StoreError,
     TaskInterruptedError,
     UnknownCommitError,
 )
+from gracekit.lanes import Job, LaneGate, Turns
 from gracekit.leases.leases import Guard
-from gracekit.leases.lines import Lines
 from gracekit.process import Point
+from gracekit.refusals import Refusals, reason_of
 from gracekit.rpc.message import Request
 from gracekit.rpc.methods import Method, MethodTable
 from gracekit.rpc.oslo_wire import decode_request
-from gracekit.rpc.server import Places
 from gracekit.rpc.transport import Delivery, QueueKind
 from gracekit.store.batch import Batch
 from gracekit.telemetry import Telemetry
@@ -49,66 +45,10 @@ from gracekit.tracker.journal import (
     Outcome,
     TaskRow,
     address_of,
-    to_json,
 )
 from gracekit.tracker.task import Cut, Lane, OnInterrupt, Reason, TaskState, TrackedTask
 
 CONTROL_NAMESPACE: Final = "gracekit"
-LEASE_BEAT_S: Final = 1.0
-"""A lease held by another process is asked for again this often; a release here rings at once."""
-
-Control = Callable[[Request], Awaitable[Any]]
-
-
-@dataclass(slots=True, eq=False)
-class LaneGate:
-    """One lane's intake: its places, slots and threads, and whether it is open.
-
-    Attributes:
-        lane: Which.
-        places: What it may have in flight.
-        max_running: Handlers at one time.
-        limiter: Worker threads.
-        is_open: Closed, no accepting or RUNNING commit of the lane is submitted.
-        entering: Jobs between the submission of their acceptance and their start.
-        not_started: Request ids given up by those that the closed gate stopped.
-    """
-
-    lane: Lane
-    places: Places
-    max_running: int
-    limiter: anyio.CapacityLimiter
-    is_open: bool = True
-    entering: set[Job] = field(default_factory=set)
-    not_started: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Job:
-    """One request in this process: the tracked task and what is needed to run it.
-
-    Attributes:
-        reply: Where the answer goes, for tasks without a row; others ask the journal.
-        expires_at: Loop time until which the caller waits; None if unknown.
-        inside: Lines that it stands inside of, innermost last.
-        waiting: Whether it waits for its turn, and may be cancelled out of it.
-        answered: Its callers were answered before it ended.
-        stuck: The drain recorded it without waiting for it any longer.
-    """
-
-    task: TrackedTask
-    method: Method[Any, Any]
-    gate: LaneGate
-    args: Mapping[str, Any]
-    caller: Mapping[str, Any]
-    delivery: Delivery | None = None
-    request: Acceptance | None = None
-    reply: Address | None = None
-    expires_at: float | None = None
-    inside: list[Hashable] = field(default_factory=list)
-    waiting: bool = False
-    answered: bool = False
-    stuck: bool = False
 
 
 class Dispatcher:
@@ -116,7 +56,6 @@ class Dispatcher:
 
     Args:
         gates: The lanes that requests come by.
-        control: Answers control verbs of the namespace `gracekit`, on the ops lane.
         on_hand_over: Told of each task that was handed over with its handler returned.
         on_give_back: Told of each `requeue` task given back.
     """
@@ -130,10 +69,9 @@ class Dispatcher:
         telemetry: Telemetry,
         *,
         gates: Mapping[Lane, LaneGate],
-        lines: Lines,
-        host: str,
+        turns: Turns,
+        refusals: Refusals,
         instance: str,
-        control: Control,
         on_hand_over: Callable[[TrackedTask], None],
         on_give_back: Callable[[], None],
     ) -> None:
@@ -147,16 +85,14 @@ class Dispatcher:
         self._settings = settings
         self._telemetry = telemetry
         self._gates = gates
-        self._lines = lines
-        self._host = host
+        self._turns = turns
+        self._refusals = refusals
         self._instance = instance
-        self._control = control
         self._on_hand_over = on_hand_over
         self._on_give_back = on_give_back
         self._jobs: dict[TrackedTask, Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._answering: set[asyncio.Future[bool]] = set()
-        self._changed = asyncio.Event()  # something left the gate, or a lease was released
         self._kept_leases = 0
 
     # -- the ways in -------------------------------------------------------------------
@@ -207,7 +143,7 @@ class Dispatcher:
         if inside is not None:
             job.inside.append(inside)
         if self._tracker.add(job.task) is not None:
-            self._leave_lines(job)
+            self._turns.leave(job)
             return
         self._jobs[job.task] = job
         job.gate.entering.add(job)
@@ -223,7 +159,7 @@ class Dispatcher:
                 return
             end = await self._run(job)
         finally:
-            self._leave_lines(job)
+            self._turns.leave(job)
         if job.stuck:
             return  # the drain has recorded it; what it did after that is for recovery to find
         if end.outcome is None:
@@ -238,13 +174,13 @@ class Dispatcher:
         assert job.delivery is not None
         job.gate.entering.add(job)
         try:
-            if not await self._wait_turn(job):
+            if not await self._turns.wait(job):
                 await self._give_back(job)
                 return
             self._mark_running(job)
             end = await self._run(job)
         finally:
-            self._leave_lines(job)
+            self._turns.leave(job)
             self._tell_changed()
         self._tracker.ended(job.task)
         if end.outcome is None or job.stuck:
@@ -264,17 +200,17 @@ class Dispatcher:
             request = decode_request(delivery.body, max_bytes=self._settings.max_body_bytes)
         except BadMessageError as error:
             reason = "oversize" if isinstance(error, MessageTooLargeError) else "unreadable"
-            await self._reject(None, delivery, gate, reason, error)
+            await self._refusals.reject(None, delivery, gate.lane, reason, error)
             return None
         if request.namespace == CONTROL_NAMESPACE and gate.lane is Lane.OPS:
-            await self._answer_control(request, delivery)
+            await self._refusals.answer_control(request, delivery)
             return None
         try:
             method = self._methods.resolve(request.namespace, request.method, request.version)
             method.bind(request.args)
             self._check_open(method, gate)
         except RpcError as error:
-            await self._reject(request, delivery, gate, _refusal(error), error)
+            await self._refusals.reject(request, delivery, gate.lane, reason_of(error), error)
             return None
         return self._job(request, method, delivery, gate)
 
@@ -380,18 +316,18 @@ class Dispatcher:
     async def _accept(self, job: Job) -> bool:
         """Dedupe and accept in a group commit, begun in the same one when its turn is at once."""
         job.gate.entering.add(job)
-        at_once = self._enter_lines_nowait(job)
+        at_once = self._turns.enter_nowait(job)
         while job.gate.is_open:
             try:
                 accepted = await self._commit_acceptance(job, begin=at_once)
             except _LeaseElsewhereError:
-                self._leave_lines(job)
+                self._turns.leave(job)
                 at_once = False
                 continue
             if accepted and at_once:
                 self._mark_running(job)
             return accepted
-        self._leave_lines(job)
+        self._turns.leave(job)
         await self._give_back(job)
         return False
 
@@ -406,13 +342,13 @@ class Dispatcher:
         except ConflictError as conflict:
             if conflict.statement == lease:
                 raise _LeaseElsewhereError from None
-            self._leave_lines(job)
+            self._turns.leave(job)
             await self._answer_duplicate(job)
             return False
         except UnknownCommitError:
             return await self._read_acceptance_again(job)
         except StoreError as error:
-            self._leave_lines(job)
+            self._turns.leave(job)
             self._telemetry.emit("store.error", what="acceptance", error=str(error))
             await self._give_back(job)
             return False
@@ -426,7 +362,7 @@ class Dispatcher:
     async def _read_acceptance_again(self, job: Job) -> bool:
         """An unknown commit: the row says whether it is ours to run, or not there."""
         row = await self._journal.known(job.task.request_id, job.task.recipient)
-        self._leave_lines(job)
+        self._turns.leave(job)
         if row is None or row.owner != self._journal.run_id:
             await self._give_back(job)
             return False
@@ -447,7 +383,8 @@ class Dispatcher:
                 f"request id {task.request_id} is known with other content: "
                 f"{row.method} was accepted under it; draw a new id for a new request"
             )
-            await self._record_refusal(job, delivery, "conflicting_id", conflict)
+            again = decode_request(delivery.body, max_bytes=self._settings.max_body_bytes)
+            await self._refusals.reject(again, delivery, job.gate.lane, "conflicting_id", conflict)
             return
         await self._journal.tally(
             "duplicate", request_id=task.request_id, method=task.method, detail=row.state.value
@@ -456,22 +393,22 @@ class Dispatcher:
             row.finished_at is not None or not await self._journal.add_reply_address(row, job.reply)
         ):
             row = await self._journal.known(task.request_id, task.recipient) or row
-            await self._answers.send(job.reply, _outcome_of(row))
+            await self._answers.send(job.reply, outcome_of(row))
         await delivery.ack()
 
     # -- turn and begin --------------------------------------------------------------------
 
     async def _begin_in_turn(self, job: Job) -> bool:
         """Wait for the turn, then record the attempt; false if it does not start here."""
-        while await self._wait_turn(job):
+        while await self._turns.wait(job):
             if self._expired(job):
                 await self._expire(job)
                 return False
             try:
                 await self._commit_begin(job)
             except _LeaseElsewhereError:
-                self._leave_lines(job)
-                await self._wait_lease(job)
+                self._turns.leave(job)
+                await self._turns.wait_lease(job)
                 continue
             except StoreError as error:
                 self._telemetry.emit("store.error", what="begin", error=str(error))
@@ -499,70 +436,18 @@ class Dispatcher:
         assert job.task.resource is not None
         return self._leases.add_take(batch, job.task.resource, job.task.request_id)
 
-    async def _wait_turn(self, job: Job) -> bool:
-        """Stand in line until it is our turn; false if the gate closed or it was cancelled."""
-        if not job.gate.is_open or job.task.cancel_cause is not None:
-            return False
-        job.task.handler = asyncio.current_task()
-        job.waiting = True
-        try:
-            for key, width in self._widths(job):
-                if key not in job.inside:
-                    await self._lines.enter(key, width)
-                    job.inside.append(key)
-        except asyncio.CancelledError:
-            return False
-        finally:
-            job.waiting = False
-        return job.gate.is_open
-
-    async def _wait_lease(self, job: Job) -> None:
-        """The lease is elsewhere: try again on a release here, a beat, or at its deadline."""
-        wait_s = LEASE_BEAT_S
-        if job.expires_at is not None:
-            wait_s = min(wait_s, max(0.0, job.expires_at - self._clock.loop()))
-        job.waiting = True
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._changed.wait()
-        except (TimeoutError, asyncio.CancelledError):
-            pass  # the turn is asked for again, and refused if the gate has closed
-        finally:
-            job.waiting = False
-
-    def _enter_lines_nowait(self, job: Job) -> bool:
-        for key, width in self._widths(job):
-            if not self._lines.enter_nowait(key, width):
-                self._leave_lines(job)
-                return False
-            job.inside.append(key)
-        return True
-
-    def _leave_lines(self, job: Job) -> None:
-        while job.inside:
-            self._lines.leave(job.inside.pop())
-
-    def _widths(self, job: Job) -> list[tuple[Hashable, int]]:
-        """The lines of a task and their widths: the resource's, the method's, the lane's."""
-        widths: list[tuple[Hashable, int]] = []
-        if job.task.resource is not None:
-            widths.append((job.task.resource, 1))
-        if job.method.options.max_running is not None:
-            widths.append((job.method, job.method.options.max_running))
-        return [*widths, (job.gate, job.gate.max_running)]
-
     def _expired(self, job: Job) -> bool:
         return job.expires_at is not None and self._clock.loop() >= job.expires_at
 
     async def _expire(self, job: Job) -> None:
         """Its caller is gone and it was never started: ERRORED(expired)."""
-        self._leave_lines(job)
+        self._turns.leave(job)
         outcome = errored(job.task, Reason.EXPIRED)
         await self._commit_finish(job, outcome, expected=TaskState.ACCEPTED)
 
     async def _give_up_start(self, job: Job) -> None:
         """The gate closed before it began: the row is anyone's to claim."""
-        self._leave_lines(job)
+        self._turns.leave(job)
         if job.task.cancel_cause is not None:
             outcome = Outcome(state=TaskState.CANCELLED, reason="operator")
             await self._commit_finish(job, outcome, expected=TaskState.ACCEPTED)
@@ -737,64 +622,6 @@ class Dispatcher:
         self._tracker.remove(job.task)
         self._tell_changed()
 
-    # -- refusals and control -----------------------------------------------------------------------
-
-    async def _reject(
-        self,
-        request: Request | None,
-        delivery: Delivery,
-        gate: LaneGate,
-        reason: str,
-        error: RpcError,
-    ) -> None:
-        """Record what never becomes a task, answer its caller, and settle it."""
-        detail = {
-            "request_id": (request and request.request_id) or self._clock.new_id(),
-            # A refused id stays free: the same id may come again, mended.
-            "recipient": f"rejected {self._clock.new_id()}",
-            "lane": gate.lane.value,
-            "queue": delivery.queue.name,
-            "route": delivery.queue.kind.value,
-            "namespace": request and request.namespace,
-            "method": request.method[:200] if request else "",
-            "version": request.version[:50] if request else "",
-        }
-        try:
-            await self._journal.reject(detail, reason=reason, detail=str(error))
-        except StoreError as failure:
-            self._telemetry.emit("store.error", what="rejection", error=str(failure))
-            await delivery.give_back()
-            return
-        self._telemetry.emit("task.rejected", reason=reason, error=str(error))
-        if request is None:
-            await delivery.dead_letter(f"{reason}: {error}")
-            return
-        if request.reply is not None:
-            address = Address(
-                queue=request.reply.queue, msg_id=request.reply.msg_id, expires_at=None
-            )
-            await self._answers.refuse(address, error)
-        await delivery.ack()
-
-    async def _record_refusal(
-        self, job: Job, delivery: Delivery, reason: str, error: RpcError
-    ) -> None:
-        request = decode_request(delivery.body, max_bytes=self._settings.max_body_bytes)
-        await self._reject(request, delivery, job.gate, reason, error)
-
-    async def _answer_control(self, request: Request, delivery: Delivery) -> None:
-        """A control verb: not journaled, not tracked, answered at once."""
-        await delivery.ack()
-        if request.reply is None:
-            return
-        address = Address(queue=request.reply.queue, msg_id=request.reply.msg_id, expires_at=None)
-        try:
-            method = await self._control(request)
-        except Exception as error:  # noqa: BLE001 - every fault goes to whoever asked
-            await self._answers.refuse(address, error)
-            return
-        await self._answers.send(address, _plain_outcome(method))
-
     # -- the gate, for the drain ----------------------------------------------------------------------
 
     def open_gate(self, lane: Lane) -> None:
@@ -827,8 +654,7 @@ class Dispatcher:
         return self._kept_leases
 
     def _tell_changed(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._turns.tell_released()
         self._tracker.poke()
 
     # -- for recovery ----------------------------------------------------------------------------------
@@ -864,46 +690,6 @@ class Dispatcher:
             state=row.state,
         )
 
-    async def call_hook(
-        self,
-        hook: Callable[..., Any],
-        method: Method[Any, Any],
-        row: TaskRow,
-        token: int | None,
-        **extra: Any,
-    ) -> Any:
-        """Call a probe or errored hook of *row*'s method, with its arguments and *extra*."""
-        task = self.task_of_row(row, method)
-        task.token = token
-        ctx = Context(
-            task,
-            self._services,
-            args=row.args or {},
-            caller=row.context or {},
-            method=(method.namespace, method.name, method.version),
-            expires_at=None,
-        )
-        limiter = self._gates[row.lane].limiter
-        return await call_hook(hook, ctx, {**(row.args or {}), **extra}, limiter)
-
-    async def reply(self, row_id: int, address: Address) -> None:
-        """Answer a caller of a row that has ended, from the record."""
-        row = await self._journal.row(row_id)
-        if row is not None:
-            await self._answers.send_due(row_id, address, _outcome_of(row))
-
-    def succeeded(self, result: Any) -> Outcome:
-        """What a probe's Done makes of a task."""
-        return succeeded("the probe's Done", result)
-
-    def failed(self, row: TaskRow, reason: str) -> Outcome:
-        """What a probe's Fail makes of a task."""
-        return failed(TaskInterruptedError(f"task {row.request_id} ({row.method}): {reason}"))
-
-    def errored(self, row: TaskRow, reason: Reason, detail: str) -> Outcome:
-        """What recovery's giving up makes of a task."""
-        return errored(f"task {row.request_id} ({row.method})", reason, detail)
-
 
 class _LeaseElsewhereError(Exception):
     """The lease is held by another task or run, or waits for its settle time."""
@@ -919,7 +705,8 @@ def errored(task: object, reason: Reason, detail: str = "") -> Outcome:
     )
 
 
-def _outcome_of(row: TaskRow) -> Outcome:
+def outcome_of(row: TaskRow) -> Outcome:
+    """What an ended row answers."""
     return Outcome(
         state=row.state,
         result=row.result,
@@ -927,20 +714,6 @@ def _outcome_of(row: TaskRow) -> Outcome:
         reason=row.reason,
         detail=row.detail,
     )
-
-
-def _plain_outcome(result: Any) -> Outcome:
-    return Outcome(state=TaskState.SUCCEEDED, result=to_json(result))
-
-
-def _refusal(error: RpcError) -> str:
-    match error:
-        case InvalidArgumentsError():
-            return "arguments"
-        case Draining():
-            return "draining"
-        case _:
-            return "unknown_method"
 
 
 async def _nothing() -> None:

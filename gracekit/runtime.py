@@ -29,7 +29,7 @@ from gracekit.clock import Clock
 from gracekit.config import Settings, load, redact_url, sqlite_path
 from gracekit.context import Services
 from gracekit.control import Control
-from gracekit.dispatcher import Dispatcher, LaneGate
+from gracekit.dispatcher import Dispatcher
 from gracekit.errors import (
     AlreadyRunningError,
     ConfigError,
@@ -39,14 +39,18 @@ from gracekit.errors import (
     StoreError,
 )
 from gracekit.exits import ExitCode
+from gracekit.hands import RecoveryHands
+from gracekit.lanes import LaneGate, Turns
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
 from gracekit.leases.members import Members, claim_slot
 from gracekit.periodic import PeriodicJobs
 from gracekit.process import LifeLock, Process
 from gracekit.recovery.reconciler import Reconciler
+from gracekit.refusals import Refusals
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.memory import MemoryBroker
+from gracekit.rpc.message import Request
 from gracekit.rpc.server import Places, RpcServer
 from gracekit.rpc.transport import Queue, QueueKind, Transport, directed_queue, shared_queue
 from gracekit.service import Service
@@ -67,7 +71,7 @@ from gracekit.tracker.claims import Claims
 from gracekit.tracker.holds import Holds
 from gracekit.tracker.journal import Journal
 from gracekit.tracker.retention import Retention
-from gracekit.tracker.task import Lane
+from gracekit.tracker.task import Lane, TrackedTask
 from gracekit.tracker.tracker import Tracker
 
 MIGRATIONS: Final = "gracekit.store.migrations"
@@ -227,19 +231,19 @@ class Runtime:
                 anyio.CapacityLimiter(settings.ops_threads),
             ),
         }
+        answers = Answers(self._transport, self.journal, self._process, self.telemetry, clock)
         self.dispatcher = Dispatcher(
             services,
             service.methods,
-            Answers(self._transport, self.journal, self._process, self.telemetry, clock),
+            answers,
             settings,
             self.telemetry,
             gates=self._gates,
-            lines=lines,
-            host=settings.host,
+            turns=Turns(lines, clock),
+            refusals=Refusals(self.journal, answers, self.telemetry, clock, self._answer_verb),
             instance=self.instance,
-            control=lambda request: self.control(request),
-            on_hand_over=lambda task: self.coordinator.note_handed_over(task),
-            on_give_back=lambda: self.coordinator.note_given_back(),
+            on_hand_over=self._note_handed_over,
+            on_give_back=self._note_given_back,
         )
         self.reconciler = Reconciler(
             journal=self.journal,
@@ -251,7 +255,7 @@ class Runtime:
             tracker=self.tracker,
             methods=service.methods,
             places={lane: gate.places for lane, gate in self._gates.items()},
-            hands=self.dispatcher,
+            hands=RecoveryHands(services, self.dispatcher, answers, self._gates),
             settings=settings,
             telemetry=self.telemetry,
             clock=clock,
@@ -272,6 +276,17 @@ class Runtime:
             clock=clock,
         )
         self.built = True
+
+    # The dispatcher is built before the coordinator, which acts on it.
+
+    async def _answer_verb(self, request: Request) -> dict[str, Any]:
+        return await self.control(request)
+
+    def _note_handed_over(self, task: TrackedTask) -> None:
+        self.coordinator.note_handed_over(task)
+
+    def _note_given_back(self) -> None:
+        self.coordinator.note_given_back()
 
     def _server(self, lane: Lane) -> RpcServer:
         settings = self.settings

@@ -1,0 +1,76 @@
+"""What recovery lets this floor do: run rows again, call hooks, word outcomes, send replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gracekit.answers import Answers
+from gracekit.attempt import call_hook, failed, succeeded
+from gracekit.context import Context, Services
+from gracekit.dispatcher import Dispatcher, errored, outcome_of
+from gracekit.errors import TaskInterruptedError
+from gracekit.lanes import LaneGate
+from gracekit.rpc.methods import Method
+from gracekit.tracker.journal import Address, Outcome, TaskRow
+from gracekit.tracker.task import Lane, Reason
+
+
+class RecoveryHands:
+    """The reconciler's hands; see `recovery.reconciler.Hands`."""
+
+    def __init__(
+        self,
+        services: Services,
+        dispatcher: Dispatcher,
+        answers: Answers,
+        gates: Mapping[Lane, LaneGate],
+    ) -> None:
+        self._services = services
+        self._dispatcher = dispatcher
+        self._answers = answers
+        self._gates = gates
+
+    def resume(self, row: TaskRow, *, inside: tuple[str, str] | None) -> None:
+        """Run an ACCEPTED row of ours; a place was taken for it."""
+        self._dispatcher.resume(row, inside=inside)
+
+    async def call_hook(
+        self,
+        hook: Callable[..., Any],
+        method: Method[Any, Any],
+        row: TaskRow,
+        token: int | None,
+        **extra: Any,
+    ) -> Any:
+        """Call a probe or errored hook of *row*'s method, with its arguments and *extra*."""
+        task = self._dispatcher.task_of_row(row, method)
+        task.token = token
+        ctx = Context(
+            task,
+            self._services,
+            args=row.args or {},
+            caller=row.context or {},
+            method=(method.namespace, method.name, method.version),
+            expires_at=None,
+        )
+        limiter = self._gates[row.lane].limiter
+        return await call_hook(hook, ctx, {**(row.args or {}), **extra}, limiter)
+
+    async def reply(self, row_id: int, address: Address) -> None:
+        """Answer a caller of a row that has ended, from the record."""
+        row = await self._services.journal.row(row_id)
+        if row is not None:
+            await self._answers.send_due(row_id, address, outcome_of(row))
+
+    def succeeded(self, result: Any) -> Outcome:
+        """What a probe's Done makes of a task."""
+        return succeeded("the probe's Done", result)
+
+    def failed(self, row: TaskRow, reason: str) -> Outcome:
+        """What a probe's Fail makes of a task."""
+        return failed(TaskInterruptedError(f"task {row.request_id} ({row.method}): {reason}"))
+
+    def errored(self, row: TaskRow, reason: Reason, detail: str) -> Outcome:
+        """What recovery's giving up makes of a task."""
+        return errored(f"task {row.request_id} ({row.method})", reason, detail)

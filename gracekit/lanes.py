@@ -1,0 +1,145 @@
+"""Lanes and turns: a request's place, its gate, and the lines that it stands in.
+
+A lane has places (what it may have in flight), slots (handlers at one time),
+threads, and a gate that a drain closes. A turn is the head of every line that a
+task needs: its resource's, its method's, its lane's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import anyio
+
+from gracekit.clock import Clock
+from gracekit.leases.lines import Lines
+from gracekit.rpc.methods import Method
+from gracekit.rpc.server import Places
+from gracekit.rpc.transport import Delivery
+from gracekit.tracker.journal import Acceptance, Address
+from gracekit.tracker.task import Lane, TrackedTask
+
+LEASE_BEAT_S: Final = 1.0
+"""A lease held by another process is asked for again this often; a release here rings at once."""
+
+
+@dataclass(slots=True, eq=False)
+class LaneGate:
+    """One lane's intake: its places, slots and threads, and whether it is open.
+
+    Attributes:
+        lane: Which.
+        places: What it may have in flight.
+        max_running: Handlers at one time.
+        limiter: Worker threads.
+        is_open: Closed, no accepting or RUNNING commit of the lane is submitted.
+        entering: Jobs between the submission of their acceptance and their start.
+        not_started: Request ids given up by those that the closed gate stopped.
+    """
+
+    lane: Lane
+    places: Places
+    max_running: int
+    limiter: anyio.CapacityLimiter
+    is_open: bool = True
+    entering: set[Job] = field(default_factory=set)
+    not_started: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job:
+    """One request in this process: the tracked task and what is needed to run it.
+
+    Attributes:
+        reply: Where the answer goes, for tasks without a row; others ask the journal.
+        expires_at: Loop time until which the caller waits; None if unknown.
+        inside: Lines that it stands inside of, innermost last.
+        waiting: Whether it waits for its turn, and may be cancelled out of it.
+        answered: Its callers were answered before it ended.
+        stuck: The drain recorded it without waiting for it any longer.
+    """
+
+    task: TrackedTask
+    method: Method[Any, Any]
+    gate: LaneGate
+    args: Mapping[str, Any]
+    caller: Mapping[str, Any]
+    delivery: Delivery | None = None
+    request: Acceptance | None = None
+    reply: Address | None = None
+    expires_at: float | None = None
+    inside: list[Hashable] = field(default_factory=list)
+    waiting: bool = False
+    answered: bool = False
+    stuck: bool = False
+
+
+class Turns:
+    """Who is next: the lines of this process, and the news of leases released in it."""
+
+    def __init__(self, lines: Lines, clock: Clock) -> None:
+        self._lines = lines
+        self._clock = clock
+        self._released = asyncio.Event()
+
+    async def wait(self, job: Job) -> bool:
+        """Stand in line until it is our turn; false if the gate closed or it was cancelled."""
+        if not job.gate.is_open or job.task.cancel_cause is not None:
+            return False
+        job.task.handler = asyncio.current_task()
+        job.waiting = True
+        try:
+            for key, width in self._widths(job):
+                if key not in job.inside:
+                    await self._lines.enter(key, width)
+                    job.inside.append(key)
+        except asyncio.CancelledError:
+            return False
+        finally:
+            job.waiting = False
+        return job.gate.is_open
+
+    async def wait_lease(self, job: Job) -> None:
+        """The lease is elsewhere: try again on a release here, a beat, or at its deadline."""
+        wait_s = LEASE_BEAT_S
+        if job.expires_at is not None:
+            wait_s = min(wait_s, max(0.0, job.expires_at - self._clock.loop()))
+        job.waiting = True
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._released.wait()
+        except (TimeoutError, asyncio.CancelledError):
+            pass  # the turn is asked for again, and refused if the gate has closed
+        finally:
+            job.waiting = False
+
+    def enter_nowait(self, job: Job) -> bool:
+        """Take every place that *job* needs, or none."""
+        for key, width in self._widths(job):
+            if not self._lines.enter_nowait(key, width):
+                self.leave(job)
+                return False
+            job.inside.append(key)
+        return True
+
+    def leave(self, job: Job) -> None:
+        """Give back every place that *job* has taken."""
+        while job.inside:
+            self._lines.leave(job.inside.pop())
+
+    def tell_released(self) -> None:
+        """A lease was given back here: whoever waits for one asks again."""
+        self._released.set()
+        self._released = asyncio.Event()
+
+    def _widths(self, job: Job) -> list[tuple[Hashable, int]]:
+        """The lines of a task and their widths: the resource's, the method's, the lane's."""
+        widths: list[tuple[Hashable, int]] = []
+        if job.task.resource is not None:
+            widths.append((job.task.resource, 1))
+        if job.method.options.max_running is not None:
+            widths.append((job.method, job.method.options.max_running))
+        return [*widths, (job.gate, job.gate.max_running)]

@@ -1,0 +1,97 @@
+"""Refusals and control: deliveries that never become a task, each recorded, answered, settled."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from gracekit.answers import Answers
+from gracekit.attempt import succeeded
+from gracekit.clock import Clock
+from gracekit.errors import Draining, InvalidArgumentsError, RpcError, StoreError
+from gracekit.rpc.message import Request
+from gracekit.rpc.transport import Delivery
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.journal import Address, Journal
+from gracekit.tracker.task import Lane
+
+Control = Callable[[Request], Awaitable[Any]]
+
+
+class Refusals:
+    """Settles what is not accepted, and control verbs, which are only answered."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        answers: Answers,
+        telemetry: Telemetry,
+        clock: Clock,
+        control: Control,
+    ) -> None:
+        self._journal = journal
+        self._answers = answers
+        self._telemetry = telemetry
+        self._clock = clock
+        self._control = control
+
+    async def reject(
+        self,
+        request: Request | None,
+        delivery: Delivery,
+        lane: Lane,
+        reason: str,
+        error: RpcError,
+    ) -> None:
+        """Record what never becomes a task, answer its caller, and settle it."""
+        detail = {
+            "request_id": (request and request.request_id) or self._clock.new_id(),
+            # A refused id stays free: the same id may come again, mended.
+            "recipient": f"rejected {self._clock.new_id()}",
+            "lane": lane.value,
+            "queue": delivery.queue.name,
+            "route": delivery.queue.kind.value,
+            "namespace": request and request.namespace,
+            "method": request.method[:200] if request else "",
+            "version": request.version[:50] if request else "",
+        }
+        try:
+            await self._journal.reject(detail, reason=reason, detail=str(error))
+        except StoreError as failure:
+            self._telemetry.emit("store.error", what="rejection", error=str(failure))
+            await delivery.give_back()
+            return
+        self._telemetry.emit("task.rejected", reason=reason, error=str(error))
+        if request is None:
+            await delivery.dead_letter(f"{reason}: {error}")
+            return
+        if request.reply is not None:
+            address = Address(
+                queue=request.reply.queue, msg_id=request.reply.msg_id, expires_at=None
+            )
+            await self._answers.refuse(address, error)
+        await delivery.ack()
+
+    async def answer_control(self, request: Request, delivery: Delivery) -> None:
+        """A control verb: not journaled, not tracked, answered at once."""
+        await delivery.ack()
+        if request.reply is None:
+            return
+        address = Address(queue=request.reply.queue, msg_id=request.reply.msg_id, expires_at=None)
+        try:
+            answer = await self._control(request)
+        except Exception as error:  # noqa: BLE001 - every fault goes to whoever asked
+            await self._answers.refuse(address, error)
+            return
+        await self._answers.send(address, succeeded(f"verb {request.method}", answer))
+
+
+def reason_of(error: RpcError) -> str:
+    """One word for the record."""
+    match error:
+        case InvalidArgumentsError():
+            return "arguments"
+        case Draining():
+            return "draining"
+        case _:
+            return "unknown_method"

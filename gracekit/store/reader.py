@@ -1,0 +1,127 @@
+"""A store that is only looked at: by the command line, while its service is up or down.
+
+It creates no database and migrates none. Next to a store that was closed in
+good order SQLite puts an empty `-wal` and a `-shm`, which the next start uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NoReturn
+
+import apsw
+
+from gracekit.errors import ConfigError, SchemaTooNewError, StoreBrokenError, StoreError
+from gracekit.store import files
+from gracekit.store.batch import Batch, Row, Value
+from gracekit.store.engine import Rows
+
+BUSY_TIMEOUT_S: Final = 5.0
+
+
+class StoreReader:
+    """An `Engine` that answers queries and refuses commits.
+
+    Args:
+        path: The database; it must exist.
+        schema: The newest schema version that the caller understands.
+        option: What names the file, for messages: `--store`.
+    """
+
+    broken: StoreBrokenError | None = None
+
+    def __init__(self, path: Path, *, schema: int, option: str = "--store") -> None:
+        self.path: Final = path.absolute()
+        self._schema = schema
+        self._option = option
+        self._connection: apsw.Connection | None = None
+
+    async def start(self) -> None:
+        """See `Engine.start`; nothing is created or migrated.
+
+        Raises:
+            ConfigError: there is no such file, or it is no store of this version.
+            DependencyError: it cannot be opened.
+        """
+        self.open()
+
+    def open(self) -> None:
+        """As `start`, outside a loop."""
+        if self._connection is not None:
+            return
+        if not self.path.exists():
+            raise ConfigError(
+                f"there is no store at {self.path}: name the service's with {self._option} "
+                "sqlite:////path/to/gracekit-store.db or GRACEKIT_STORE_URL"
+            )
+        real = self.path.parent.resolve() / self.path.name
+        connection = files.connect_reader(real, busy_timeout_s=BUSY_TIMEOUT_S)
+        try:
+            self._check(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+
+    def _check(self, connection: apsw.Connection) -> None:
+        try:
+            version = connection.execute("PRAGMA user_version").get
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        except apsw.Error as error:
+            raise ConfigError(f"{self.path} cannot be read as a store: {error}") from error
+        if not {"run", "task", "tally"} <= tables:
+            raise ConfigError(
+                f"{self.path} is not a store of gracekit: name the service's store, not its "
+                f"transport, with {self._option}"
+            )
+        if version > self._schema:
+            raise SchemaTooNewError(
+                f"{self.path} has schema version {version} and this gracekit knows up to "
+                f"{self._schema}; use the gracekit of the service that wrote it"
+            )
+        if version < self._schema:
+            raise ConfigError(
+                f"{self.path} has schema version {version} and this gracekit reads "
+                f"{self._schema}; start the service once with this gracekit, which migrates it"
+            )
+
+    async def stop(self) -> None:
+        """See `Engine.stop`."""
+        self.close()
+
+    def close(self) -> None:
+        """As `stop`, outside a loop."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(apsw.Error):
+                connection.close()
+
+    async def query(self, sql: str, *params: Value) -> list[Row]:
+        """See `Engine.query`; one statement sees one moment."""
+        if self._connection is None:
+            raise StoreError(f"{self.path} is not open; start the reader before using it")
+        try:
+            return self._connection.execute(sql, params).fetchall()
+        except apsw.Error as error:
+            raise StoreError(f"{self.path} cannot be read: {error}") from error
+
+    async def commit(self, batch: Batch) -> Rows:
+        """Refused."""
+        self._refuse(batch)
+
+    def submit(self, batch: Batch) -> asyncio.Future[Rows]:
+        """Refused."""
+        self._refuse(batch)
+
+    def commit_from_thread(self, batch: Batch, *, timeout_s: float) -> Rows:  # noqa: ARG002
+        """Refused."""
+        self._refuse(batch)
+
+    def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
+        """Never called: a failed read is told where it was asked."""
+
+    def _refuse(self, batch: Batch) -> NoReturn:
+        raise StoreError(f"{self.path} is open for reading only: no {batch.point.value} here")
