@@ -19,13 +19,18 @@ import anyio.to_thread
 import msgspec
 
 from gracekit.context import Context, SafePointStop, running_in
-from gracekit.errors import MethodTimeoutError, TaskCancelledError, UnserialisableError
+from gracekit.errors import (
+    MethodTimeoutError,
+    TaskCancelledError,
+    TaskInterruptedError,
+    UnserialisableError,
+)
 from gracekit.rpc.failures import failure_of
 from gracekit.rpc.message import Failure
 from gracekit.rpc.methods import Method
 from gracekit.rpc.plain import dumps, plain
-from gracekit.tracker.journal import Outcome
-from gracekit.tracker.task import CancelCause, Cut, TaskState, TrackedTask
+from gracekit.tracker.journal import ERRORED_SENTENCES, Outcome, TaskRow
+from gracekit.tracker.task import CancelCause, Cut, Reason, TaskState, TrackedTask
 
 _BY_US: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
 
@@ -109,6 +114,27 @@ def _judge(task: TrackedTask, method: Method[Any, Any], error: BaseException) ->
         return End(outcome=failed(cancelled, TaskState.CANCELLED))
     # A library may raise CancelledError at a task that nobody cancelled.
     return End(outcome=failed(RuntimeError(f"{task} raised CancelledError: {error}")))
+
+
+def errored(task: str, reason: Reason, detail: str = "") -> Outcome:
+    """The outcome of a task that recovery, or its deadline, ends."""
+    sentence = f"{task} was marked ERRORED({reason.value}): {ERRORED_SENTENCES[reason]}"
+    error = TaskInterruptedError(f"{sentence}; {detail}" if detail else sentence)
+    ended = failed(error, TaskState.ERRORED)
+    return Outcome(
+        state=TaskState.ERRORED, failure=ended.failure, reason=reason.value, detail=ended.detail
+    )
+
+
+def outcome_of(row: TaskRow) -> Outcome:
+    """What an ended row answers."""
+    return Outcome(
+        state=row.state,
+        result=row.result,
+        failure=row.failure,
+        reason=row.reason,
+        detail=row.detail,
+    )
 
 
 def timeout_error(method: Method[Any, Any]) -> MethodTimeoutError:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gracekit.answers import Answers
-from gracekit.attempt import call_hook, failed, succeeded
+from gracekit.arrivals import Arrivals
+from gracekit.attempt import call_hook, errored, failed, outcome_of, succeeded
 from gracekit.context import Context, Services
-from gracekit.dispatcher import Dispatcher, errored, outcome_of
+from gracekit.dispatcher import Dispatcher
 from gracekit.errors import TaskInterruptedError
 from gracekit.lanes import LaneGate
 from gracekit.rpc.methods import Method
@@ -22,11 +23,13 @@ class RecoveryHands:
     def __init__(
         self,
         services: Services,
+        arrivals: Arrivals,
         dispatcher: Dispatcher,
         answers: Answers,
         gates: Mapping[Lane, LaneGate],
     ) -> None:
         self._services = services
+        self._arrivals = arrivals
         self._dispatcher = dispatcher
         self._answers = answers
         self._gates = gates
@@ -44,7 +47,7 @@ class RecoveryHands:
         **extra: Any,
     ) -> Any:
         """Call a probe or errored hook of *row*'s method, with its arguments and *extra*."""
-        task = self._dispatcher.task_of_row(row, method)
+        task = self._arrivals.task_of(row, method)
         task.token = token
         ctx = Context(
             task,

@@ -25,10 +25,12 @@ import anyio.to_thread
 
 from gracekit import sdnotify
 from gracekit.answers import Answers
+from gracekit.arrivals import Arrivals
 from gracekit.clock import Clock
 from gracekit.config import Settings, load, redact_url, sqlite_path
 from gracekit.context import Services
 from gracekit.control import Control
+from gracekit.custody import Custody
 from gracekit.dispatcher import Dispatcher
 from gracekit.errors import (
     AlreadyRunningError,
@@ -232,16 +234,22 @@ class Runtime:
             ),
         }
         answers = Answers(self._transport, self.journal, self._process, self.telemetry, clock)
+        arrivals = Arrivals(
+            service.methods,
+            Refusals(self.journal, answers, self.telemetry, clock, self._answer_verb),
+            self.phase,
+            settings,
+            clock,
+            instance=self.instance,
+        )
         self.dispatcher = Dispatcher(
             services,
-            service.methods,
+            arrivals,
+            Custody(self.journal, leases, self.telemetry, self._look_again),
+            Turns(lines, clock),
             answers,
-            settings,
             self.telemetry,
             gates=self._gates,
-            turns=Turns(lines, clock),
-            refusals=Refusals(self.journal, answers, self.telemetry, clock, self._answer_verb),
-            instance=self.instance,
             on_hand_over=self._note_handed_over,
             on_give_back=self._note_given_back,
         )
@@ -255,7 +263,7 @@ class Runtime:
             tracker=self.tracker,
             methods=service.methods,
             places={lane: gate.places for lane, gate in self._gates.items()},
-            hands=RecoveryHands(services, self.dispatcher, answers, self._gates),
+            hands=RecoveryHands(services, arrivals, self.dispatcher, answers, self._gates),
             settings=settings,
             telemetry=self.telemetry,
             clock=clock,
@@ -277,10 +285,13 @@ class Runtime:
         )
         self.built = True
 
-    # The dispatcher is built before the coordinator, which acts on it.
+    # The dispatcher is built before those it tells: the coordinator and the reconciler act on it.
 
     async def _answer_verb(self, request: Request) -> dict[str, Any]:
         return await self.control(request)
+
+    def _look_again(self) -> None:
+        self.reconciler.poke()
 
     def _note_handed_over(self, task: TrackedTask) -> None:
         self.coordinator.note_handed_over(task)

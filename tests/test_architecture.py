@@ -13,6 +13,19 @@ import pytest
 
 PACKAGE: Final = Path(__file__).resolve().parent.parent / "gracekit"
 
+_MEETING_PLACE: Final = {  # where rpc, tracker and leases meet
+    "answers",
+    "attempt",
+    "context",
+    "control",
+    "dispatcher",
+    "hands",
+    "lanes",
+    "periodic",
+    "refusals",
+    "shutdown",
+}
+
 # From the ground up. A module imports from the floors below its own; modules of one floor do not
 # know each other, except inside one package (store, rpc, ...) and where SAME_FLOOR allows it.
 FLOORS: Final = (
@@ -21,7 +34,7 @@ FLOORS: Final = (
     {"store"},
     {"rpc", "tracker", "leases"},
     {"recovery"},
-    {"answers", "attempt", "context", "control", "dispatcher", "periodic", "shutdown"},
+    _MEETING_PLACE,
     {"service", "runtime"},
     {"cli"},
     {"testing"},  # may import anything; nothing imports it
@@ -33,7 +46,7 @@ ENTRANCES: Final = {"", "__main__"}  # `gracekit` itself and `python -m gracekit
 SAME_FLOOR: Final = (
     {"errors", "exits", "clock", "process"},
     {"config", "telemetry", "signals", "sdnotify"},
-    {"answers", "attempt", "context", "control", "dispatcher", "periodic", "shutdown"},
+    _MEETING_PLACE,
     {"service", "runtime"},
 )
 
@@ -93,8 +106,8 @@ def _inside(name: str) -> Iterator[str]:
 
 
 def floor_of(room: str) -> int:
-    """Storey of a room, counted from the ground."""
-    return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
+    """Storey of a room, counted from the ground; one without a place is above all."""
+    return next((number for number, rooms in enumerate(FLOORS) if room in rooms), len(FLOORS))
 
 
 def is_allowed(room: str, target: str) -> bool:

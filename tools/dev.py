@@ -1,8 +1,10 @@
 """One door to every chore: demo, test, check, soak, bench, lock.
 
 Needs nothing but Python and its pip. The pinned tools go once into
-`.deps/<digest>/` by `pip install --target`, which works where the system
-refuses `pip install` (PEP 668) and has neither venv nor uv. The digest covers
+`.deps/<digest>/`, an environment made by hand: `pip install --target` works
+where the system refuses `pip install` (PEP 668) and has neither venv nor uv,
+and a link to Python beside a `pyvenv.cfg` makes that Python see the pins and
+this project alone, also in the processes that tests start. The digest covers
 the lock and the interpreter, so a changed pin gets a fresh folder.
 """
 
@@ -26,17 +28,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 RUNTIME_LOCK: Final = ROOT / "requirements" / "runtime.lock"
 DEV_LOCK: Final = ROOT / "requirements" / "dev.lock"
 
-# By name, so that what happens to be installed beside this Python changes no test.
-PLUGINS: Final = (
-    "asyncio",
-    "hypothesispytest",
-    "looptime_chronometers",
-    "looptime_plugin",
-    "looptime_timeproxies",
-    "randomly",
-    "timeout",
-    "xdist",
-)
+_SHADOWING: Final = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}  # could hide the pins
 
 NO_PIP: Final = "this Python has no pip: apt-get install python3-pip (or your system's like)"
 
@@ -44,17 +36,21 @@ NO_PIP: Final = "this Python has no pip: apt-get install python3-pip (or your sy
 # -- the pinned tools -----------------------------------------------------------
 
 
-def deps(lock: Path) -> Path:
-    """The folder that holds exactly what *lock* pins; filled on first use."""
+def python(lock: Path) -> Path:
+    """A Python that sees exactly what *lock* pins, and this project; made on first use."""
     folder = ROOT / ".deps" / _digest(lock)
     if not folder.is_dir():
         _install(lock, folder)
-    return folder
+    return folder / "bin" / "python3"
 
 
 def _digest(lock: Path) -> str:
-    interpreter = f"{sys.implementation.cache_tag} {platform.machine()} {sys.platform}"
+    interpreter = f"{sys.implementation.cache_tag} {platform.machine()} {_base()}"
     return hashlib.sha256(interpreter.encode() + lock.read_bytes()).hexdigest()[:16]
+
+
+def _base() -> Path:
+    return Path(sys.executable).resolve()
 
 
 def _install(lock: Path, folder: Path) -> None:
@@ -64,18 +60,38 @@ def _install(lock: Path, folder: Path) -> None:
     folder.parent.mkdir(exist_ok=True)
     half = Path(tempfile.mkdtemp(prefix="half-", dir=folder.parent))
     print(f"installing {lock.relative_to(ROOT)} into .deps (once) ...", flush=True)
-    options = ("--quiet", "--no-input", "--disable-pip-version-check", "--no-deps")
-    command = (sys.executable, "-m", "pip", "install", *options, "--require-hashes")
-    # Settings that pip may have here (a virtualenv is a must, the home is the target) do not fit.
-    environment = {**os.environ, "PIP_REQUIRE_VIRTUALENV": "0", "PIP_USER": "0"}
     try:
-        code = subprocess.call((*command, "--target", half, "-r", lock), env=environment)
+        code = _pip(lock, _environment(half))
         if code != 0:
             sys.exit(f"pip could not install {lock.relative_to(ROOT)} (exit status {code})")
         half.chmod(0o755)
         _put(half, folder)
     finally:
         shutil.rmtree(half, ignore_errors=True)
+
+
+def _environment(folder: Path) -> Path:
+    """Make *folder* what `venv` would make, and return where its packages go."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python3").symlink_to(_base())
+    (folder / "pyvenv.cfg").write_text(
+        f"home = {_base().parent}\ninclude-system-site-packages = false\n"
+    )
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = folder / "lib" / version / "site-packages"
+    packages.mkdir(parents=True)
+    # Seen from site-packages this is ROOT: the project can be imported in every folder.
+    (packages / "project.pth").write_text("../../../../..\n")
+    return packages
+
+
+def _pip(lock: Path, target: Path) -> int:
+    """Install *lock* into the folder *target*; pip's exit status."""
+    options = ("--quiet", "--no-input", "--disable-pip-version-check", "--no-deps")
+    command = (sys.executable, "-m", "pip", "install", *options, "--require-hashes")
+    # Settings that pip may have here (a virtualenv is a must, the home is the target) do not fit.
+    variables = {**os.environ, "PIP_REQUIRE_VIRTUALENV": "0", "PIP_USER": "0"}
+    return subprocess.call((*command, "--target", target, "-r", lock), env=variables)
 
 
 def _put(half: Path, folder: Path) -> None:
@@ -91,17 +107,10 @@ def _put(half: Path, folder: Path) -> None:
 
 def run(lock: Path, *arguments: str | Path, **environment: str) -> int:
     """Run `python -m arguments` with what *lock* pins; its exit status."""
-    path = os.pathsep.join((str(ROOT), str(deps(lock))))
-    # Packages of the user must not shadow or warn: only the pins count.
-    variables = {**os.environ, "PYTHONPATH": path, "PYTHONNOUSERSITE": "1", **environment}
-    return subprocess.call((sys.executable, "-m", *arguments), cwd=ROOT, env=variables)
-
-
-def pytest(*arguments: str, **environment: str) -> int:
-    """Run pytest with the pinned plugins and no others."""
-    plugins = [word for name in PLUGINS for word in ("-p", name)]
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    return run(DEV_LOCK, "pytest", *plugins, *arguments, **environment)
+    variables = {name: value for name, value in os.environ.items() if name not in _SHADOWING}
+    return subprocess.call(
+        (python(lock), "-m", *arguments), cwd=ROOT, env={**variables, **environment}
+    )
 
 
 def demo(arguments: Sequence[str]) -> int:
@@ -111,20 +120,25 @@ def demo(arguments: Sequence[str]) -> int:
 
 def test(arguments: Sequence[str]) -> int:
     """Run the tests; arguments go to pytest."""
-    return pytest("-n", "2", *arguments)
+    return run(DEV_LOCK, "pytest", "-n", "2", *arguments)
 
 
 def soak(arguments: Sequence[str]) -> int:
     """Run the same tests with large numbers, for hours rather than minutes."""
-    return pytest("-n", "2", "--timeout=7200", *arguments, GRACEKIT_SOAK="1")
+    options = ("-n", "2", "--timeout=7200", *arguments)
+    return run(DEV_LOCK, "pytest", *options, GRACEKIT_SOAK="1")
 
 
 def check(arguments: Sequence[str]) -> int:
     """Lint, format, types and architecture; goes on to the end and tells all."""
     typed = [name for name in ("gracekit", "examples", "tests/typing") if _has_python(name)]
-    steps = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy", *typed))
-    codes = [_step(step) for step in steps]
-    return max(*codes, pytest("-q", "tests/test_architecture.py", *arguments))
+    steps = (
+        ("ruff", "check", "."),
+        ("ruff", "format", "--check", "."),
+        ("mypy", "--strict", *typed),
+        ("pytest", "-q", "tests/test_architecture.py", *arguments),
+    )
+    return max([_step(step) for step in steps])
 
 
 def _has_python(name: str) -> bool:

@@ -107,6 +107,10 @@ class Reconciler:
         self._paused = False
         self._poked.set()
 
+    def poke(self) -> None:
+        """Look now: something may have been left to nobody."""
+        self._poked.set()
+
     async def run(self) -> None:
         """Reconcile until cancelled."""
         while True:

@@ -1,0 +1,200 @@
+"""Arrivals: turns a delivery, or a row of an earlier life, into a job.
+
+The order is fixed: size, decode, resolve, arguments, state of the service. The
+first that fails refuses the delivery; nothing of it is run or kept but a record.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gracekit.clock import Clock
+from gracekit.config import Settings
+from gracekit.errors import BadMessageError, Draining, MessageTooLargeError, RpcError
+from gracekit.lanes import Job, LaneGate
+from gracekit.refusals import Refusals, reason_of
+from gracekit.rpc.message import Request
+from gracekit.rpc.methods import Method, MethodTable
+from gracekit.rpc.oslo_wire import decode_request
+from gracekit.rpc.transport import Delivery, QueueKind
+from gracekit.shutdown import Phase
+from gracekit.tracker.journal import Acceptance, Address, TaskRow
+from gracekit.tracker.task import Lane, OnInterrupt, TrackedTask
+
+CONTROL_NAMESPACE: Final = "gracekit"
+
+
+class Arrivals:
+    """Reads what comes in, for one instance."""
+
+    def __init__(
+        self,
+        methods: MethodTable,
+        refusals: Refusals,
+        phase: Phase,
+        settings: Settings,
+        clock: Clock,
+        *,
+        instance: str,
+    ) -> None:
+        self._methods = methods
+        self._refusals = refusals
+        self._phase = phase
+        self._settings = settings
+        self._clock = clock
+        self._instance = instance
+
+    # -- from the transport --------------------------------------------------------------
+
+    async def read(self, delivery: Delivery, gate: LaneGate) -> Job | None:
+        """What a delivery asks for; None when it was refused, recorded and settled."""
+        try:
+            request = decode_request(delivery.body, max_bytes=self._settings.max_body_bytes)
+        except BadMessageError as error:
+            reason = "oversize" if isinstance(error, MessageTooLargeError) else "unreadable"
+            await self._refusals.reject(None, delivery, gate.lane, reason, error)
+            return None
+        if request.namespace == CONTROL_NAMESPACE and gate.lane is Lane.OPS:
+            await self._refusals.answer_control(request, delivery)
+            return None
+        try:
+            method = self._methods.resolve(request.namespace, request.method, request.version)
+            method.bind(request.args)
+            self._check_open(method, gate)
+        except RpcError as error:
+            await self._refusals.reject(request, delivery, gate.lane, reason_of(error), error)
+            return None
+        return self._job(request, method, delivery, gate)
+
+    async def refuse(self, job: Job, reason: str, error: RpcError) -> None:
+        """Refuse a job after all."""
+        assert job.delivery is not None
+        request = decode_request(job.delivery.body, max_bytes=self._settings.max_body_bytes)
+        await self._refusals.reject(request, job.delivery, job.gate.lane, reason, error)
+
+    def _check_open(self, method: Method[Any, Any], gate: LaneGate) -> None:
+        if gate.lane is not Lane.OPS or not self._phase.draining:
+            return
+        if not method.ops or method.options.in_drain == "refuse":
+            raise Draining(
+                f"{self._instance} is draining and does not take {method.name}: "
+                "send it to another host, or again when this one is back"
+            )
+
+    def _job(
+        self, request: Request, method: Method[Any, Any], delivery: Delivery, gate: LaneGate
+    ) -> Job:
+        task = self._task(request, method, delivery, gate)
+        waits_s = delivery.expires_in_s
+        expires_at = None if waits_s is None else self._clock.wall() + waits_s
+        reply = None
+        if request.reply is not None:
+            queue, msg_id = request.reply.queue, request.reply.msg_id
+            reply = Address(queue=queue, msg_id=msg_id, expires_at=expires_at)
+        job = Job(
+            task=task,
+            method=method,
+            gate=gate,
+            args=request.args,
+            caller=request.context,
+            delivery=delivery,
+            reply=reply,
+            settle_s=self._settle_s(method),
+            expires_at=None if waits_s is None else self._clock.loop() + waits_s,
+        )
+        if task.journaled:
+            job.request = self._acceptance(job, request, delivery, expires_at)
+        return job
+
+    def _task(
+        self, request: Request, method: Method[Any, Any], delivery: Delivery, gate: LaneGate
+    ) -> TrackedTask:
+        return TrackedTask(
+            request_id=request.request_id or self._clock.new_id(),
+            recipient=self._instance if delivery.queue.kind is QueueKind.FANOUT else "",
+            method=method.name,
+            lane=gate.lane,
+            holds_drain=_holds_drain(method, gate.lane),
+            # A redelivered `requeue` may have killed its process: it is journaled, and capped.
+            journaled=method.options.on_interrupt != "requeue" or delivery.redelivered,
+            on_interrupt=OnInterrupt(method.options.on_interrupt),
+            # An ops method must reach a resource whose task is running: it takes no lease.
+            resource=None if method.ops else method.resource_of(request.args),
+            tracked_at=self._clock.loop(),
+        )
+
+    def _acceptance(
+        self, job: Job, request: Request, delivery: Delivery, expires_at: float | None
+    ) -> Acceptance:
+        task = job.task
+        return Acceptance(
+            request_id=task.request_id,
+            recipient=task.recipient,
+            lane=task.lane,
+            queue=delivery.queue.name,
+            route=delivery.queue.kind.value,
+            target=self._target(delivery, job.method),
+            namespace=request.namespace,
+            method=task.method,
+            version=request.version,
+            args=request.args,
+            context=request.context,
+            on_interrupt=task.on_interrupt,
+            settle_s=job.settle_s,
+            resource=task.resource,
+            reply=job.reply,
+            expires_at=expires_at,
+        )
+
+    def _target(self, delivery: Delivery, method: Method[Any, Any]) -> str:
+        """Host or instance that alone may run it later; empty for any."""
+        kind = delivery.queue.kind
+        if kind is QueueKind.FANOUT:
+            return self._instance
+        if kind is QueueKind.DIRECTED and not method.options.anywhere:
+            return delivery.queue.name.removeprefix(f"{delivery.queue.topic}.")
+        return ""
+
+    def _settle_s(self, method: Method[Any, Any]) -> float:
+        default = self._settings.startup_reconciliation_wait_seconds
+        return default if method.options.settle_s is None else method.options.settle_s
+
+    # -- from the journal ------------------------------------------------------------------
+
+    def job_of(self, row: TaskRow, gate: LaneGate) -> Job:
+        """An accepted row as a job; its method is served here."""
+        method = self._methods.resolve(row.namespace, row.method, row.version)
+        expires_at = None
+        if row.expires_at is not None and not row.attempts:
+            expires_at = self._clock.loop() + row.expires_at - self._clock.wall()
+        return Job(
+            task=self.task_of(row, method),
+            method=method,
+            gate=gate,
+            args=row.args or {},
+            caller=row.context or {},
+            settle_s=row.settle_s,
+            expires_at=expires_at,
+        )
+
+    def task_of(self, row: TaskRow, method: Method[Any, Any]) -> TrackedTask:
+        """The row as a task of this process."""
+        return TrackedTask(
+            request_id=row.request_id,
+            recipient=row.recipient,
+            method=row.method,
+            lane=row.lane,
+            holds_drain=_holds_drain(method, row.lane),
+            on_interrupt=row.on_interrupt,
+            resource=row.resource,
+            row_id=row.id,
+            tracked_at=self._clock.loop(),
+            attempt=row.attempts,
+            cursor=row.cursor,
+            state=row.state,
+        )
+
+
+def _holds_drain(method: Method[Any, Any], lane: Lane) -> bool:
+    """Only an ops method that came by the ops lane does not keep a drain waiting."""
+    return not (method.ops and lane is Lane.OPS)

@@ -1,0 +1,185 @@
+"""Custody: the commits of a task's life, each joining what the journal and the leases add.
+
+A commit whose end is unknown is never taken as failed: the row is read again
+and decides. What a task gained by a commit (row, attempt, token, state) is
+written to it here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Final
+
+from gracekit.errors import ConflictError, StoreError, UnknownCommitError
+from gracekit.lanes import Job
+from gracekit.leases.leases import Guard, Leases
+from gracekit.process import Point
+from gracekit.store.batch import Batch, Row
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.journal import Address, Journal, Outcome, TaskRow, address_of
+from gracekit.tracker.task import Cut, TaskState, TrackedTask
+
+TRIES: Final = 3
+
+
+class Entry(enum.Enum):
+    """What came of a commit that lets a task in."""
+
+    DONE = "done"
+    KNOWN = "known"  # the id is on record
+    LEASE_ELSEWHERE = "lease_elsewhere"  # held, or waiting for its settle time
+    FAILED = "failed"  # nothing was written
+
+
+class Custody:
+    """The commits of one run's tasks.
+
+    Args:
+        on_trouble: Told when a commit failed, so that rows are compared with the tracker.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        leases: Leases,
+        telemetry: Telemetry,
+        on_trouble: Callable[[], None],
+    ) -> None:
+        self._journal = journal
+        self._leases = leases
+        self._telemetry = telemetry
+        self._on_trouble = on_trouble
+        self.kept_leases = 0
+
+    # -- in ------------------------------------------------------------------------------
+
+    async def accept(self, job: Job, *, begin: bool) -> Entry:
+        """Accept a request; with *begin* take its lease and record its attempt too."""
+        assert job.request is not None
+        batch = Batch(Point.ACCEPT_AND_BEGIN if begin else Point.ACCEPT)
+        lease = self._add_lease(batch, job.task) if begin else None
+        index = self._journal.add_accept(batch, job.request, begin=begin)
+        try:
+            rows = await self._journal.commit(batch)
+        except ConflictError as conflict:
+            return Entry.LEASE_ELSEWHERE if conflict.statement == lease else Entry.KNOWN
+        except StoreError as error:
+            return await self._enter_after(error, job, "acceptance")
+        job.task.row_id = int(rows[index][0][0] or 0)
+        job.task.attempt = int(begin)
+        self._take_token(job.task, rows, lease)
+        return Entry.DONE
+
+    async def begin(self, job: Job) -> Entry:
+        """Take the lease of an accepted task and record its attempt."""
+        batch = Batch(Point.BEGIN)
+        lease = self._add_lease(batch, job.task)
+        self._journal.add_begin(batch, job.task)
+        try:
+            rows = await self._journal.commit(batch)
+        except ConflictError as conflict:
+            return Entry.LEASE_ELSEWHERE if conflict.statement == lease else Entry.FAILED
+        except StoreError as error:
+            return await self._enter_after(error, job, "begin", state=TaskState.RUNNING)
+        job.task.attempt += 1
+        self._take_token(job.task, rows, lease)
+        return Entry.DONE
+
+    async def _enter_after(
+        self, error: StoreError, job: Job, what: str, *, state: TaskState | None = None
+    ) -> Entry:
+        """Ask the row whether an entry was written although its commit was not confirmed."""
+        row = await self._row_after(error, job.task, what)
+        if row is None or row.owner != self._journal.run_id or (state and row.state is not state):
+            return Entry.FAILED
+        job.task.row_id, job.task.attempt, job.task.token = row.id, row.attempts, row.token
+        return Entry.DONE
+
+    def _add_lease(self, batch: Batch, task: TrackedTask) -> int | None:
+        if task.resource is None:
+            return None
+        return self._leases.add_take(batch, task.resource, task.request_id)
+
+    def _take_token(self, task: TrackedTask, rows: list[list[Row]], lease: int | None) -> None:
+        if lease is not None:
+            task.token = int(rows[lease][0][0] or 0)
+
+    # -- out -----------------------------------------------------------------------------
+
+    async def finish(self, job: Job, outcome: Outcome, *, expected: TaskState) -> list[Address]:
+        """Record an outcome, end the lease, and make replies due; returns where they go.
+
+        Nothing is due when the row was taken from us, or the store is broken:
+        the row then stays as it is for the next start.
+        """
+        task = job.task
+        hook = outcome.state is TaskState.ERRORED and job.method.errored_hook is not None
+        for _ in range(TRIES):
+            batch = Batch(Point.FINISH)
+            index = self._journal.add_finish(
+                batch, task.row_id or 0, outcome, expected=expected, errored_hook=hook
+            )
+            self._add_release(batch, task, "clean")
+            try:
+                rows = (await self._journal.commit(batch))[index]
+            except StoreError as error:
+                row = await self._row_after(error, task, "outcome")
+                if row is None or row.state is not expected:
+                    return []  # written, and its replies are due on record; or not ours any more
+                continue
+            task.advance(outcome.state)
+            return [address_of(row) for row in rows]
+        return []
+
+    async def hand_over(self, job: Job, cut: Cut) -> None:
+        """Record a started, unfinished task for recovery.
+
+        Only a stop at a safe point returns the lease; any other stays with this
+        process until it is proven dead.
+        """
+        task = job.task
+        batch = Batch(Point.HAND_OVER)
+        self._journal.add_hand_over(batch, task, cut, settle_s=job.settle_s)
+        if cut is Cut.SAFE_POINT:
+            self._add_release(batch, task, "handoff")
+        elif task.token is not None:
+            self.kept_leases += 1
+        task.cut = cut
+        try:
+            await self._journal.commit(batch)
+        except ConflictError:
+            return  # it ended in the last moment and is on record
+        except StoreError as error:
+            self._tell(error, "hand-over")
+        if cut is not Cut.UNCLEAN:
+            task.advance(TaskState.HANDED_OVER)
+
+    async def give_up_start(self, task: TrackedTask) -> None:
+        """An accepted row that does not start here: anyone may claim it."""
+        batch = Batch(Point.NOT_STARTED)
+        self._journal.add_not_started(batch, task)
+        try:
+            await self._journal.commit(batch)
+        except StoreError as error:
+            self._tell(error, "not started")
+
+    def _add_release(self, batch: Batch, task: TrackedTask, reason: str) -> None:
+        if task.token is not None and task.resource is not None:
+            guard = Guard(resource=task.resource, token=task.token)
+            self._leases.add_release(batch, guard, reason=reason)
+
+    # -- in doubt ------------------------------------------------------------------------
+
+    async def _row_after(self, error: StoreError, task: TrackedTask, what: str) -> TaskRow | None:
+        self._tell(error, what)
+        if not isinstance(error, UnknownCommitError | ConflictError):
+            return None
+        try:
+            return await self._journal.known(task.request_id, task.recipient)
+        except StoreError:
+            return None
+
+    def _tell(self, error: StoreError, what: str) -> None:
+        self._telemetry.emit("store.error", what=what, error=str(error))
+        self._on_trouble()
