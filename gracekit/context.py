@@ -89,7 +89,7 @@ class Context(Mapping[str, Any]):
         """
         return _current.get()
 
-    # -- the request -------------------------------------------------------------------
+    # -- the request --------------------------------------------------------------------
 
     def __getitem__(self, key: str) -> Any:
         return self._caller[key]
@@ -126,7 +126,7 @@ class Context(Mapping[str, Any]):
         """
         return self._task.token
 
-    # -- time ----------------------------------------------------------------------------
+    # -- time ---------------------------------------------------------------------------
 
     @property
     def deadline(self) -> float | None:
@@ -155,7 +155,7 @@ class Context(Mapping[str, Any]):
         """Whether this attempt was asked to end; threads, which nobody can stop, ask this."""
         return self._task.cancel_cause is not None
 
-    # -- safe points ---------------------------------------------------------------------
+    # -- safe points --------------------------------------------------------------------
 
     @property
     def cursor(self) -> Any:
@@ -211,7 +211,7 @@ class Context(Mapping[str, Any]):
         if self._services.phase.draining and self._task.journaled and self._task.holds_drain:
             raise SafePointStop
 
-    # -- holds and background work -----------------------------------------------------
+    # -- holds and background work ------------------------------------------------------
 
     async def hold(self, name: str, key: str, *, at_most: str | float) -> None:
         """Keep this host in its drain until `end_hold`, from any later request, or the lapse.

@@ -57,9 +57,8 @@ class Control:
         """
         verb = self._verbs.get(request.method)
         if verb is None:
-            raise NoSuchMethodError(
-                f"no control verb {request.method[:50]!r}{did_you_mean(request.method, self._verbs)}"
-            )
+            hint = did_you_mean(request.method, self._verbs)
+            raise NoSuchMethodError(f"no control verb {request.method[:50]!r}{hint}")
         target = request.args.get("run_id")
         if target != self._run_id:
             raise InvalidArgumentsError(

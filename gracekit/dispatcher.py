@@ -63,7 +63,7 @@ class Dispatcher:
         self._jobs: dict[TrackedTask, Job] = {}
         self._work: set[asyncio.Task[Any]] = set()
 
-    # -- the ways in -------------------------------------------------------------------
+    # -- the ways in --------------------------------------------------------------------
 
     def take(self, delivery: Delivery, lane: Lane) -> None:
         """Start the life of a delivery; the caller took a place of the lane for it."""
@@ -90,7 +90,7 @@ class Dispatcher:
 
         task.add_done_callback(ended)
 
-    # -- one request ---------------------------------------------------------------------
+    # -- one request --------------------------------------------------------------------
 
     async def dispatch(self, delivery: Delivery, gate: LaneGate) -> None:
         """Carry one delivery through its life."""
@@ -155,7 +155,7 @@ class Dispatcher:
             await self._answers.send(job.reply, end.outcome)
         await job.delivery.ack()
 
-    # -- track and accept: custody ----------------------------------------------------------
+    # -- track and accept: custody ------------------------------------------------------
 
     async def _track(self, job: Job) -> bool:
         """Enter the tracker before anything is submitted; false for what is in flight here."""
@@ -218,7 +218,7 @@ class Dispatcher:
             await self._answers.send(job.reply, outcome_of(row))
         await delivery.ack()
 
-    # -- turn and begin --------------------------------------------------------------------
+    # -- turn and begin -----------------------------------------------------------------
 
     async def _begin_in_turn(self, job: Job) -> bool:
         """Wait for the turn, then record the attempt; false if it does not start here."""
@@ -250,7 +250,7 @@ class Dispatcher:
         for address in addresses:
             await self._reply(job, address, outcome)
 
-    # -- run and finish -------------------------------------------------------------------------
+    # -- run and finish -----------------------------------------------------------------
 
     def _mark_running(self, job: Job) -> None:
         task = job.task
@@ -324,7 +324,7 @@ class Dispatcher:
         self._work.add(answer)
         answer.add_done_callback(self._work.discard)
 
-    # -- cut short -------------------------------------------------------------------------------
+    # -- cut short ----------------------------------------------------------------------
 
     async def _hand_over(self, job: Job, cut: Cut) -> None:
         """Record a started, unfinished task for recovery; its handler has returned."""
@@ -361,7 +361,7 @@ class Dispatcher:
         self._tracker.remove(job.task)
         self._tracker.poke()
 
-    # -- the gate, for the drain -----------------------------------------------------------
+    # -- the gate, for the drain --------------------------------------------------------
 
     def open_gate(self, lane: Lane) -> None:
         """Accept and begin again."""

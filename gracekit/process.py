@@ -98,7 +98,7 @@ def read_identity(pid: int | Literal["self"] = "self") -> Identity:
     fields = stat.rpartition(")")[2].split()
     return Identity(
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        pid_ns=os.stat("/proc/self/ns/pid").st_ino,
+        pid_ns=Path("/proc/self/ns/pid").stat().st_ino,
         pid=int(stat.partition(" ")[0]),
         start_ticks=int(fields[19]),
     )

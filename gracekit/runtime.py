@@ -128,7 +128,7 @@ class Runtime:
         self._loop_started_at = 0.0
         self.built = False
 
-    # -- life ------------------------------------------------------------------------------
+    # -- life ---------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -163,7 +163,7 @@ class Runtime:
             StopRequest(source=source, by=by, reason=reason, final=final, at=self._clock.loop())
         )
 
-    # -- start order, down -------------------------------------------------------------------
+    # -- start order, down --------------------------------------------------------------
 
     async def open(self) -> None:
         """Store, run lock, member; then everything is built, and a stop can be asked for.
@@ -200,6 +200,8 @@ class Runtime:
             await self._engine.stop()
             raise
         self._engine.on_broken(self._store_broke)
+        self.telemetry.identify(service=self.service.topic, instance=self.instance)
+        self.telemetry.observe_in_flight(self.tracker.counts)
         self.telemetry.emit("service.starting", service=self.service.topic, instance=self.instance)
 
     def _build(self) -> None:
@@ -356,9 +358,10 @@ class Runtime:
         self.telemetry.emit(
             "service.serving", service=self.service.topic, instance=self.instance, run=self.run_id
         )
+        self.telemetry.emit("intake.opened", channel=Lane.REQUESTS.value)
         sdnotify.ready("serving")
 
-    # -- work beside requests --------------------------------------------------------------------
+    # -- work beside requests -----------------------------------------------------------
 
     async def _beat(self) -> None:
         """Show that the loop turns: in the store for listings, to systemd for its watchdog."""
@@ -381,14 +384,13 @@ class Runtime:
                 await self._end_abandoned("fanout", settings.fanout_gone_after_s)
                 await self._end_abandoned("directed", settings.host_gone_after_s)
                 if self._clock.loop() - self._loop_started_at >= settings.retention_after_s:
-                    while await self._retention.remove_old():
-                        await asyncio.sleep(0)
+                    await self._retention.remove_all_old()
 
     async def _end_abandoned(self, route: str, gone_s: float) -> None:
         for row in await self._retention.abandoned(route, gone_s=gone_s):
             await self.reconciler.end_abandoned(row)
 
-    # -- stop order, up ------------------------------------------------------------------------------
+    # -- stop order, up -----------------------------------------------------------------
 
     async def _record_intent(self, request: StopRequest) -> None:
         batch = self.members.stop_intent(
@@ -418,6 +420,7 @@ class Runtime:
         try:
             await self.members.stop_record(int(report.exit_code), report.as_json())
         finally:
+            self.telemetry.emit("service.stopped", run=self.run_id, exit_code=int(report.exit_code))
             await self._engine.stop()
             if self._lock is not None and not report.must_die:
                 self._lock.release()
@@ -433,7 +436,7 @@ class Runtime:
         self.coordinator.fail(f"the store is broken: {error}")
         self.request_stop(source="error", by="store", reason=str(error)[:200])
 
-    # -- a process of its own ----------------------------------------------------------------------------
+    # -- a process of its own -----------------------------------------------------------
 
     async def live(self) -> DrainReport:
         """After `open`: start, serve and drain; a stop asked for meanwhile ends the start."""

@@ -97,7 +97,7 @@ class Service:
     def __repr__(self) -> str:
         return f"<Service {self.topic}>"
 
-    # -- methods -----------------------------------------------------------------------
+    # -- methods ------------------------------------------------------------------------
 
     @overload
     def rpc(self, handler: Callable[Concatenate[Context, P], Awaitable[R]], /) -> Method[P, R]: ...
@@ -161,7 +161,7 @@ class Service:
             method.serve_at(namespace, version or self.version)
             self.methods.add(method.attached(manager))
 
-    # -- jobs and hooks --------------------------------------------------------------------
+    # -- jobs and hooks -----------------------------------------------------------------
 
     def periodic(self, *, every: str | float, singleton: bool = False) -> Callable[[HookT], HookT]:
         """Run a function again and again, its pause counted from its end.
@@ -191,7 +191,7 @@ class Service:
         self.stop_hooks.append(hook)
         return hook
 
-    # -- use -----------------------------------------------------------------------------------
+    # -- use ----------------------------------------------------------------------------
 
     def client(self, url: str, settings: Settings | None = None) -> RpcClient:
         """A client of this service; use as `async with svc.client(url) as client`."""

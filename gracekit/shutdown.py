@@ -153,26 +153,46 @@ class DrainReport:
 class Intake(Protocol):
     """A server, as a drain sees it."""
 
-    async def open_intake(self) -> None: ...
-    async def close_intake(self) -> int: ...
+    async def open_intake(self) -> None:
+        """Take deliveries again."""
+
+    async def close_intake(self) -> int:
+        """Take nothing more, proven by cancel-ok; returns how many deliveries went back."""
+        ...
 
 
 class Dispatch(Protocol):
     """The dispatcher, as a drain sees it."""
 
-    def open_gate(self, lane: Lane) -> None: ...
-    def close_gate(self, lane: Lane) -> None: ...
-    async def wait_gate(self, lane: Lane, *, deadline: float) -> list[str]: ...
-    def kept_leases(self) -> int: ...
-    async def hand_over_stuck(self, tasks: Sequence[TrackedTask]) -> None: ...
-    async def wait_flushed(self, *, deadline: float) -> None: ...
+    def open_gate(self, lane: Lane) -> None:
+        """Accept and begin again."""
+
+    def close_gate(self, lane: Lane) -> None:
+        """Submit no accepting or RUNNING commit of the lane any more."""
+
+    async def wait_gate(self, lane: Lane, *, deadline: float) -> list[str]:
+        """Wait until nothing is between acceptance and start; ids of those given up."""
+        ...
+
+    def kept_leases(self) -> int:
+        """Leases that only the death of this process frees."""
+        ...
+
+    async def hand_over_stuck(self, tasks: Sequence[TrackedTask]) -> None:
+        """Record tasks whose handler did not return."""
+
+    async def wait_flushed(self, *, deadline: float) -> None:
+        """Wait until outcomes and replies are out."""
 
 
 class Background(Protocol):
     """Periodic jobs and recovery, as a drain sees them."""
 
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
+    def pause(self) -> None:
+        """Start nothing more."""
+
+    def resume(self) -> None:
+        """Start again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +247,7 @@ class ShutdownCoordinator:
         self._past_return = False
         parts.tracker.on_removed(self._count_removed)
 
-    # -- what others ask -----------------------------------------------------------
+    # -- what others ask ----------------------------------------------------------------
 
     def request_stop(self, request: StopRequest) -> None:
         """Ask for a drain. The first request stands; a final one makes a resumable drain final."""
@@ -262,6 +282,7 @@ class ShutdownCoordinator:
     async def quiet(self) -> None:
         """Close intake and go on with what runs; `resume` undoes it."""
         self._phase.advance(ServiceState.QUIET)
+        self._telemetry.emit("service.quieted")
         await self._close_intake(self._clock.loop())
 
     async def resume(self) -> None:
@@ -284,7 +305,7 @@ class ShutdownCoordinator:
             raise GracekitError(f"the service is {state.value}: there is nothing to resume")
         await self._reopen()
 
-    # -- one drain -------------------------------------------------------------------
+    # -- one drain ----------------------------------------------------------------------
 
     async def drain(self, request: StopRequest) -> DrainReport | None:
         """Stop the service in eight bounded steps.
@@ -441,7 +462,7 @@ class ShutdownCoordinator:
             exit_code=int(report.exit_code),
         )
 
-    # -- undo ------------------------------------------------------------------------
+    # -- undo ---------------------------------------------------------------------------
 
     async def _withdraw(self) -> None:
         self._request = None
@@ -463,8 +484,9 @@ class ShutdownCoordinator:
         for background in self._parts.background:
             background.resume()
         self._telemetry.emit("drain.resumed")
+        self._telemetry.emit("intake.opened", channel=Lane.REQUESTS.value)
 
-    # -- the small print -----------------------------------------------------------------
+    # -- the small print ----------------------------------------------------------------
 
     def note_handed_over(self, task: TrackedTask) -> None:
         """A task stopped at a safe point, or was cut and has returned."""

@@ -70,7 +70,7 @@ _EVENTS: Final = (
     # a service
     _event("service.starting", _I, "A run begins.", "service instance host run hard_limit_s"),
     _event("service.serving", _I, "It is ready.", "service instance run took_s"),
-    _event("service.quieted", _I, "Intake is closed, and may be resumed.", "source by"),
+    _event("service.quieted", _I, "Intake is closed, and may be resumed."),
     _event("service.stopped", _I, "The run is over.", "service instance run exit_code"),
     _event("signal.received", _I, "A signal came.", "signal"),
     _event("signal.hint", _I, "What another signal would do.", "text"),
@@ -78,7 +78,6 @@ _EVENTS: Final = (
     # intake
     _event("intake.opened", _I, "Requests of a lane are taken.", "channel"),
     _event("intake.closed", _I, "Requests are no longer taken.", "channel given_back not_started"),
-    _event("intake.paused", _W, "No place in a lane; requests wait in the broker.", "channel"),
     # a request
     _event("task.started", _D, "Its handler runs.", _TASK),
     _event("task.finished", _D, "Its handler has ended.", f"{_TASK} outcome ran_s"),
@@ -96,7 +95,7 @@ _EVENTS: Final = (
     _event(
         "drain.step_failed", _E, "A step failed or took too long; the next began.", "step error"
     ),
-    _event("drain.resumed", _I, "The drain was undone.", "source by"),
+    _event("drain.resumed", _I, "Quiet or a drain was undone."),
     _event(
         "drain.finished",
         _I,

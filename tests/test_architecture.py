@@ -15,9 +15,11 @@ PACKAGE: Final = Path(__file__).resolve().parent.parent / "gracekit"
 
 _MEETING_PLACE: Final = {  # where rpc, tracker and leases meet
     "answers",
+    "arrivals",
     "attempt",
     "context",
     "control",
+    "custody",
     "dispatcher",
     "hands",
     "lanes",

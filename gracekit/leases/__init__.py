@@ -1,1 +1,1 @@
-"""Who may act: runs and their proof of life, lease rows with fencing tokens, lines in the process."""
+"""Who may act: runs and proof of life, lease rows with tokens, lines in the process."""

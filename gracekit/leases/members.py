@@ -8,7 +8,6 @@ are for display. Nobody is declared dead by a clock.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -118,8 +117,7 @@ async def claim_slot(
     The lock file is named for the slot, so that a second run of the same
     instance is refused while the first lives.
 
-    Args:
-        directory: Where the locks are; None for a store that no other process sees.
+    Without a *directory* for the locks no other process sees the store.
 
     Raises:
         AlreadyRunningError: the instance lives, or all slots are taken.
@@ -133,7 +131,7 @@ async def claim_slot(
             continue
         if directory is None:
             return name, None
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # noqa: ASYNC240 - once, at start
         lock = LifeLock(directory / f"{service}@{name}.lock")
         if lock.acquire():
             return name, lock
@@ -275,12 +273,6 @@ class Members:
             expect=1,
         )
         return verdict
-
-
-def identity_text(identity: Identity) -> str:
-    """For people: `pid 4711`, or more where the pid alone would mislead."""
-    here = os.stat("/proc/self/ns/pid").st_ino == identity.pid_ns
-    return f"pid {identity.pid}" if here else f"pid {identity.pid} of namespace {identity.pid_ns}"
 
 
 def run_as_json(run: Run) -> dict[str, Any]:

@@ -39,9 +39,11 @@ Resource = tuple[str, str]
 
 
 class Hands(Protocol):
-    """What recovery lets the floor above do: run handlers, hooks and replies."""
+    """What recovery lets the floor above do."""
 
-    def resume(self, row: TaskRow, *, inside: Resource | None) -> None: ...
+    def resume(self, row: TaskRow, *, inside: Resource | None) -> None:
+        """Run an ACCEPTED row of ours; a place of its lane was taken for it."""
+
     async def call_hook(
         self,
         hook: Callable[..., Any],
@@ -49,11 +51,25 @@ class Hands(Protocol):
         row: TaskRow,
         token: int | None,
         **extra: Any,
-    ) -> Any: ...
-    def succeeded(self, result: Any) -> Outcome: ...
-    def failed(self, row: TaskRow, reason: str) -> Outcome: ...
-    def errored(self, row: TaskRow, reason: Reason, detail: str) -> Outcome: ...
-    async def reply(self, row_id: int, address: Address) -> None: ...
+    ) -> Any:
+        """Call a probe or errored hook with the row's arguments and *extra*."""
+        ...
+
+    def succeeded(self, result: Any) -> Outcome:
+        """What a probe's Done makes of a task."""
+        ...
+
+    def failed(self, row: TaskRow, reason: str) -> Outcome:
+        """What a probe's Fail makes of a task."""
+        ...
+
+    def errored(self, row: TaskRow, reason: Reason, detail: str) -> Outcome:
+        """What giving up makes of a task."""
+        ...
+
+    async def reply(self, row_id: int, address: Address) -> None:
+        """Answer a caller of an ended row, from the record."""
+        ...
 
 
 class Reconciler:
@@ -96,7 +112,7 @@ class Reconciler:
         for one in places.values():
             one.on_free(self._poked.set)
 
-    # -- life --------------------------------------------------------------------------
+    # -- life ---------------------------------------------------------------------------
 
     def pause(self) -> None:
         """Start nothing more; what is being settled is waited for by the drain."""
@@ -144,7 +160,7 @@ class Reconciler:
                 return max(0.05, min(longest, moment - self._clock.wall()))
         return longest
 
-    # -- adoption ------------------------------------------------------------------------
+    # -- adoption -----------------------------------------------------------------------
 
     async def adopt_dead_runs(self) -> None:
         """Classify runs proven dead and take over what they left."""
@@ -185,7 +201,7 @@ class Reconciler:
     def _is_known(self, row: TaskRow) -> bool:
         return self._tracker.get(row.request_id, row.recipient) is not None
 
-    # -- never started: a second intake --------------------------------------------------------
+    # -- never started: a second intake -------------------------------------------------
 
     async def _claim_accepted(self) -> None:
         while not self._paused:
@@ -212,7 +228,7 @@ class Reconciler:
         if inside is not None:
             self._lines.leave(inside)
 
-    # -- started: settle ---------------------------------------------------------------------------
+    # -- started: settle ----------------------------------------------------------------
 
     async def gate(self) -> None:
         """Hold the line of every resource with an unfinished row, before intake opens."""
@@ -374,6 +390,13 @@ class Reconciler:
         self._add_release(batch, guard)
         addresses = (await self._journal.commit(batch))[replies]
         self._told(row, outcome.state.value, outcome.reason)
+        if outcome.state is TaskState.ERRORED:
+            self._telemetry.emit(
+                "task.errored",
+                task_id=row.request_id,
+                method=row.method,
+                reason=outcome.reason or "",
+            )
         self._leave(row.resource)
         for address in map(address_of, addresses):
             await self._hands.reply(row.id, address)
@@ -407,7 +430,7 @@ class Reconciler:
             await self._journal.commit(batch)
             await self._end(row, outcome, self._method_of(row))
 
-    # -- duties of earlier runs ---------------------------------------------------------------------
+    # -- duties of earlier runs ---------------------------------------------------------
 
     async def _send_due_replies(self) -> None:
         """Replies that a dead run owed; once, if their caller may still wait."""
@@ -437,7 +460,7 @@ class Reconciler:
         except Exception as error:  # noqa: BLE001 - the application's; it was called, and told
             self._telemetry.emit("hook.failed", hook=f"{row.method}.errored", error=repr(error))
 
-    # -- holds ------------------------------------------------------------------------------------------
+    # -- holds --------------------------------------------------------------------------
 
     async def _settle_holds(self) -> None:
         for hold in await self._holds.lapsed():

@@ -181,9 +181,10 @@ class Method(Generic[P, R]):
 def _signature(handler: Callable[..., Any], skip: int) -> inspect.Signature:
     parameters = list(inspect.signature(handler).parameters.values())
     if len(parameters) < skip:
+        place = "second" if skip > 1 else "first"
         raise DeclarationError(
-            f"{handler.__qualname__}() must take the Context as its "
-            f"{'second' if skip > 1 else 'first'} argument: def {handler.__name__}(ctx: Context, ...)"
+            f"{handler.__qualname__}() must take the Context as its {place} argument: "
+            f"def {handler.__name__}(ctx: Context, ...)"
         )
     rest = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)

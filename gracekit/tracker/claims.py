@@ -128,8 +128,7 @@ class Claims:
     def add_wait(self, batch: Batch, row: TaskRow, *, next_check: float, counts: bool) -> None:
         """Leave the row HANDED_OVER and free until wall time *next_check*.
 
-        Args:
-            counts: Whether the wait is the probe's, of which `max_wait` is the limit.
+        Only a wait that the probe asked for *counts* towards `max_wait`.
         """
         now = self._journal.clock.wall()
         batch.add(_WAIT, next_check, int(counts), now, row.id, self._journal.run_id, expect=1)

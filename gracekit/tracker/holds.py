@@ -24,6 +24,21 @@ _END: Final = """
 UPDATE hold SET ended_at = ?, end_reason = ?, args = CASE WHEN ? THEN args END, errored_due = ?
 WHERE id = ? AND ended_at IS NULL"""
 
+_NAMES: Final = (
+    "id",
+    "name",
+    "key",
+    "owner",
+    "namespace",
+    "method",
+    "version",
+    "args",
+    "lapses_at",
+)
+_LIST: Final = (
+    f"SELECT {', '.join(_NAMES)} FROM hold WHERE service = ? AND {{condition}} ORDER BY id"  # noqa: S608 - constants
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
@@ -64,7 +79,8 @@ class Holds:
         """Keep this run in its drain until the hold ends; opening it again prolongs it.
 
         Args:
-            name: Kind of operation. key: Which one.
+            name: Kind of operation.
+            key: Which one.
             at_most_s: Seconds after which it lapses.
             method: (namespace, name, version) of the request that opens it.
             args: Its arguments, kept for the probe.
@@ -113,19 +129,21 @@ class Holds:
         """Holds that keep this run, those past their time excepted."""
         return [
             hold
-            for hold in await self._list("owner = ?", self._journal.run_id)
+            for hold in await self._list("ended_at IS NULL AND owner = ?", self._journal.run_id)
             if hold.lapses_at > self._journal.clock.wall()
         ]
 
     async def lapsed(self) -> list[Hold]:
         """Holds of this run that are past their time and not yet ended."""
         now = self._journal.clock.wall()
-        return await self._list("owner = ? AND lapses_at <= ?", self._journal.run_id, now)
+        return await self._list(
+            "ended_at IS NULL AND owner = ? AND lapses_at <= ?", self._journal.run_id, now
+        )
 
     async def left_over(self) -> list[Hold]:
         """Holds of runs proven dead, for this host, whose next check has come."""
         return await self._list(
-            "owner IS NULL AND target = ? AND coalesce(next_check, 0) <= ?",
+            "ended_at IS NULL AND owner IS NULL AND target = ? AND coalesce(next_check, 0) <= ?",
             self._host,
             self._journal.clock.wall(),
         )
@@ -154,23 +172,8 @@ class Holds:
         await self._journal.commit(batch)
 
     async def _list(self, condition: str, *params: str | float) -> list[Hold]:
-        open_only = "" if condition.startswith("errored_due") else "ended_at IS NULL AND "
         rows = await self._journal.engine.query(
-            "SELECT id, name, key, owner, namespace, method, version, args, lapses_at "
-            f"FROM hold WHERE {open_only}service = ? AND {condition} ORDER BY id",
-            self._journal.service,
-            *params,
+            _LIST.format(condition=condition), self._journal.service, *params
         )
-        names = (
-            "id",
-            "name",
-            "key",
-            "owner",
-            "namespace",
-            "method",
-            "version",
-            "args",
-            "lapses_at",
-        )
-        found: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in rows]
+        found: list[dict[str, Any]] = [dict(zip(_NAMES, row, strict=True)) for row in rows]
         return [Hold(**{**one, "args": from_json(one["args"]) or {}}) for one in found]

@@ -227,8 +227,9 @@ _REPLY_DUE: Final = """
 UPDATE reply SET due_at = ? WHERE task_id = ? RETURNING queue, msg_id, expires_at"""
 _REPLY_DONE: Final = "DELETE FROM reply WHERE task_id = ? AND queue = ? AND msg_id = ?"
 _HAND_OVER: Final = """
-UPDATE task SET state = 'handed_over', cut = ?, owner = ?, cursor = coalesce(?, cursor),
-    not_before = ? WHERE id = ? AND owner = ? AND state = 'running'"""
+UPDATE task SET state = 'handed_over', cut = ?1, owner = ?2, cursor = coalesce(?3, cursor),
+    crashes = CASE WHEN coalesce(?3, cursor) IS DISTINCT FROM cursor THEN 0 ELSE crashes END,
+    not_before = ?4 WHERE id = ?5 AND owner = ?6 AND state = 'running'"""
 _NOT_STARTED: Final = (
     "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = 'accepted'"
 )
@@ -268,7 +269,7 @@ class Journal:
         self._submit_cursors()
         return await self.engine.commit(batch)
 
-    # -- a request's way in ------------------------------------------------------
+    # -- a request's way in -------------------------------------------------------------
 
     def add_accept(self, batch: Batch, request: Acceptance, *, begin: bool) -> int:
         """Accept, and with *begin* record the first attempt in the same commit.
@@ -336,7 +337,8 @@ class Journal:
 
         Args:
             delivery: request_id, recipient, lane, queue, route, namespace, method, version.
-            reason: One word. detail: The sentence beside it.
+            reason: One word.
+            detail: The sentence beside it.
         """
         now = self.clock.wall()
         batch = Batch(Point.REJECT)
@@ -379,7 +381,7 @@ class Journal:
         rows = await self.commit(batch)
         return bool(rows[index]) or not rows[ended]
 
-    # -- its way out ---------------------------------------------------------------
+    # -- its way out --------------------------------------------------------------------
 
     def add_finish(
         self,
@@ -454,7 +456,7 @@ class Journal:
         """Give an accepted row up for anyone to claim."""
         batch.add(_NOT_STARTED, task.row_id, self.run_id, expect=1)
 
-    # -- cursors ---------------------------------------------------------------------
+    # -- cursors ------------------------------------------------------------------------
 
     def mark_cursor(self, task: TrackedTask) -> None:
         """Commit the cursor of *task* with the next commit, at most `CURSOR_DELAY_S` later."""
@@ -481,11 +483,9 @@ class Journal:
             batch.add(_CURSOR, to_json(task.cursor), now, row_id, self.run_id)
         self._dirty.clear()
         # A cursor that is not written repeats items; the engine reports a broken disk itself.
-        self.engine.submit(batch).add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )
+        self.engine.submit(batch).add_done_callback(_take_exception)
 
-    # -- accounting ------------------------------------------------------------------
+    # -- accounting ---------------------------------------------------------------------
 
     async def tally(
         self, what: str, *, request_id: str = "", method: str = "", detail: str = ""
@@ -501,6 +501,12 @@ class Journal:
     ) -> None:
         """List an incident beside its count."""
         batch.add(NOTE, self.clock.wall(), self.run_id, what, request_id, method, detail[:1000])
+
+
+def _take_exception(done: asyncio.Future[Any]) -> None:
+    """Look at the error of a commit that nobody awaits, so that the loop does not complain."""
+    if not done.cancelled():
+        done.exception()
 
 
 ERRORED_SENTENCES: Final[Mapping[Reason, str]] = {

@@ -9,14 +9,19 @@ from __future__ import annotations
 from typing import Final
 
 from gracekit.process import Point
-from gracekit.store.batch import Batch
-from gracekit.tracker.journal import COUNT, ROW_COLUMNS, Journal, TaskRow, task_row
+from gracekit.store.batch import Batch, Value
+from gracekit.tracker.journal import ROW_COLUMNS, Journal, TaskRow, task_row
 
 REMOVE_AT_ONCE: Final = 500
 
 _OLD: Final = """
 SELECT id FROM task WHERE finished_at < ? AND errored_due = 0
     AND id NOT IN (SELECT task_id FROM reply) ORDER BY finished_at LIMIT ?"""
+_COUNT_REMOVED: Final = """
+INSERT INTO tally (what, n) SELECT 'removed', count(*) FROM task
+    WHERE id IN ({marks}) AND finished_at IS NOT NULL AND state <> 'rejected'
+ON CONFLICT (what) DO UPDATE SET n = n + excluded.n"""
+_REMOVE: Final = "DELETE FROM task WHERE id IN ({marks}) AND finished_at IS NOT NULL RETURNING id"
 _ABANDONED: Final = f"""
 SELECT {ROW_COLUMNS} FROM task
 WHERE owner IS NULL AND state IN ('accepted', 'handed_over') AND service = ? AND target <> ''
@@ -33,39 +38,37 @@ class Retention:
         self._journal = journal
         self._retention_s = retention_s
 
+    async def remove_all_old(self) -> None:
+        """Remove batch after batch until nothing is older than the retention."""
+        while await self.remove_old():
+            pass  # each batch is a commit of its own, and others get in between
+
     async def remove_old(self) -> int:
         """Remove one batch of terminal rows older than the retention; returns how many."""
         moment = self._journal.clock.wall() - self._retention_s
         rows = await self._journal.engine.query(_OLD, moment, REMOVE_AT_ONCE)
         if not rows:
             return 0
-        batch = Batch(Point.RETIRE)
-        marks = ",".join("?" * len(rows))
         ids = [row[0] for row in rows]
-        rejected = batch.ask(
-            f"DELETE FROM task WHERE id IN ({marks}) AND finished_at IS NOT NULL "  # noqa: S608
-            "AND state = 'rejected' RETURNING id",
-            *ids,
-        )
-        removed = batch.ask(
-            f"DELETE FROM task WHERE id IN ({marks}) AND finished_at IS NOT NULL "  # noqa: S608
-            "RETURNING id",
-            *ids,
-        )
-        # Counted from what was there: a sibling may have removed some of them.
-        batch.add(COUNT, "removed", len(rows))
+        batch = Batch(Point.RETIRE)
+        # Counted from what is there at the commit: a sibling may have removed some of them.
+        # Rejected rows were never counted as accepted.
+        batch.add(_COUNT_REMOVED.format(marks=_marks(ids)), *ids)
+        removed = batch.ask(_REMOVE.format(marks=_marks(ids)), *ids)
         batch.add("DELETE FROM incident WHERE at < ?", moment)
-        answer = await self._journal.commit(batch)
-        return len(answer[rejected]) + len(answer[removed])
+        return len((await self._journal.commit(batch))[removed])
 
     async def abandoned(self, route: str, *, gone_s: float) -> list[TaskRow]:
         """Ownerless rows for a host or instance that has had no run for *gone_s* seconds.
 
-        Args:
-            route: directed or fanout.
+        The *route* is directed or fanout.
         """
         moment = self._journal.clock.wall() - gone_s
         rows = await self._journal.engine.query(
             _ABANDONED, self._journal.service, route, moment, REMOVE_AT_ONCE
         )
         return [task_row(row) for row in rows]
+
+
+def _marks(ids: list[Value]) -> str:
+    return ",".join("?" * len(ids))

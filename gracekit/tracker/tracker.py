@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from gracekit.clock import Clock
 from gracekit.tracker.task import Lane, TaskState, TrackedTask
@@ -116,6 +116,10 @@ class Tracker:
     def count(self, lane: Lane) -> int:
         """Tasks of *lane* in flight."""
         return self._by_lane[lane]
+
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """Tasks in flight by (method, lane), for metrics."""
+        return Counter((task.method, task.lane.value) for task in self)
 
     @property
     def running(self) -> int:
