@@ -1,7 +1,6 @@
 """gracekit: the runtime for long-running RPC services that stop, crash and restart safely."""
 
 from gracekit.config import Settings
-from gracekit.context import Context
 from gracekit.errors import (
     CallTimeoutError,
     ConfigError,
@@ -14,6 +13,7 @@ from gracekit.errors import (
     Undeliverable,
 )
 from gracekit.recovery.verdicts import Done, Fail, Retry, Wait
+from gracekit.request.context import Context
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.methods import Method
 from gracekit.runtime import Runtime

@@ -12,14 +12,14 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from gracekit.answers import Answers
-from gracekit.arrivals import Arrivals
-from gracekit.attempt import End, errored, failed, outcome_of, run_attempt, timeout_error
 from gracekit.clock import Clock
-from gracekit.context import Context, Services
-from gracekit.custody import Custody, Entry
 from gracekit.errors import ConflictingRequestError
-from gracekit.lanes import Job, LaneGate, Turns
+from gracekit.request.answers import Answers
+from gracekit.request.arrivals import Arrivals
+from gracekit.request.attempt import End, errored, failed, outcome_of, run_attempt, timeout_error
+from gracekit.request.context import Context, Services
+from gracekit.request.custody import Custody, Entry
+from gracekit.request.lanes import Job, LaneGate, Turns
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Outcome, TaskRow

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gracekit.answers import Answers
-from gracekit.arrivals import Arrivals
-from gracekit.attempt import call_hook, errored, failed, outcome_of, succeeded
-from gracekit.context import Context, Services
 from gracekit.dispatcher import Dispatcher
 from gracekit.errors import TaskInterruptedError
-from gracekit.lanes import LaneGate
+from gracekit.request.answers import Answers
+from gracekit.request.arrivals import Arrivals
+from gracekit.request.attempt import call_hook, errored, failed, outcome_of, succeeded
+from gracekit.request.context import Context, Services
+from gracekit.request.lanes import LaneGate
 from gracekit.rpc.methods import Method
 from gracekit.tracker.journal import Address, Outcome, TaskRow
 from gracekit.tracker.task import Lane, Reason

@@ -14,9 +14,9 @@ from typing import Any
 
 import anyio
 
-from gracekit.attempt import call_hook
-from gracekit.context import Context, Services
 from gracekit.errors import StoreError
+from gracekit.request.attempt import call_hook
+from gracekit.request.context import Context, Services
 from gracekit.telemetry import Telemetry
 
 

@@ -24,13 +24,9 @@ import anyio
 import anyio.to_thread
 
 from gracekit import sdnotify
-from gracekit.answers import Answers
-from gracekit.arrivals import Arrivals
 from gracekit.clock import Clock
 from gracekit.config import Settings, load, redact_url, sqlite_path
-from gracekit.context import Services
 from gracekit.control import Control
-from gracekit.custody import Custody
 from gracekit.dispatcher import Dispatcher
 from gracekit.errors import (
     AlreadyRunningError,
@@ -42,14 +38,18 @@ from gracekit.errors import (
 )
 from gracekit.exits import ExitCode
 from gracekit.hands import RecoveryHands
-from gracekit.lanes import LaneGate, Turns
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
 from gracekit.leases.members import Members, claim_slot
 from gracekit.periodic import PeriodicJobs
 from gracekit.process import LifeLock, Process
 from gracekit.recovery.reconciler import Reconciler
-from gracekit.refusals import Refusals
+from gracekit.request.answers import Answers
+from gracekit.request.arrivals import Arrivals
+from gracekit.request.context import Services
+from gracekit.request.custody import Custody
+from gracekit.request.lanes import LaneGate, Turns
+from gracekit.request.refusals import Refusals
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.rpc.message import Request

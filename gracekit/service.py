@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from gracekit.config import Settings, did_you_mean, parse_duration
-from gracekit.context import Context
 from gracekit.errors import DeclarationError
 from gracekit.periodic import PeriodicJob
+from gracekit.request.context import Context
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.methods import InDrain, Method, MethodTable, OnInterruptName, options_from
 

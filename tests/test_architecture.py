@@ -13,20 +13,7 @@ import pytest
 
 PACKAGE: Final = Path(__file__).resolve().parent.parent / "gracekit"
 
-_MEETING_PLACE: Final = {  # where rpc, tracker and leases meet
-    "answers",
-    "arrivals",
-    "attempt",
-    "context",
-    "control",
-    "custody",
-    "dispatcher",
-    "hands",
-    "lanes",
-    "periodic",
-    "refusals",
-    "shutdown",
-}
+_ABOVE_REQUESTS: Final = {"control", "dispatcher", "hands", "periodic"}
 
 # From the ground up. A module imports from the floors below its own; modules of one floor do not
 # know each other, except inside one package (store, rpc, ...) and where SAME_FLOOR allows it.
@@ -36,7 +23,9 @@ FLOORS: Final = (
     {"store"},
     {"rpc", "tracker", "leases"},
     {"recovery"},
-    _MEETING_PLACE,
+    {"shutdown"},
+    {"request"},  # here rpc, tracker and leases meet
+    _ABOVE_REQUESTS,
     {"service", "runtime"},
     {"cli"},
     {"testing"},  # may import anything; nothing imports it
@@ -48,7 +37,7 @@ ENTRANCES: Final = {"", "__main__"}  # `gracekit` itself and `python -m gracekit
 SAME_FLOOR: Final = (
     {"errors", "exits", "clock", "process"},
     {"config", "telemetry", "signals", "sdnotify"},
-    _MEETING_PLACE,
+    _ABOVE_REQUESTS,
     {"service", "runtime"},
 )
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from gracekit.errors import ConflictError, StoreError, UnknownCommitError
-from gracekit.lanes import Job
 from gracekit.leases.leases import Guard, Leases
 from gracekit.process import Point
+from gracekit.request.lanes import Job
 from gracekit.store.batch import Batch, Row
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Journal, Outcome, TaskRow, address_of

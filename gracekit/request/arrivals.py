@@ -11,8 +11,8 @@ from typing import Any, Final
 from gracekit.clock import Clock
 from gracekit.config import Settings
 from gracekit.errors import BadMessageError, Draining, MessageTooLargeError, RpcError
-from gracekit.lanes import Job, LaneGate
-from gracekit.refusals import Refusals, reason_of
+from gracekit.request.lanes import Job, LaneGate
+from gracekit.request.refusals import Refusals, reason_of
 from gracekit.rpc.message import Request
 from gracekit.rpc.methods import Method, MethodTable
 from gracekit.rpc.oslo_wire import decode_request

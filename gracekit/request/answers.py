@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from gracekit.attempt import failure_from, failure_text
 from gracekit.clock import Clock
 from gracekit.errors import StoreError, Undeliverable
 from gracekit.process import Point, Process
+from gracekit.request.attempt import failure_from, failure_text
 from gracekit.rpc.failures import failure_of
 from gracekit.rpc.message import Reply
 from gracekit.rpc.oslo_wire import encode_reply

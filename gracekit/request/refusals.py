@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from gracekit.answers import Answers
-from gracekit.attempt import succeeded
 from gracekit.clock import Clock
 from gracekit.errors import Draining, InvalidArgumentsError, RpcError, StoreError
+from gracekit.request.answers import Answers
+from gracekit.request.attempt import succeeded
 from gracekit.rpc.message import Request
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry import Telemetry

@@ -18,13 +18,13 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from gracekit.context import Context, SafePointStop, running_in
 from gracekit.errors import (
     MethodTimeoutError,
     TaskCancelledError,
     TaskInterruptedError,
     UnserialisableError,
 )
+from gracekit.request.context import Context, SafePointStop, running_in
 from gracekit.rpc.failures import failure_of
 from gracekit.rpc.message import Failure
 from gracekit.rpc.methods import Method
