@@ -13,11 +13,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from gracekit.clock import Clock
-from gracekit.errors import ConflictingRequestError
+from gracekit.errors import ConflictingRequestError, LeaseHeld
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.attempt import End, errored, failed, outcome_of, run_attempt, timeout_error
-from gracekit.request.context import Context, Services
+from gracekit.request.context import Context, Services, lease_in
 from gracekit.request.custody import Custody, Entry
 from gracekit.request.lanes import Job, LaneGate, Turns
 from gracekit.rpc.transport import Delivery
@@ -100,7 +100,7 @@ class Dispatcher:
         try:
             if not job.task.journaled:
                 await self._live_on_the_transport(job)
-            elif await self._accept(job):
+            elif not await self._waits_for_itself(job) and await self._accept(job):
                 await delivery.ack()
                 await self._live(job)
         finally:
@@ -192,6 +192,25 @@ class Dispatcher:
         self._turns.leave(job)
         await self._give_back(job)
         return False
+
+    async def _waits_for_itself(self, job: Job) -> bool:
+        """A call from the very task that holds the resource would wait for its own end."""
+        lease = lease_in(job.caller)
+        resource = job.task.resource
+        if lease is None or resource is None or job.reply is None:
+            return False
+        if resource != (lease["kind"], lease["id"]):
+            return False
+        row = await self._services.leases.look(resource)
+        if row is None or row.owner is None or row.token != lease["token"]:
+            return False
+        held = LeaseHeld(
+            f"{job.task} wants {':'.join(resource)}, which its own caller, task "
+            f"{row.request_id}, holds and would wait with for ever: make {job.method.name} an "
+            "ops method, call it as a plain function, or cast it"
+        )
+        await self._arrivals.refuse(job, "lease_held", held)
+        return True
 
     async def _answer_duplicate(self, job: Job) -> None:
         """A known id: counted, acked, and answered from the record once there is an answer."""

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -66,6 +67,7 @@ from gracekit.shutdown import (
     StopRequest,
 )
 from gracekit.signals import SignalWatcher
+from gracekit.store.bell import Bell, ring
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.migrate import load_migrations
 from gracekit.telemetry import Telemetry
@@ -123,6 +125,7 @@ class Runtime:
             self.settings.transport_url, process=self._process, clock=self._clock, broker=broker
         )
         self._lock: LifeLock | None = None
+        self._bell: Bell | None = None
         self._background: list[asyncio.Task[None]] = []
         self._report: DrainReport | None = None
         self._loop_started_at = 0.0
@@ -143,7 +146,7 @@ class Runtime:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        traceback: TracebackType | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._report is None:
             reason = "the block ended" if error is None else f"the block raised {error!r}"
@@ -184,6 +187,7 @@ class Runtime:
                 host=settings.host,
                 instance=settings.instance,
             )
+            self._bell = self._bell_of(self.run_id)
             self._build()
             await self.members.join(
                 host=settings.host,
@@ -200,6 +204,9 @@ class Runtime:
             await self._engine.stop()
             raise
         self._engine.on_broken(self._store_broke)
+        self._transport.on_broken(self._store_broke)
+        if self._bell is not None:
+            self._bell.start(self.reconciler.poke)
         self.telemetry.identify(service=self.service.topic, instance=self.instance)
         self.telemetry.observe_in_flight(self.tracker.counts)
         self.telemetry.emit("service.starting", service=self.service.topic, instance=self.instance)
@@ -343,9 +350,7 @@ class Runtime:
         """Adoption, transport, on_start, ops server, gate, new-request server: then ready."""
         await self.reconciler.adopt_dead_runs()
         await self._transport.start()
-        async with asyncio.timeout(self.settings.start_timeout_s):
-            for hook in self.service.start_hooks:
-                await _call(hook)
+        await self._call_start_hooks()
         await self.ops.start()
         if self.settings.startup_reconciliation_enabled:
             await self.reconciler.gate()
@@ -360,6 +365,18 @@ class Runtime:
         )
         self.telemetry.emit("intake.opened", channel=Lane.REQUESTS.value)
         sdnotify.ready("serving")
+
+    async def _call_start_hooks(self) -> None:
+        limit = self.settings.start_timeout_s
+        for hook in self.service.start_hooks:
+            try:
+                async with asyncio.timeout(limit):
+                    await _call(hook)
+            except TimeoutError as error:
+                raise GracekitError(
+                    f"on_start hook {_name(hook)}() took over {limit:g} s: make it faster or raise "
+                    "GRACEKIT_START_TIMEOUT"
+                ) from error
 
     # -- work beside requests -----------------------------------------------------------
 
@@ -416,11 +433,24 @@ class Runtime:
                 self.telemetry.emit("hook.failed", hook=_name(hook), error=repr(error))
         await self._transport.stop()
 
+    def _bell_of(self, run_id: str) -> Bell | None:
+        """The bell that siblings ring when they leave something for others to claim."""
+        directory = run_directory(self.settings)
+        return None if directory is None else Bell(directory / f"{run_id}.bell")
+
+    async def _ring_siblings(self) -> None:
+        for run in await self.members.others():
+            if (bell := self._bell_of(run.run_id)) is not None:
+                ring(bell.path)
+
     async def _record_stop(self, report: DrainReport) -> None:
         try:
             await self.members.stop_record(int(report.exit_code), report.as_json())
+            await self._ring_siblings()
         finally:
             self.telemetry.emit("service.stopped", run=self.run_id, exit_code=int(report.exit_code))
+            if self._bell is not None:
+                self._bell.stop()
             await self._engine.stop()
             if self._lock is not None and not report.must_die:
                 self._lock.release()
@@ -534,6 +564,9 @@ def run_service(service: Service, settings: Settings | None = None) -> int:
     except GracekitError as error:
         print(f"gracekit: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         return int(_exit_code(error))
+    except Exception:  # noqa: BLE001 - an on_start of the application, or a fault of ours
+        traceback.print_exc()
+        return int(ExitCode.INTERNAL)
     if signals.first == signal.SIGINT and sys.stdin is not None and sys.stdin.isatty():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)

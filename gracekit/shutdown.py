@@ -283,7 +283,7 @@ class ShutdownCoordinator:
         """Close intake and go on with what runs; `resume` undoes it."""
         self._phase.advance(ServiceState.QUIET)
         self._telemetry.emit("service.quieted")
-        await self._close_intake(self._clock.loop())
+        await self._close_intake()
 
     async def resume(self) -> None:
         """Undo quiet, or a drain that no signal asked for.
@@ -318,7 +318,7 @@ class ShutdownCoordinator:
         hard_limit = deadline + self._settings.hard_limit_s - self._settings.drain_timeout_s
 
         await self._announce(request, deadline, hard_limit)  # 1
-        await self._close_intake(deadline)  # 2, and 3: periodic jobs and recovery
+        await self._close_intake()  # 2, and 3: periodic jobs and recovery
         if not await self._wait_idle(request, deadline):  # 4
             await self._withdraw()
             return None
@@ -346,7 +346,7 @@ class ShutdownCoordinator:
             self._say_stopping()
         await self._bounded("stop-intent", self._parts.record_intent(request), INTENT_TIMEOUT_S)
 
-    async def _close_intake(self, deadline: float) -> None:
+    async def _close_intake(self) -> None:
         """Steps 2 and 3: the gate, then the consumers, then what was under way at the gate."""
         parts = self._parts
         parts.dispatcher.close_gate(Lane.REQUESTS)
@@ -359,9 +359,8 @@ class ShutdownCoordinator:
             "close of the new-request intake", parts.requests.close_intake(), timeout + 1
         )
         self._report.given_back += given_back or 0
-        patience = max(self._clock.loop() + timeout, deadline)
         self._report.not_started += await parts.dispatcher.wait_gate(
-            Lane.REQUESTS, deadline=patience
+            Lane.REQUESTS, deadline=self._clock.loop() + timeout
         )
         self._telemetry.emit(
             "intake.closed",
@@ -375,12 +374,13 @@ class ShutdownCoordinator:
         progress = asyncio.create_task(self._tell_progress(deadline), name="gracekit-progress")
         try:
             while not self._idle_wait_over(deadline):
-                holds = await self._bounded("count of holds", self._parts.count_holds(), 1.0) or 0
-                self._report.open_holds = holds
-                if self._parts.tracker.running == 0 and not holds:
+                if self._parts.tracker.running:
+                    await self._parts.tracker.wait_change(deadline=deadline)
+                elif await self._count_holds():
+                    poll = min(deadline, self._clock.loop() + HOLD_POLL_S)
+                    await self._parts.tracker.wait_change(deadline=poll)
+                else:
                     break
-                poll = min(deadline, self._clock.loop() + HOLD_POLL_S) if holds else deadline
-                await self._parts.tracker.wait_until(self._wait_over, deadline=poll)
             if self._resumed:
                 return False
             self._past_return = True
@@ -395,8 +395,10 @@ class ShutdownCoordinator:
     def _idle_wait_over(self, deadline: float) -> bool:
         return self._cut_short.is_set() or self._resumed or self._clock.loop() >= deadline
 
-    def _wait_over(self) -> bool:
-        return self._parts.tracker.running == 0 or self._cut_short.is_set() or self._resumed
+    async def _count_holds(self) -> int:
+        count = self._bounded("count of holds", self._parts.count_holds(), INTENT_TIMEOUT_S)
+        self._report.open_holds = await count or 0
+        return self._report.open_holds
 
     async def _wait_ops_quiet(self, deadline: float) -> None:
         """A last ops task may need a callback: its intake closes once its lane was idle."""

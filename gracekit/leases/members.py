@@ -250,6 +250,16 @@ class Members:
             return False  # nothing of it can act any more, even if its process goes on
         return self._process.is_alive(run.identity, run.lock_path)
 
+    async def others(self) -> list[Run]:
+        """Runs of this service that have not ended, this one excepted; some may be dead."""
+        rows = await self._engine.query(
+            f"SELECT {_COLUMNS} FROM run "  # noqa: S608 - a constant
+            "WHERE service = ? AND adopted_at IS NULL AND ended_at IS NULL AND run_id <> ?",
+            self._service,
+            self.run_id,
+        )
+        return list(map(_run, rows))
+
     async def dead_runs(self) -> list[Run]:
         """Runs of this service that are proven dead and not yet adopted, oldest first."""
         rows = await self._engine.query(

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config import Settings
-from gracekit.errors import BadMessageError, Draining, MessageTooLargeError, RpcError
+from gracekit.errors import BadMessageError, Draining, GracekitError, MessageTooLargeError, RpcError
 from gracekit.request.lanes import Job, LaneGate
 from gracekit.request.refusals import Refusals, reason_of
 from gracekit.rpc.message import Request
@@ -66,7 +66,7 @@ class Arrivals:
             return None
         return self._job(request, method, delivery, gate)
 
-    async def refuse(self, job: Job, reason: str, error: RpcError) -> None:
+    async def refuse(self, job: Job, reason: str, error: GracekitError) -> None:
         """Refuse a job after all."""
         assert job.delivery is not None
         request = decode_request(job.delivery.body, max_bytes=self._settings.max_body_bytes)

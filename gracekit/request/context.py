@@ -25,6 +25,7 @@ from gracekit.clock import Clock
 from gracekit.config import parse_duration
 from gracekit.errors import LeaseHeld
 from gracekit.leases.leases import Guard, Leases
+from gracekit.rpc.message import LEASE_KEY, carried_lease
 from gracekit.shutdown import Phase
 from gracekit.tracker.holds import Holds
 from gracekit.tracker.journal import Journal
@@ -122,9 +123,21 @@ class Context(Mapping[str, Any]):
     def fence(self) -> int | None:
         """Fencing token of this attempt's lease: pass it to whatever can refuse a stale owner.
 
-        None without a resource, and for ops methods, which take no lease.
+        None without a resource. An ops method takes no lease: it has its caller's, if
+        that is a task with one.
         """
-        return self._task.token
+        if self._task.token is not None:
+            return self._task.token
+        lease = self.travelling_lease
+        return None if lease is None else lease["token"]
+
+    @property
+    def travelling_lease(self) -> dict[str, Any] | None:
+        """{kind, id, token} of this task, or of the task that called it; None for neither."""
+        if self._task.token is not None and self._task.resource is not None:
+            kind, resource_id = self._task.resource
+            return {"kind": kind, "id": resource_id, "token": self._task.token}
+        return lease_in(self._caller)
 
     # -- time ---------------------------------------------------------------------------
 
@@ -323,11 +336,20 @@ async def _as_async(items: Any) -> AsyncIterator[Any]:
             yield item
 
 
+def lease_in(caller: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The lease that a request carries, if it is well formed; it is wire data."""
+    match caller.get(LEASE_KEY):
+        case {"kind": str(kind), "id": str(resource_id), "token": int(token)}:
+            return {"kind": kind, "id": resource_id, "token": token}
+    return None
+
+
 @contextlib.contextmanager
 def running_in(ctx: Context) -> Iterator[None]:
-    """Make *ctx* the one that `Context.current()` finds."""
-    token = _current.set(ctx)
+    """Make *ctx* the one that `Context.current()` finds, and let its lease travel."""
+    token, lease = _current.set(ctx), carried_lease.set(ctx.travelling_lease)
     try:
         yield
     finally:
+        carried_lease.reset(lease)
         _current.reset(token)

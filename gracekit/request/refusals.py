@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from gracekit.clock import Clock
-from gracekit.errors import Draining, InvalidArgumentsError, RpcError, StoreError
+from gracekit.errors import Draining, GracekitError, InvalidArgumentsError, RpcError, StoreError
 from gracekit.request.answers import Answers
 from gracekit.request.attempt import succeeded
 from gracekit.rpc.message import Request
@@ -41,7 +41,7 @@ class Refusals:
         delivery: Delivery,
         lane: Lane,
         reason: str,
-        error: RpcError,
+        error: GracekitError,
     ) -> None:
         """Record what never becomes a task, answer its caller, and settle it."""
         detail = {

@@ -24,7 +24,7 @@ from gracekit.errors import (
 from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.failures import rebuild
-from gracekit.rpc.message import ReplyAddress, Request
+from gracekit.rpc.message import LEASE_KEY, ReplyAddress, Request, carried_lease
 from gracekit.rpc.methods import Method
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, MAX_NAME, encode_request
 from gracekit.rpc.replies import Replies
@@ -305,7 +305,7 @@ class RpcClient(ClientView):
             args=kwargs,
             namespace=_chosen(options.namespace, method, "namespace"),
             version=_chosen(options.version, method, "version") or "1.0",
-            context=options.context,
+            context=_with_lease(options.context),
         )
 
     def _message(self, request: Request, *, expires_in_s: float | None = None) -> Message:
@@ -345,3 +345,9 @@ def _check_exceptions(exceptions: Mapping[str, object]) -> None:
                 f"exceptions[{name!r}] is {kind!r}, not a subclass of Exception; "
                 "map 'module.Class' as the service sends it to a class of yours"
             )
+
+
+def _with_lease(context: Mapping[str, Any]) -> Mapping[str, Any]:
+    """*context*, and the lease of the task that sends from here."""
+    lease = carried_lease.get()
+    return context if lease is None else {**context, LEASE_KEY: lease}

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gracekit.errors import DependencyError, Undeliverable
+from gracekit.errors import DependencyError, StoreBrokenError, Undeliverable
 from gracekit.process import Point, Process
 from gracekit.rpc.transport import (
     OWNED,
@@ -268,6 +268,9 @@ class MemoryTransport:
         self._broker.drop_owned_by(self)
         for consumer in consumers:
             consumer.drop()
+
+    def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
+        """Nothing in memory breaks."""
 
     async def declare(self, queues: Sequence[Queue]) -> None:
         """See `Transport.declare`."""

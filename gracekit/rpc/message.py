@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 JsonObject = dict[str, Any]
+
+LEASE_KEY: Final = "gracekit_lease"
+"""Context key under which a handler's requests carry its lease: {kind, id, token}."""
+
+carried_lease: Final[ContextVar[JsonObject | None]] = ContextVar("gracekit_lease", default=None)
+"""The lease of the task that runs here; a client adds it to each request it sends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from gracekit.errors import StoreBrokenError
 from gracekit.process import Point, Process
 
 
@@ -179,6 +180,10 @@ class Transport(Protocol):
 
     async def stop(self) -> None:
         """Disconnect; unsettled deliveries go back to their queues."""
+        ...
+
+    def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
+        """Call *callback* on the loop, once, when this process can no longer use the transport."""
         ...
 
     async def declare(self, queues: Sequence[Queue]) -> None:

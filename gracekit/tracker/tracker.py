@@ -155,6 +155,17 @@ class Tracker:
         finally:
             self._changed.discard(changed)
 
+    async def wait_change(self, *, deadline: float) -> None:
+        """Wait for the next end, removal or poke, or until *deadline* (loop time)."""
+        seen = False
+
+        def second_look() -> bool:
+            nonlocal seen
+            looked, seen = seen, True
+            return looked
+
+        await self.wait_until(second_look, deadline=deadline)
+
     async def wait_idle(self, *, deadline: float) -> tuple[TrackedTask, ...]:
         """Wait until nothing that holds a drain is running, or until *deadline*.
 
