@@ -422,6 +422,7 @@ class Runtime:
         """Ops server, background work, on_stop, transport; each within what is left."""
         await self.ops.stop()
         await self.requests.stop()
+        await self.reconciler.stop()
         await _end(self._background)
         for hook in self.service.stop_hooks:
             left = hard_limit - self._clock.loop() - self.settings.exit_margin_s / 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -106,22 +106,34 @@ class Reconciler:
         self._telemetry = telemetry
         self._clock = clock
         self._paused = False
+        self._starved = False  # accepted rows may wait for a place
         self._poked = asyncio.Event()
         self._gated: set[Resource] = set()
-        self._settling: set[asyncio.Task[None]] = set()
+        self._settling: dict[asyncio.Task[None], TaskRow] = {}
+        self._asking: set[asyncio.Task[Any]] = set()
         for one in places.values():
-            one.on_free(self._poked.set)
+            one.on_free(self._place_is_free)
 
     # -- life ---------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Start nothing more; what is being settled is waited for by the drain."""
+        """Start nothing more. A probe under way is waited for; what only waits is let go."""
         self._paused = True
+        for task in self._settling.keys() - self._asking:
+            task.cancel()
 
     def resume(self) -> None:
         """Go on after a drain that was resumed."""
         self._paused = False
         self._poked.set()
+
+    async def stop(self) -> None:
+        """End what is still being settled; its rows are anyone's to claim."""
+        self.pause()
+        for task in self._settling:
+            task.cancel()
+        if self._settling:
+            await asyncio.wait(tuple(self._settling))
 
     def poke(self) -> None:
         """Look now: something may have been left to nobody."""
@@ -131,29 +143,36 @@ class Reconciler:
         """Reconcile until cancelled."""
         while True:
             self._poked.clear()
-            if not self._paused:
-                try:
-                    await self.reconcile()
-                except StoreError as error:
-                    self._telemetry.emit("store.error", what="reconciliation", error=str(error))
+            try:
+                await self.reconcile()
+            except StoreError as error:
+                self._telemetry.emit("store.error", what="reconciliation", error=str(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(await self._pause_s()):
                     await self._poked.wait()
 
     async def reconcile(self) -> None:
-        """One pass over everything that nobody is working on."""
+        """One pass over everything that nobody is working on; nothing in a drain."""
+        if self._paused:
+            return
         await self.adopt_dead_runs()
         await self._adopt_missing()
         await self._send_due_replies()
         if self._settings.startup_reconciliation_enabled:
             await self._settle_rows()
             await self._settle_holds()
-            await self._call_errored_hooks()
+        await self._call_errored_hooks()
         await self._claim_accepted()
         await self._refresh_gates()
 
     async def _pause_s(self) -> float:
         longest = self._clock.jitter(self._settings.reconcile_every_s)
+        if (
+            self._paused
+            or not self._settings.startup_reconciliation_enabled
+            or len(self._settling) >= CLAIM_AT_ONCE
+        ):
+            return longest  # whatever is due, nothing would be claimed before the next poke
         with contextlib.suppress(StoreError):
             moment = await self._claims.next_look()
             if moment is not None:
@@ -187,8 +206,8 @@ class Reconciler:
     async def _adopt_missing(self) -> None:
         """Rows of ours that the tracker does not know: a commit whose end was never seen."""
         for row in await self._claims.missing(frozenset(self._known_rows())):
-            if row.state is TaskState.HANDED_OVER or self._is_known(row):
-                continue  # being settled here, or it came into the tracker meanwhile
+            if self._is_known(row) or row.id in {one.id for one in self._settling.values()}:
+                continue  # it came into the tracker meanwhile, or is being settled
             batch = Batch(Point.ADOPT)
             self._claims.add_disown(batch, row)
             with contextlib.suppress(ConflictError):
@@ -203,9 +222,14 @@ class Reconciler:
 
     # -- never started: a second intake -------------------------------------------------
 
+    def _place_is_free(self) -> None:
+        if self._starved:
+            self._poked.set()
+
     async def _claim_accepted(self) -> None:
         while not self._paused:
             free = min(places.free for places in self._places.values())
+            self._starved = not free
             if not free:
                 return
             rows = await self._claims.claim(TaskState.ACCEPTED, limit=min(free, CLAIM_AT_ONCE))
@@ -250,17 +274,29 @@ class Reconciler:
             limit = CLAIM_AT_ONCE - len(self._settling)
             rows = await self._claims.claim(TaskState.HANDED_OVER, limit=limit)
             for row in rows:
-                task = asyncio.create_task(self._settle(row))
-                self._settling.add(task)
+                task = asyncio.create_task(self._settle_or_let_go(row))
+                self._settling[task] = row
                 task.add_done_callback(self._settled)
             if not rows:
                 return
 
     def _settled(self, task: asyncio.Task[None]) -> None:
-        self._settling.discard(task)
+        self._settling.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._telemetry.emit("dispatch.failed", error=repr(error))
         self._poked.set()
+
+    async def _settle_or_let_go(self, row: TaskRow) -> None:
+        try:
+            await self._settle(row)
+        except (asyncio.CancelledError, StoreError) as error:
+            # A drain, or a commit that failed: the row decides, and is anyone's to claim.
+            self._leave(row.resource)
+            batch = Batch(Point.NOT_STARTED)
+            self._claims.add_let_go(batch, row)
+            await self._journal.commit(batch)
+            if isinstance(error, StoreError):
+                self._telemetry.emit("store.error", what="settling", error=str(error))
 
     async def _settle(self, row: TaskRow) -> None:
         """Carry out the decision on one claimed row."""
@@ -330,13 +366,15 @@ class Reconciler:
         assert method.probe_hook is not None
         limit = method.options.probe_timeout_s or self._settings.probe_timeout_s
         token = guard.token if guard else None
-        with self._tracker.background(f"probe of {row.method}", self._clock):
+        with self._asking_now(), self._tracker.background(f"probe of {row.method}", self._clock):
             asking = asyncio.ensure_future(
                 self._hands.call_hook(method.probe_hook, method, row, token)
             )
-            done, _ = await asyncio.wait({asking}, timeout=limit)
-            if not done:
+            try:
+                done, _ = await asyncio.wait({asking}, timeout=limit)
+            finally:
                 asking.cancel()  # a thread goes on; its answer comes too late to count
+            if not done:
                 error: object = f"no answer within {limit:g} s"
             elif asking.cancelled():
                 error = "cancelled"
@@ -350,6 +388,17 @@ class Reconciler:
                 error = repr(raised)
         self._telemetry.emit("hook.failed", hook=f"{row.method}.probe", error=str(error))
         return Wait(back_off_s(row.waiting_since, self._clock.wall()))
+
+    @contextlib.contextmanager
+    def _asking_now(self) -> Iterator[None]:
+        """While a probe runs, a drain waits for it instead of letting the row go."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._asking.add(task)
+        try:
+            yield
+        finally:
+            self._asking.discard(task)
 
     async def _wait_or_give_up(
         self, row: TaskRow, method: Method[Any, Any], guard: Guard | None, seconds: float

@@ -157,12 +157,12 @@ class Claims:
         )
 
     def add_let_go(self, batch: Batch, row: TaskRow) -> None:
-        """Give a claimed row up untouched."""
+        """Give a claimed row up untouched; one that has moved on is left alone."""
         batch.add(
-            "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = ?",
+            "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? "
+            "AND state IN ('accepted', 'handed_over')",
             row.id,
             self._journal.run_id,
-            row.state.value,
         )
 
     async def due_replies(self) -> list[tuple[int, Address, float]]:
