@@ -300,7 +300,7 @@ _BY_OPTION: Final = MappingProxyType({option_name(name): name for name in _SETTI
 
 # Read elsewhere; and what Kubernetes gives to every pod beside a Service called gracekit-anything.
 _NOT_OURS: Final = re.compile(
-    PREFIX + r"(FAILPOINT|SOAK|CONFIG|TEST_.*"
+    PREFIX + r"(FAILPOINT|SOAK|CONFIG|APP|TEST_.*"
     r"|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?))"
 )
 

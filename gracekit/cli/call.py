@@ -1,0 +1,196 @@
+"""`gracekit call` and `gracekit cast`: requests from a shell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
+
+import click
+
+from gracekit.cli.main import ERROR, end, exit_code_of
+from gracekit.cli.options import Options, common
+from gracekit.cli.text import json_text, safe
+from gracekit.clock import Clock
+from gracekit.config import Settings, sqlite_path
+from gracekit.errors import DependencyError, GracekitError, RemoteError
+from gracekit.rpc.client import ClientView, RpcClient
+
+_FEATURES: Final = (
+    click.argument("topic"),
+    click.argument("method"),
+    click.argument("words", metavar="[KEY=VALUE]...", nargs=-1),
+    click.option("--args", "args_text", metavar="JSON", help="Arguments, as a JSON object."),
+    click.option("--host", metavar="NAME", help="Send to this host or instance only."),
+    click.option("--ops", is_flag=True, help="Send to the ops topic."),
+    click.option("--namespace", metavar="TEXT", help="Interface namespace."),
+    click.option("--version", metavar="X.Y", help="Interface version asked for.  [default: 1.0]"),
+    click.option("--id", "request_id", metavar="TEXT", help="Request id, an idempotency key."),
+)
+
+
+def _request_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for feature in reversed(_FEATURES):
+        command = feature(command)
+    return command
+
+
+@click.command()
+@_request_options
+@click.option(
+    "--timeout", metavar="DURATION", default="60s", show_default=True, help="Wait so long."
+)
+@common
+def call(
+    options: Options,
+    /,
+    *,
+    topic: str,
+    method: str,
+    words: tuple[str, ...],
+    args_text: str | None,
+    timeout: str,
+    request_id: str | None,
+    **target: Any,
+) -> None:
+    """Call METHOD of the service TOPIC and print its result as JSON.
+
+    VALUE is JSON if it reads as JSON, else text: `n=3`, `name=vm-1`,
+    `tag='"3"'`.
+
+    Exit status: 0, or 1 with the class and message that the handler raised,
+    2 usage, 4 no answer.
+    """
+    args = arguments(words, args_text)
+    request_id = request_id or Clock().new_id()
+
+    async def send(client: RpcClient) -> Any:
+        view = _prepare(client, request_id=request_id, timeout=timeout, **target)
+        return await view.call(method, **args)
+
+    try:
+        result = asyncio.run(_with_client(options.settings, topic, send))
+    except Exception as error:  # noqa: BLE001 - a remote one may be any builtin
+        _tell_failure(error, request_id, as_json=options.as_json)
+    shown = {"request_id": request_id, "result": result} if options.as_json else result
+    click.echo(json_text(shown))
+
+
+@click.command()
+@_request_options
+@click.option("--fanout", is_flag=True, help="To every instance that runs now.")
+@common
+def cast(
+    options: Options,
+    /,
+    *,
+    topic: str,
+    method: str,
+    words: tuple[str, ...],
+    args_text: str | None,
+    fanout: bool,
+    request_id: str | None,
+    **target: Any,
+) -> None:
+    """Send METHOD to the service TOPIC and print the request id once it is confirmed.
+
+    Nobody waits for the answer, and the request never expires; a service that
+    is down takes it when it starts. VALUE is as for `call`.
+    """
+    args = arguments(words, args_text)
+    request_id = request_id or Clock().new_id()
+    if fanout and target["host"] is not None:
+        raise click.UsageError("--fanout goes to every host; leave out --host, or --fanout")
+
+    async def send(client: RpcClient) -> None:
+        view = _prepare(client, request_id=request_id, **target)
+        await (view.fanout(method, **args) if fanout else view.cast(method, **args))
+
+    asyncio.run(_with_client(options.settings, topic, send))
+    shown = {"request_id": request_id, "fanout": fanout}
+    click.echo(json_text(shown) if options.as_json else safe(request_id))
+
+
+def _prepare(client: RpcClient, **options: Any) -> ClientView:
+    return client.prepare(**{name: value for name, value in options.items() if value is not None})
+
+
+async def _with_client(settings: Settings, topic: str, send: Callable[[RpcClient], Any]) -> Any:
+    check_transport(settings.transport_url)
+    client = RpcClient(settings.transport_url, topic, ops_topic=settings.ops_topic_of(topic))
+    async with client:
+        return await send(client)
+
+
+def check_transport(url: str) -> None:
+    """Refuse what no other process can reach, before an empty file is made of a wrong name.
+
+    Raises:
+        DependencyError: there is no such file, or it is a process's own memory.
+    """
+    if url.startswith("memory:"):
+        raise DependencyError(f"{url} is the memory of one process; name its --transport file")
+    path = sqlite_path(url).absolute()
+    if not path.exists():
+        raise DependencyError(
+            f"there is no transport at {path}: name the service's with --transport "
+            "sqlite:////path/to/gracekit.db or GRACEKIT_TRANSPORT_URL"
+        )
+
+
+def arguments(words: tuple[str, ...], args_text: str | None) -> Mapping[str, Any]:
+    """The request's arguments from `key=value` words and a JSON object.
+
+    Raises:
+        click.UsageError: a word has no `=`, a key comes twice, or the JSON is no object.
+    """
+    args: dict[str, Any] = _object(args_text) if args_text is not None else {}
+    for word in words:
+        key, separator, value = word.partition("=")
+        if not separator or not key:
+            raise click.UsageError(f"{word!r} is not KEY=VALUE")
+        if key in args:
+            raise click.UsageError(f"argument {key!r} is given twice")
+        args[key] = _value(value)
+    return args
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except ValueError as error:
+        raise click.UsageError(f"--args is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise click.UsageError(f"--args must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except ValueError:
+        return text
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _tell_failure(error: Exception, request_id: str, *, as_json: bool) -> NoReturn:
+    """The class and message of what went wrong, here or there, and an exit status."""
+    name, message, code = type(error).__name__, str(error), ERROR
+    if isinstance(error, RemoteError):
+        name = ".".join(filter(None, (error.exc_module, error.exc_class)))
+        message = message.removeprefix(f"{error.exc_class}: ")
+    elif isinstance(error, GracekitError) and not _was_raised_there(error):
+        code = exit_code_of(error)
+    if as_json:
+        shown = {"class": name, "message": message}
+        click.echo(json_text({"request_id": request_id, "error": shown}))
+    end(f"{name}: {message}", code)
+
+
+def _was_raised_there(error: Exception) -> bool:
+    """Whether a handler raised it: a class of ours may come from either side."""
+    return any("remote traceback" in note for note in getattr(error, "__notes__", ()))

@@ -1,0 +1,277 @@
+"""`gracekit drain`: asks for a drain, and watches until the process is gone.
+
+Watching changes nothing: Ctrl-C detaches and the drain goes on. The verdict is
+read from the run's stop record, not from what was seen on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import click
+
+from gracekit.cli.main import ERROR, UNREACHABLE
+from gracekit.cli.options import Options, common
+from gracekit.cli.reach import Answer, Desk
+from gracekit.cli.records import Records, label, verdict_of
+from gracekit.cli.status import longest
+from gracekit.cli.text import clock, duration, json_text, plural, safe
+from gracekit.cli.verbs import find
+from gracekit.config import parse_duration
+from gracekit.errors import DependencyError, GracekitError
+from gracekit.exits import Verdict
+from gracekit.leases.members import Run
+
+HANDED_OVER: Final = 3
+DETACHED: Final = 130
+POLL_S: Final = 0.2
+RESUMED_AFTER_S: Final = 2.0
+"""A run that serves so long after the verb was answered has been resumed."""
+
+_NAMED_TASKS: Final = 20
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """One drain that is watched.
+
+    Attributes:
+        run: As last read from the store.
+        prefix: Before each line, where several drains are watched.
+        quiet: Print nothing on the way.
+        began: Monotonic seconds at which the verb was answered; None before.
+        left_s: What the process last said of its deadline.
+        shown: The last progress line.
+        code: Exit status of this drain.
+        result: What `--json` shows of it.
+    """
+
+    run: Run
+    prefix: str
+    quiet: bool
+    began: float | None = None
+    stop_seen: bool = False
+    left_s: float | None = None
+    shown: str = ""
+    code: int = 0
+    result: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the verb was answered."""
+        return 0.0 if self.began is None else time.monotonic() - self.began
+
+    def say(self, text: str, *, err: bool = False) -> None:
+        """Print a line about this drain."""
+        if err or not self.quiet:
+            click.echo(f"{self.prefix}{text}", err=err)
+
+
+@click.command()
+@click.argument("name", metavar="[INSTANCE]", required=False)
+@click.option(
+    "--timeout", metavar="DURATION", help="For running tasks.  [default: the service's setting]"
+)
+@click.option("--all", "everyone", is_flag=True, help="Every living run of the store.")
+@click.option("--wait/--no-wait", default=True, help="Watch until it is gone.  [default: wait]")
+@common
+@click.pass_context
+def drain(
+    ctx: click.Context,
+    options: Options,
+    /,
+    *,
+    name: str | None,
+    timeout: str | None,
+    everyone: bool,
+    wait: bool,
+) -> None:
+    """Drain a run: close its intake, wait for what runs, hand the rest over.
+
+    INSTANCE may be left out where one run lives. Ctrl-C detaches, and the
+    drain goes on; `gracekit resume` undoes it before its deadline.
+
+    Exit status: 0 drained, 3 unfinished tasks are in the journal,
+    4 unreachable, 1 any other end, 2 usage, 130 detached.
+    """
+    if timeout is not None:
+        parse_duration(timeout)
+    with Records(options.settings) as records:
+        runs = asyncio.run(find(records, options, name, everyone=everyone))
+        watches = [
+            Watch(
+                run=run,
+                prefix=f"{run.instance}: " if len(runs) > 1 else "",
+                quiet=options.as_json,
+            )
+            for run in runs
+        ]
+        try:
+            asyncio.run(_drain_all(records, watches, timeout, wait=wait))
+        except KeyboardInterrupt:
+            _detach(watches)
+            ctx.exit(DETACHED)
+    if options.as_json:
+        click.echo(json_text({"runs": [watch.result for watch in watches]}))
+    ctx.exit(next((c for c in (ERROR, UNREACHABLE, HANDED_OVER) if c in _codes(watches)), 0))
+
+
+def _codes(watches: list[Watch]) -> set[int]:
+    return {watch.code for watch in watches}
+
+
+def _detach(watches: list[Watch]) -> None:
+    asked = [watch.run.instance for watch in watches if watch.began is not None]
+    if not asked:
+        click.echo("\ninterrupted before a drain was confirmed; see `gracekit status`", err=True)
+        return
+    names = " ".join(asked)
+    click.echo(
+        f"\ndetached; the drain of {names} goes on. "
+        f"Undo before the deadline: gracekit resume {names if len(asked) == 1 else '--all'}",
+        err=True,
+    )
+
+
+async def _drain_all(
+    records: Records, watches: list[Watch], patience: str | None, *, wait: bool
+) -> None:
+    async with Desk() as desk:
+        await asyncio.gather(*(_drain(records, desk, w, patience, wait=wait) for w in watches))
+
+
+async def _drain(
+    records: Records, desk: Desk, watch: Watch, patience: str | None, *, wait: bool
+) -> None:
+    watch.result = {
+        "service": watch.run.service,
+        "instance": watch.run.instance,
+        "run_id": watch.run.run_id,
+    }
+    try:
+        await _ask(desk, watch, patience)
+    except GracekitError as error:
+        watch.code = UNREACHABLE if isinstance(error, DependencyError) else ERROR
+        watch.result["error"] = str(error)
+        watch.say(safe(str(error), longest=1024), err=True)
+        if watch.code == UNREACHABLE:
+            pid = watch.run.identity.pid
+            watch.say(f"SIGTERM drains it too: kill -TERM {pid}", err=True)
+        return
+    if wait:
+        await _watch(records, desk, watch)
+    else:
+        watch.say(f"{label(watch.run)} is draining")
+        watch.result["phase"] = "draining"
+
+
+async def _ask(desk: Desk, watch: Watch, patience: str | None) -> None:
+    before = await desk.status(watch.run)
+    under_way = before is not None and before.get("phase") == "draining"
+    await desk.ask(watch.run, "drain", {"timeout": patience} if patience else {})
+    watch.began = time.monotonic()
+    if under_way:
+        watch.say(f"{label(watch.run)} was draining already; its deadline stands")
+    else:
+        watch.say("intake closes (new requests), ops channel open")
+    watch.say("(Ctrl-C detaches; the drain goes on. Undo before the deadline: gracekit resume)")
+
+
+# -- watching -------------------------------------------------------------------------
+
+
+async def _watch(records: Records, desk: Desk, watch: Watch) -> None:
+    """Until the process is gone, or serves again."""
+    asking: asyncio.Task[Answer | None] | None = None
+    try:
+        while True:
+            watch.run = await records.again(watch.run)
+            if not records.is_alive(watch.run):
+                break
+            if asking is None:
+                asking = asyncio.create_task(desk.status(watch.run))
+            await asyncio.wait({asking}, timeout=POLL_S)
+            answer = asking.result() if asking.done() else None
+            asking = None if asking.done() else asking
+            if _is_resumed(watch, answer):
+                watch.code = ERROR
+                watch.result["phase"] = "serving"
+                watch.say(f"{label(watch.run)} was resumed and serves on")
+                return
+            if answer is not None:
+                _tell_progress(watch, answer)
+                await asyncio.sleep(POLL_S)
+    finally:
+        if asking is not None:
+            asking.cancel()
+    await _conclude(records, watch)
+
+
+def _is_resumed(watch: Watch, answer: Answer | None) -> bool:
+    watch.stop_seen = watch.stop_seen or watch.run.stop_at is not None
+    if watch.stop_seen and watch.run.stop_at is None:
+        return True
+    serving = answer is not None and answer.get("phase") == "serving"
+    return serving and watch.elapsed_s > RESUMED_AFTER_S
+
+
+def _tell_progress(watch: Watch, answer: Answer) -> None:
+    """A line whenever the number in flight has changed."""
+    left = answer.get("drain_left_s")
+    if left is None:
+        return
+    watch.left_s = float(left)
+    in_flight = safe(answer.get("in_flight"))
+    if watch.shown == in_flight:
+        return
+    watch.shown = in_flight
+    times = f"{clock(watch.elapsed_s)} / {clock(watch.elapsed_s + watch.left_s)}"
+    what = longest(answer)
+    longest_text = "" if what == "-" else f"   longest {what}"
+    watch.say(f"in flight {in_flight}   {times}{longest_text}")
+
+
+# -- the verdict ----------------------------------------------------------------------
+
+
+async def _conclude(records: Records, watch: Watch) -> None:
+    run, verdict = watch.run, verdict_of(watch.run)
+    report = run.report
+    watch.code = {Verdict.DRAINED: 0, Verdict.HANDED_OVER: HANDED_OVER}.get(verdict, ERROR)
+    watch.result |= {
+        "phase": "gone",
+        "verdict": verdict.value,
+        "exit_code": run.exit_code,
+        "report": report,
+    }
+    if report is None:
+        rows = (await records.unfinished()).get(run.run_id, {})
+        left = plural(sum(rows.values()), "unfinished task")
+        watch.say(f"verdict: {verdict.value}: it left no stop record, and {left}")
+        return
+    handed_over = [*report.get("handed_over", ()), *report.get("unclean", ())]
+    not_started = list(report.get("not_started", ()))
+    for word, ids in (("handed over", handed_over), ("not started", not_started)):
+        for name in await _names(records, ids[:_NAMED_TASKS]):
+            watch.say(f"{word}: {name}")
+    why = f", failure: {safe(report['failure'])}" if report.get("failure") else ""
+    watch.say(
+        f"verdict: {verdict.value}: {report.get('finished', 0)} finished, {len(handed_over)} "
+        f"handed over, {len(not_started)} not started{why}. exit {watch.code} "
+        f"after {duration(watch.elapsed_s)}"
+    )
+
+
+async def _names(records: Records, request_ids: list[str]) -> list[str]:
+    """`resize_vm vm:81` for each."""
+    names = []
+    for request_id in request_ids:
+        rows = await records.engine.query(
+            "SELECT method, resource_kind, resource_id FROM task WHERE request_id = ?", request_id
+        )
+        for method, kind, key in rows[:1]:
+            names.append(safe(method) + ("" if kind is None else f" {safe(f'{kind!s}:{key!s}')}"))
+    return names

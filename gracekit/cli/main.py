@@ -1,0 +1,136 @@
+"""`gracekit`: the group of commands, each loaded by name when it is used.
+
+Also the one place that turns errors into exit codes: 0, 1 error, 2 usage,
+4 unreachable; `run` has its own (see `exits`), `drain` adds 3.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
+
+import click
+
+from gracekit.cli.text import safe
+from gracekit.config import did_you_mean
+from gracekit.errors import (
+    CallTimeoutError,
+    ConfigError,
+    DependencyError,
+    GracekitError,
+    Undeliverable,
+)
+
+ERROR: Final = 1
+USAGE: Final = 2
+UNREACHABLE: Final = 4
+
+# The help is here, so that `gracekit --help` loads no command.
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "run": ("gracekit.cli.run:run", "Run a service until a signal ends it."),
+        "call": ("gracekit.cli.call:call", "Send a request and print its result."),
+        "cast": ("gracekit.cli.call:cast", "Send a request that nobody waits for."),
+        "status": ("gracekit.cli.status:status", "Show the runs of a store and its accounts."),
+        "tasks": ("gracekit.cli.tasks:tasks", "List tasks of a store."),
+        "drain": ("gracekit.cli.drain:drain", "Drain a run and watch until it is gone."),
+        "quiet": ("gracekit.cli.verbs:quiet", "Close a run's intake; `resume` undoes it."),
+        "resume": ("gracekit.cli.verbs:resume", "Undo quiet, or a drain by command."),
+        "demo": ("gracekit.cli.demo:demo", "Show a drain, a crash and a recovery."),
+    }
+)
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported one at a time."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Their names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import one command; None if there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest name for a wrong one."""
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            ctx.fail(f"no command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The list of commands, from the table."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; errors of ours become a line and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except GracekitError as error:
+            _fail(error)
+
+
+def _fail(error: GracekitError) -> NoReturn:
+    end(str(error) or type(error).__name__, exit_code_of(error))
+
+
+def end(message: str, code: int) -> NoReturn:
+    """End the command with a message on standard error; it may hold wire text."""
+    lines = (safe(line, longest=2048) for line in message.splitlines())
+    click.echo("Error: " + "\n".join(lines), err=True)
+    raise click.exceptions.Exit(code)
+
+
+def exit_code_of(error: GracekitError) -> int:
+    """Exit code of a command that ended with *error*."""
+    match error:
+        case ConfigError():
+            return USAGE
+        case DependencyError() | Undeliverable() | CallTimeoutError():
+            return UNREACHABLE
+        case _:
+            return ERROR
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:  # noqa: FBT001
+    if asked:
+        from gracekit.runtime import package_version  # noqa: PLC0415 - only when asked
+
+        click.echo(f"gracekit {package_version()}")
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version.",
+)
+def cli() -> None:
+    """Run services that stop, crash and restart without losing a request, and look after them.
+
+    Settings come from options, then GRACEKIT_ variables, then --config, then
+    defaults.
+    """
+
+
+def main() -> None:
+    """Entry point of the `gracekit` script and of `python -m gracekit`."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a letter must not turn a listing into a traceback.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    cli(prog_name="gracekit")

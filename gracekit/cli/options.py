@@ -1,0 +1,123 @@
+"""Options that commands share, and the flags that are made from `Settings`.
+
+What options say goes through `config.load` like every other source, so that
+one place judges it and tells all that is wrong at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import click
+
+from gracekit.config import Settings, load, option_name, variable_name
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_METAVARS: Final = (("float", "DURATION"), ("int", "N"))
+_ATTRIBUTE: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+
+store_option: Final = click.option(
+    "--store",
+    "--store-url",
+    "store_url",
+    metavar="URL",
+    help="The service's store, sqlite:///file.  [env: GRACEKIT_STORE_URL]",
+)
+transport_option: Final = click.option(
+    "--transport",
+    "--transport-url",
+    "transport_url",
+    metavar="URL",
+    help="The service's transport, sqlite:///file.  [env: GRACEKIT_TRANSPORT_URL]",
+)
+instance_option: Final = click.option(
+    "--instance", metavar="NAME", help="One process slot.  [env: GRACEKIT_INSTANCE]"
+)
+config_option: Final = click.option(
+    "--config",
+    envvar="GRACEKIT_CONFIG",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Settings, a TOML file of `name = value` lines.  [env: GRACEKIT_CONFIG]",
+)
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What every command that looks after services is told.
+
+    Attributes:
+        settings: From options, environment, file and defaults.
+        instance: Of the option alone; the environment's is in the settings.
+        as_json: Print JSON.
+    """
+
+    settings: Settings
+    instance: str | None
+    as_json: bool
+
+
+def common(command: Callable[Concatenate[Options, P], R]) -> Callable[..., R]:
+    """Give *command* the shared options; it takes them as one `Options`."""
+
+    @functools.wraps(command)
+    def wrapped(
+        *,
+        store_url: str | None,
+        transport_url: str | None,
+        instance: str | None,
+        config: Path | None,
+        as_json: bool,
+        **rest: Any,
+    ) -> R:
+        flags = {"store_url": store_url, "transport_url": transport_url, "instance": instance}
+        settings = load(flags, os.environ, config)
+        return command(Options(settings=settings, instance=instance, as_json=as_json), **rest)  # type: ignore[call-arg]
+
+    shared = (store_option, transport_option, instance_option, config_option, json_option)
+    return _with(shared, wrapped)
+
+
+def setting_flags(command: Callable[P, R]) -> Callable[P, R]:
+    """Give *command* one option for each setting, named and explained as in `Settings`."""
+    meanings = _meanings()
+    shared = {"store_url": store_option, "transport_url": transport_option}
+    flags = [
+        shared.get(field.name) or _flag(field, meanings.get(field.name, ""))
+        for field in dataclasses.fields(Settings)
+        if field.metadata["parse"] is not None
+    ]
+    return _with(flags, command)
+
+
+def _with(options: Any, command: Callable[P, R]) -> Callable[P, R]:
+    # Decorators are applied bottom up: the last one applied comes first in the help.
+    for option in reversed(tuple(options)):
+        command = option(command)
+    return command
+
+
+def _flag(field: dataclasses.Field[Any], meaning: str) -> Callable[[Any], Any]:
+    name = option_name(field.name).replace("_", "-")
+    text = f"{meaning}  [env: {variable_name(field.name)}]"
+    if field.type == "bool":
+        return click.option(f"--{name}/--no-{name}", field.name, default=None, help=text)
+    metavar = next((word for kind, word in _METAVARS if kind in str(field.type)), "TEXT")
+    return click.option(f"--{name}", field.name, metavar=metavar, help=text)
+
+
+def _meanings() -> Mapping[str, str]:
+    """Setting to its sentence in the docstring of `Settings`; empty where Python strips those."""
+    _, _, attributes = (inspect.getdoc(Settings) or "").partition("Attributes:\n")
+    return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}

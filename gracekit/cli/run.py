@@ -1,0 +1,84 @@
+"""`gracekit run`: a service as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from gracekit.cli.app import load_service
+from gracekit.cli.options import config_option, json_option, setting_flags
+from gracekit.cli.text import safe
+from gracekit.config import load
+from gracekit.errors import ConfigError, DeclarationError
+from gracekit.exits import ExitCode
+from gracekit.runtime import run_service
+from gracekit.telemetry import LogFormat, configure_logging
+
+
+@click.command()
+@click.argument("target", metavar="MODULE[:ATTR]", envvar="GRACEKIT_APP")
+@click.option("--factory", is_flag=True, help="ATTR is a function that returns the Service.")
+@click.option(
+    "--app-dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=".",
+    help="Directory in which MODULE is looked for first.  [default: the working directory]",
+)
+@config_option
+@json_option
+@setting_flags
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    target: str,
+    *,
+    factory: bool,
+    app_dir: Path,
+    config: Path | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Run the service MODULE:ATTR until a signal ends it.
+
+    ATTR is `svc`, else `app`, where none is given. SIGTERM and Ctrl-C drain;
+    a second Ctrl-C, or SIGQUIT, hands over at once. Logs go to standard
+    output, as text on a terminal and as JSON lines (--json) elsewhere.
+
+    Exit codes: 0 drained, 75 unfinished tasks are in the journal, 78 wrong
+    configuration, 69 broker or store unreachable, 70 internal error.
+    """
+    if as_json:
+        flags["log_format"] = flags["log_format"] or "json"
+    try:
+        settings = load(flags, os.environ, config)
+        configure_logging(cast("LogFormat", settings.log_format))
+        service = load_service(target, factory=factory, app_dir=app_dir)
+    except (ConfigError, DeclarationError) as error:
+        _tell(str(error))
+        ctx.exit(ExitCode.CONFIG)
+    except Exception as error:  # noqa: BLE001 - the application's own, told as Python tells it
+        _tell(f"{target}: the module raised {type(error).__name__} when it was imported:")
+        _tell("".join(traceback.format_exception(error.with_traceback(_from_app(error)))))
+        ctx.exit(ExitCode.CONFIG if isinstance(error, ImportError) else ExitCode.INTERNAL)
+    ctx.exit(run_service(service, settings))
+
+
+def _tell(text: str) -> None:
+    for number, line in enumerate(text.rstrip().splitlines()):
+        click.echo(f"{'' if number else 'Error: '}{safe(line, longest=2048)}", err=True)
+
+
+def _from_app(error: Exception) -> Any:
+    """The traceback from the application's first frame on."""
+    step = error.__traceback__
+    while step is not None:
+        name = step.tb_frame.f_globals.get("__name__", "")
+        if not name.startswith(("gracekit.cli", "importlib")):
+            return step
+        step = step.tb_next
+    return error.__traceback__

@@ -1,0 +1,229 @@
+"""`gracekit status`: who serves, who is gone, and whether the accounts balance."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+
+from gracekit.cli.options import Options, common
+from gracekit.cli.reach import Answer, Desk
+from gracekit.cli.records import (
+    Accounts,
+    Records,
+    Unfinished,
+    gone_at,
+    verdict_of,
+)
+from gracekit.cli.text import counts, duration, json_text, paint, safe, table
+from gracekit.clock import age_s
+from gracekit.leases.members import Run, run_as_json
+
+LAST_EXITS: Final = 5
+SHOW_GONE_S: Final = 3600.0
+"""A slot without a process is shown so long, and for ever while it left something."""
+
+_HEADERS: Final = ("INSTANCE", "PHASE", "UP", "IN-FLIGHT", "OPS", "LONGEST", "DRAIN")
+_EXIT_HEADERS: Final = (
+    "INSTANCE", "ENDED", "VERDICT", "EXIT", "FINISHED", "HANDED OVER", "NOT STARTED", "REASON",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One run in the picture.
+
+    Attributes:
+        alive: Proven by process and lock.
+        answer: Its own words; None if it is gone or silent.
+        unfinished: What the store says it owns, by state.
+    """
+
+    run: Run
+    alive: bool
+    answer: Answer | None
+    unfinished: Unfinished
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return run_as_json(self.run) | {
+            "alive": self.alive,
+            "answers": self.answer is not None,
+            "status": self.answer,
+            "unfinished": dict(self.unfinished),
+            "reconcile_pending": bool(not self.alive and self.unfinished),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """All that `status` shows.
+
+    Attributes:
+        entries: Living runs, then gone ones that matter.
+        exits: The last runs that ended, newest first.
+        ownerless: Transient rows that nobody owns, by state.
+    """
+
+    store: str
+    entries: Sequence[Entry]
+    exits: Sequence[Run]
+    ownerless: Unfinished
+    accounts: Accounts
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        exits = [run_as_json(run) | {"verdict": verdict_of(run).value} for run in self.exits]
+        return {
+            "store": self.store,
+            "runs": [entry.as_json() for entry in self.entries],
+            "last_exits": exits,
+            "ownerless": dict(self.ownerless),
+            "accounts": self.accounts.as_json(),
+        }
+
+
+@click.command()
+@common
+def status(options: Options, /) -> None:
+    """Show the runs of a store: living ones by their own words, others by what they left.
+
+    Asks each living process, for 2 seconds at most. With none alive the store
+    says who was there, how it ended, and what the next start has to settle.
+    """
+    with Records(options.settings) as records:
+        picture = asyncio.run(_look(records, options.instance))
+    click.echo(json_text(picture.as_json()) if options.as_json else _text(picture))
+
+
+async def _look(records: Records, name: str | None) -> Picture:
+    living = await records.living(name)
+    async with Desk() as desk:
+        answers = await desk.statuses(living)
+    # Read after the answers, so that a run which ended meanwhile is seen as ended.
+    runs = await records.runs(name)
+    unfinished = await records.unfinished()
+    alive = {run.run_id for run in runs if records.is_alive(run)}
+    entries = [
+        Entry(
+            run=run,
+            alive=run.run_id in alive,
+            answer=answers.get(run.run_id) if run.run_id in alive else None,
+            unfinished=unfinished.get(run.run_id, {}),
+        )
+        for run in _shown(runs, alive, unfinished.keys())
+    ]
+    return Picture(
+        store=str(records.path),
+        entries=entries,
+        exits=[run for run in runs if run.run_id not in alive][:LAST_EXITS],
+        ownerless=unfinished.get(None, {}),
+        accounts=await records.accounts(),
+    )
+
+
+def _shown(runs: Sequence[Run], alive: set[str], owners: Any) -> list[Run]:
+    """Living runs by name; then gone ones that own rows, or left their slot empty lately."""
+    living = sorted((r for r in runs if r.run_id in alive), key=lambda r: (r.instance, r.service))
+    filled = {(run.service, run.instance) for run in living}
+    gone = []
+    for run in runs:
+        if run.run_id in alive:
+            continue
+        slot = (run.service, run.instance)
+        lately = age_s(time.time(), gone_at(run)) < SHOW_GONE_S
+        if run.run_id in owners or (slot not in filled and lately):
+            gone.append(run)
+        filled.add(slot)
+    return [*living, *gone]
+
+
+def _text(picture: Picture) -> str:
+    services = len({entry.run.service for entry in picture.entries}) > 1
+    rows = [_row(entry, services=services) for entry in picture.entries]
+    parts = [_coloured(table(_HEADERS, rows))] if rows else ["no run is on record"]
+    if picture.ownerless:
+        left = counts(picture.ownerless.items())
+        parts.append(f"without owner: {left}; a living run of the service takes them, or the next")
+    if picture.exits:
+        parts.append("last exits\n" + table(_EXIT_HEADERS, [_exit_row(r) for r in picture.exits]))
+    accounts = str(picture.accounts)
+    parts.append(accounts if picture.accounts.off_by == 0 else paint(accounts, "red"))
+    return "\n\n".join(parts)
+
+
+def _coloured(text: str) -> str:
+    """Lines of runs that need a look stand out."""
+    header, *lines = text.splitlines()
+    marked = []
+    for line in lines:
+        words = line.split()
+        is_gone, is_on_its_way = "gone" in words[1:2], words[1] in {"draining", "quiet"}
+        colour = "red" if is_gone else "yellow" if is_on_its_way else None
+        marked.append(paint(line, colour) if colour else line)  # type: ignore[arg-type]
+    return "\n".join((header, *marked))
+
+
+def _row(entry: Entry, *, services: bool) -> tuple[str, ...]:
+    run = entry.run
+    name = f"{run.service}@{run.instance}" if services else run.instance
+    if not entry.alive:
+        return _gone_row(entry, name)
+    up = duration(age_s(time.time(), run.started_at))
+    if entry.answer is None:
+        left = str(sum(entry.unfinished.values()))
+        return (name, f"{run.phase}?", up, left, "-", "-", "does not answer")
+    answer = entry.answer
+    ops = answer.get("running_ops")
+    return (
+        name,
+        safe(answer.get("phase")),
+        up,
+        safe(answer.get("in_flight")),
+        f"{ops} running" if ops else "idle",
+        longest(answer),
+        drain_left(answer),
+    )
+
+
+def _gone_row(entry: Entry, name: str) -> tuple[str, ...]:
+    gone = f"gone {duration(age_s(time.time(), gone_at(entry.run)))}"
+    orphaned = sum(entry.unfinished.values())
+    left = f"{orphaned} orphaned" if orphaned else "-"
+    pending = "reconcile pending" if orphaned else "-"
+    return (name, gone, "-", left, "-", verdict_of(entry.run).value, pending)
+
+
+def longest(answer: Answer) -> str:
+    """`resize_vm vm:81 41s`: the running task that has run longest."""
+    running = [task for task in answer.get("tasks", ()) if task.get("state") == "running"]
+    if not running:
+        return "-"
+    task = max(running, key=lambda task: task.get("age_s") or 0.0)
+    what = " ".join(safe(task[key]) for key in ("method", "resource") if task.get(key))
+    return f"{what} {duration(task.get('age_s') or 0.0)}"
+
+
+def drain_left(answer: Answer) -> str:
+    """`18s left`, or `-` outside a drain."""
+    left = answer.get("drain_left_s")
+    return "-" if left is None else f"{duration(left)} left"
+
+
+def _exit_row(run: Run) -> tuple[object, ...]:
+    report = run.report or {}
+    handed_over = len(report.get("handed_over", ())) + len(report.get("unclean", ()))
+    return (
+        run.instance,
+        f"{duration(age_s(time.time(), gone_at(run)))} ago",
+        verdict_of(run).value,
+        run.exit_code,
+        report.get("finished"),
+        handed_over if report else None,
+        len(report.get("not_started", ())) if report else None,
+        run.stop_reason or report.get("failure"),
+    )

@@ -1,0 +1,283 @@
+"""`gracekit tasks`: rows of the journal, joined with what living processes say."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+
+from gracekit.cli.options import Options, common
+from gracekit.cli.reach import Answer, Desk
+from gracekit.cli.records import Records, is_named
+from gracekit.cli.text import duration, json_text, safe, table
+from gracekit.clock import age_s
+from gracekit.leases.members import Run
+from gracekit.store.batch import Row, Value
+from gracekit.tracker.task import TRANSIENT, TaskState
+
+_HEADERS: Final = (
+    "TASK", "METHOD", "RESOURCE", "STATE", "AGE", "ATTEMPTS", "OWNER", "LAST SAFE POINT", "REASON",
+)  # fmt: skip
+# No arguments, context, result or failure: they may hold what an operator must not see.
+_NAMES: Final = (
+    "request_id", "recipient", "service", "lane", "method", "resource_kind", "resource_id", "state",
+    "reason", "detail", "owner", "cut", "attempts", "crashes", "cursor", "cursor_at", "accepted_at",
+    "started_at", "finished_at", "not_before", "next_check",
+)  # fmt: skip
+_SHORT_ID: Final = 12
+_HEX_ID: Final = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
+_LONGEST_ID: Final = 40
+_LONGEST_TEXT: Final = 60
+_LONGEST_CURSOR: Final = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One task in the list.
+
+    Attributes:
+        columns: As in the journal; of a task without a row, as its process says.
+        owner: Instance that may act on it; None for nobody.
+        orphaned: Whether its owner is proven dead.
+        live: What its process says of it; None if it does not, or does not answer.
+        journaled: Whether it has a row.
+    """
+
+    columns: Mapping[str, Any]
+    owner: str | None
+    orphaned: bool
+    live: Answer | None
+    journaled: bool = True
+
+    @property
+    def age_s(self) -> float:
+        """Seconds in its present state, as far as that is on record."""
+        if self.live is not None:
+            return float(self.live.get("age_s") or 0.0)
+        column = self.columns
+        since = column["finished_at"] or column["started_at"] or column["accepted_at"]
+        return age_s(time.time(), since)
+
+    @property
+    def resource(self) -> str | None:
+        """`kind:id`."""
+        kind = self.columns.get("resource_kind")
+        return None if kind is None else f"{kind}:{self.columns['resource_id']}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {
+            **self.columns,
+            "resource": self.resource,
+            "owner_run": self.columns.get("owner"),
+            "owner": self.owner,
+            "orphaned": self.orphaned,
+            "ownerless": self.journaled and self.is_transient and self.owner is None,
+            "journaled": self.journaled,
+            "age_s": round(self.age_s, 1),
+            "live": self.live is not None,
+        }
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether it still has to end."""
+        return TaskState(self.columns["state"]) in TRANSIENT
+
+
+@click.command()
+@click.option("--resource", metavar="[KIND:]ID", help="Tasks of this resource.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(["all", *(state.value for state in TaskState)]),
+    help="Tasks in this state; may be repeated.  [default: those that have not ended]",
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many."
+)
+@common
+def tasks(
+    options: Options, /, *, resource: str | None, states: tuple[str, ...], limit: int
+) -> None:
+    """List tasks: those that have not ended, newest first, or as the options say.
+
+    AGE is the time in the present state. OWNER is the instance that may act on
+    a task: "none" waits for any living run, "gone" for the next start.
+    """
+    with Records(options.settings) as records:
+        entries, more = asyncio.run(
+            _look(records, options.instance, resource=resource, states=states, limit=limit)
+        )
+    if options.as_json:
+        click.echo(json_text({"tasks": [entry.as_json() for entry in entries], "more": more}))
+        return
+    click.echo(table(_HEADERS, [_row(entry) for entry in entries]) if entries else "no tasks")
+    if more:
+        click.echo(f"and more; --limit shows above {limit}")
+
+
+async def _look(
+    records: Records,
+    name: str | None,
+    *,
+    resource: str | None,
+    states: Sequence[str],
+    limit: int,
+) -> tuple[list[Entry], bool]:
+    living = await records.living(name)
+    async with Desk() as desk:
+        answers = await desk.statuses(living)
+    runs = {run.run_id: run for run in await records.runs()}
+    alive = {run_id for run_id, run in runs.items() if records.is_alive(run)}
+    sql, params = _query(resource, states, [r for r in runs.values() if name and is_named(r, name)])
+    if name is not None and not params:
+        return [], False
+    rows = await records.engine.query(sql, *params, limit + 1)
+    live = {
+        (run_id, str(task.get("task_id"))): task
+        for run_id, answer in answers.items()
+        for task in answer.get("tasks", ())
+    }
+    entries = [_entry(row, runs, alive, live) for row in rows[:limit]]
+    if not states or "running" in states or "all" in states:
+        entries += await _unjournaled(records, runs, live, resource)
+    return entries[:limit], len(rows) > limit or len(entries) > limit
+
+
+def _query(
+    resource: str | None, states: Sequence[str], owners: Sequence[Run]
+) -> tuple[str, list[Value]]:
+    """The SQL without its limit's value, and its parameters."""
+    where, params = ["1 = 1"], list[Value]()
+    if "all" not in states:
+        wanted = list(states) or sorted(state.value for state in TRANSIENT)
+        where.append(f"state IN ({_marks(wanted)})")
+        params += wanted
+    if resource is not None:
+        kind, separator, key = resource.partition(":")
+        # An id may itself hold a colon, so the whole word is tried as an id too.
+        pair = " OR (resource_kind = ? AND resource_id = ?)" if separator else ""
+        where.append(f"(resource_id = ?{pair})")
+        params += [resource, kind, key] if separator else [resource]
+    if owners:
+        where.append(f"owner IN ({_marks(owners)})")
+        params += [run.run_id for run in owners]
+    text = " AND ".join(where)
+    sql = f"SELECT {', '.join(_NAMES)} FROM task WHERE {text} ORDER BY id DESC LIMIT ?"  # noqa: S608
+    return sql, params
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _entry(
+    row: Row,
+    runs: Mapping[str, Run],
+    alive: set[str],
+    live: Mapping[tuple[str, str], Answer],
+) -> Entry:
+    columns = dict(zip(_NAMES, row, strict=True))
+    run_id = None if columns["owner"] is None else str(columns["owner"])
+    is_transient = TaskState(columns["state"]) in TRANSIENT
+    owner = runs.get(run_id or "")
+    found = live.get((run_id or "", str(columns["request_id"]))) if is_transient else None
+    return Entry(
+        columns=columns,
+        owner=owner.instance if owner else run_id,
+        orphaned=is_transient and run_id is not None and run_id not in alive,
+        live=found,
+    )
+
+
+async def _unjournaled(
+    records: Records,
+    runs: Mapping[str, Run],
+    live: Mapping[tuple[str, str], Answer],
+    resource: str | None,
+) -> list[Entry]:
+    """What processes run without a row: `requeue`, periodic and background work."""
+    entries = []
+    for (run_id, request_id), task in live.items():
+        sql = "SELECT 1 FROM task WHERE request_id = ?"
+        if await records.engine.query(sql, request_id):
+            continue  # listed already, or ended since its process answered
+        kind, _, key = str(task.get("resource") or "").partition(":")
+        if resource is not None and resource not in {key, f"{kind}:{key}"}:
+            continue
+        columns = dict[str, Any].fromkeys(_NAMES) | {
+            "request_id": request_id,
+            "method": task.get("method"),
+            "lane": task.get("lane"),
+            "state": task.get("state"),
+            "attempts": task.get("attempt"),
+            "resource_kind": kind or None,
+            "resource_id": key or None,
+            "owner": run_id,
+        }
+        entry = Entry(
+            columns=columns,
+            owner=runs[run_id].instance,
+            orphaned=False,
+            live=task,
+            journaled=False,
+        )
+        entries.append(entry)
+    return entries
+
+
+def _row(entry: Entry) -> tuple[object, ...]:
+    columns = entry.columns
+    return (
+        _short_id(str(columns["request_id"])),
+        columns["method"],
+        entry.resource,
+        columns["state"],
+        duration(entry.age_s),
+        columns["attempts"],
+        _owner(entry),
+        _safe_point(columns),
+        _reason(entry),
+    )
+
+
+def _short_id(request_id: str) -> str:
+    """Random ids are known by their beginning; those that callers chose are not."""
+    if _HEX_ID.fullmatch(request_id):
+        return request_id[:_SHORT_ID]
+    return safe(request_id, longest=_LONGEST_ID)
+
+
+def _owner(entry: Entry) -> str:
+    if entry.orphaned:
+        return f"{entry.owner} (gone)"
+    if entry.owner is None and entry.is_transient:
+        return "none"
+    return entry.owner or "-"
+
+
+def _safe_point(columns: Mapping[str, Any]) -> str:
+    """`cursor 41, 12s ago`."""
+    if columns["cursor"] is None:
+        return "-"
+    words = f"cursor {safe(columns['cursor'], longest=_LONGEST_CURSOR)}"
+    if columns["cursor_at"] is None:
+        return words
+    return f"{words}, {duration(age_s(time.time(), columns['cursor_at']))} ago"
+
+
+def _reason(entry: Entry) -> str:
+    columns = entry.columns
+    if not entry.journaled:
+        return "not journaled"
+    if columns["state"] == TaskState.HANDED_OVER.value and columns["cut"]:
+        wait_s = (columns["not_before"] or 0.0) - time.time()
+        return f"cut: {columns['cut']}" + (f", left for {duration(wait_s)}" if wait_s > 0 else "")
+    words = ": ".join(str(columns[name]) for name in ("reason", "detail") if columns[name])
+    return safe(words, longest=_LONGEST_TEXT)

@@ -1,0 +1,87 @@
+"""Text for terminals: tables, durations and JSON, all of it harmless to show.
+
+Everything that came from a wire or a row passes `safe` or `json_text`, so that
+no name or result can move the cursor or forge a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal
+
+import click
+
+from gracekit.telemetry import LONGEST_TEXT, escape
+
+_GAP: Final = "  "
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3600
+_DAY_S: Final = 86400
+
+Colour = Literal["green", "yellow", "red", "bold"]
+
+
+def safe(value: object, *, longest: int = LONGEST_TEXT) -> str:
+    """*value* on one line without control characters, cut at *longest*; `-` for None and empty."""
+    text = "-" if value is None else str(value)
+    return escape(text, longest=longest) or "-"
+
+
+def json_text(value: Any, *, indent: int | None = 2) -> str:
+    """*value* as JSON text; letters stay readable, control and other unseen ones are escaped."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+
+
+def duration(seconds: float | None) -> str:
+    """The two largest units: `41s`, `1m12s`, `1h10m`, `3d02h`; `-` for None."""
+    if seconds is None:
+        return "-"
+    whole = max(0, int(seconds))
+    if whole < _MINUTE_S:
+        return f"{whole}s"
+    if whole < _HOUR_S:
+        return f"{whole // _MINUTE_S}m{whole % _MINUTE_S:02d}s"
+    if whole < _DAY_S:
+        return f"{whole // _HOUR_S}h{whole % _HOUR_S // _MINUTE_S:02d}m"
+    return f"{whole // _DAY_S}d{whole % _DAY_S // _HOUR_S:02d}h"
+
+
+def clock(seconds: float) -> str:
+    """`00:42`, as a stop watch shows it."""
+    whole = max(0, int(seconds))
+    return f"{whole // _MINUTE_S:02d}:{whole % _MINUTE_S:02d}"
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 task`, `2 tasks`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def counts(numbers: Iterable[tuple[str, int]]) -> str:
+    """`2 running, 1 accepted`; empty if there are none."""
+    return ", ".join(f"{number} {name}" for name, number in numbers if number)
+
+
+def paint(text: str, colour: Colour) -> str:
+    """*text* in colour, where NO_COLOR is not set; click takes it off again outside terminals."""
+    if os.environ.get("NO_COLOR"):
+        return text
+    return click.style(text, bold=True) if colour == "bold" else click.style(text, fg=colour)
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns as wide as their longest cell; cells are made safe."""
+    cells = [[safe(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    lines = [_line(headers, widths, bold=True), *(_line(row, widths) for row in cells)]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], *, bold: bool = False) -> str:
+    text = _GAP.join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
+    return paint(text.rstrip(), "bold") if bold else text.rstrip()

@@ -1,0 +1,97 @@
+"""`gracekit quiet` and `gracekit resume`: verbs that are done when they are answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+from gracekit.cli.main import ERROR, UNREACHABLE
+from gracekit.cli.options import Options, common
+from gracekit.cli.reach import Desk
+from gracekit.cli.records import Records, choose
+from gracekit.cli.text import json_text, safe
+from gracekit.errors import DependencyError, GracekitError
+from gracekit.leases.members import Run
+
+TIMEOUT_S: Final = 10.0
+"""A close of intake waits for the transport's confirmation, 5 s by default."""
+
+_instance = click.argument("name", metavar="[INSTANCE]", required=False)
+_all = click.option("--all", "everyone", is_flag=True, help="Every living run of the store.")
+
+
+@click.command()
+@_instance
+@_all
+@common
+def quiet(options: Options, /, *, name: str | None, everyone: bool) -> None:
+    """Close the intake of a run; what runs goes on, and ops requests are answered.
+
+    INSTANCE may be left out where one run lives. `gracekit resume` undoes it.
+    """
+    _say("quiet", options, name, everyone=everyone)
+
+
+@click.command()
+@_instance
+@_all
+@common
+def resume(options: Options, /, *, name: str | None, everyone: bool) -> None:
+    """Open the intake of a quiet run, or undo a drain that a command asked for.
+
+    A drain cannot be undone once a task was handed over or nothing runs any
+    more, nor if a signal asked for it.
+    """
+    _say("resume", options, name, everyone=everyone)
+
+
+def _say(verb: str, options: Options, name: str | None, *, everyone: bool) -> None:
+    with Records(options.settings) as records:
+        runs = asyncio.run(find(records, options, name, everyone=everyone))
+        results = asyncio.run(_ask(verb, runs))
+    failed = [code for _, code in results if code]
+    if options.as_json:
+        click.echo(json_text({"runs": [result for result, _ in results]}))
+    for result, code in results:
+        if code or not options.as_json:
+            words = result.get("error") or result["phase"]
+            click.echo(f"{result['service']}@{result['instance']}: {safe(words)}", err=bool(code))
+    click.get_current_context().exit(min(failed, default=0))
+
+
+async def find(
+    records: Records, options: Options, name: str | None, *, everyone: bool
+) -> list[Run]:
+    """The living runs that a verb is for; never empty.
+
+    Raises:
+        ConfigError: it is not clear which one is meant.
+        DependencyError: none lives; the message says what the store knows.
+    """
+    if not everyone:
+        name = name or options.settings.instance
+    runs = choose(await records.living(name), name, everyone=everyone)
+    if not runs:
+        raise DependencyError(await records.what_is_known(name))
+    return runs
+
+
+async def _ask(verb: str, runs: Sequence[Run]) -> list[tuple[dict[str, Any], int]]:
+    async with Desk() as desk:
+        return await asyncio.gather(*(_ask_one(desk, verb, run) for run in runs))
+
+
+async def _ask_one(desk: Desk, verb: str, run: Run) -> tuple[dict[str, Any], int]:
+    result: dict[str, Any] = {
+        "service": run.service, "instance": run.instance, "run_id": run.run_id,
+    }  # fmt: skip
+    try:
+        answer = await desk.ask(run, verb, timeout_s=TIMEOUT_S)
+    except DependencyError as error:
+        return result | {"error": str(error)}, UNREACHABLE
+    except GracekitError as error:
+        return result | {"error": f"refused: {error}"}, ERROR
+    return result | {"phase": answer.get("phase")}, 0

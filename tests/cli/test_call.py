@@ -1,0 +1,105 @@
+"""`gracekit call` and `cast` against a process that serves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.kit import Running, gracekit, write_service
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("call")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(directory: Path) -> Iterator[Running]:
+    write_service(directory)
+    with Running(directory, "--instance", "api-1") as run:
+        yield run
+
+
+def test_call_prints_the_result_as_json(directory):
+    """
+    What the handler returned, readable and harmless.
+    """
+    answer = gracekit(directory, "call", "compute", "echo", '--args={"value": {"ä": "\\u001b"}}')
+
+    assert (answer.code, answer.json) == (0, {"ä": "\x1b"}), answer
+    assert "\x1b" not in answer.out
+    assert "ä" in answer.out
+
+
+def test_an_id_is_an_idempotency_key(directory):
+    """
+    The same id twice is one task, answered twice.
+    """
+    words = ("call", "compute", "echo", "value=3", "--id", "order-1", "--json")
+
+    answers = [gracekit(directory, *words) for _ in range(2)]
+
+    assert [a.json for a in answers] == [{"request_id": "order-1", "result": 3}] * 2
+    listed = gracekit(directory, "tasks", "--state", "all", "--json").json["tasks"]
+    assert [t["request_id"] for t in listed].count("order-1") == 1
+
+
+def test_what_the_handler_raised_is_told_by_class_and_message(directory):
+    """
+    Exit 1, and no escape sequence of the message reaches the terminal.
+    """
+    answer = gracekit(directory, "call", "compute", "boom", "--json")
+
+    assert answer.code == 1
+    assert answer.err == "Error: LookupError: no \\x1b[31msuch thing\n"
+    assert answer.json["error"] == {"class": "LookupError", "message": "no \x1b[31msuch thing"}
+
+
+def test_an_unknown_method_is_the_services_no(directory):
+    """
+    Exit 1: it was reached, and it refused.
+    """
+    answer = gracekit(directory, "call", "compute", "ecko")
+
+    assert answer.code == 1
+    assert "NoSuchMethodError" in answer.err
+
+
+def test_cast_prints_the_request_id_once_it_is_kept(directory, service):
+    """
+    The id is all that a script needs to find the task again; host and fanout reach it too.
+    """
+    answer = gracekit(directory, "cast", "compute", "echo", "value=1")
+    directed = gracekit(directory, "cast", "compute", "echo", "--host", "nobody-reads-here")
+    fanned = gracekit(directory, "cast", "compute", "work", "vm=fan", "--fanout", "--json")
+    service.wait_line("at work 'fan'")
+
+    assert (answer.code, bool(re.fullmatch(r"[0-9a-f]{32}\n", answer.out))) == (0, True), answer
+    assert (directed.code, "no service ever declared" in directed.err) == (4, True)
+    assert fanned.json["fanout"] is True
+
+
+def test_no_answer_in_time_is_unreachable(directory, service):
+    """
+    Exit 4, and a word that the request may still run.
+    """
+    answer = gracekit(directory, "call", "compute", "work", "vm=slow", "--timeout", "200ms")
+
+    assert answer.code == 4
+    assert "may still run" in answer.err
+
+
+def test_a_missing_transport_is_named_and_not_made(tmp_path: Path):
+    """
+    A wrong directory must not be answered by an empty file in it.
+    """
+    answer = gracekit(tmp_path, "cast", "compute", "echo")
+
+    assert answer.code == 4
+    assert f"there is no transport at {tmp_path / 'gracekit.db'}" in answer.err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,138 @@
+"""`gracekit drain`, `quiet` and `resume` on processes that serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.kit import Running, Started, gracekit, write_service
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_service(tmp_path)
+    return tmp_path
+
+
+def start_work(directory: Path, run: Running, vm: str = "vm-1") -> None:
+    """One task in flight that ends with `release`."""
+    gracekit(directory, "cast", "compute", "work", f"vm={vm}")
+    run.wait_line(f"at work '{vm}'")
+
+
+def test_a_drain_is_watched_until_its_end(directory):
+    """
+    The deadline counts from the verb, the ops channel stays open, and 0 means drained.
+    """
+    with Running(directory) as run:
+        start_work(directory, run)
+        with Started(directory, "drain", "--timeout", "60s") as drain:
+            drain.wait_line("in flight 1")
+            gracekit(directory, "call", "compute", "release", "--ops")
+
+            assert drain.wait() == 0
+            said = drain.rest()
+        assert run.wait() == 0
+
+    assert "/ 01:00   longest work vm:vm-1" in said
+    # The task, and the ops request that let it end.
+    assert "verdict: drained: 2 finished, 0 handed over, 0 not started. exit 0" in said
+
+
+def test_what_outlives_the_deadline_is_named_and_exits_3(directory):
+    """
+    The verdict is the stop record's, with method and resource of what was handed over.
+    """
+    with Running(directory, "--instance", "api-1") as run:
+        start_work(directory, run)
+        answer = gracekit(directory, "drain", "compute@api-1", "--timeout", "100ms")
+        assert run.wait() == 75
+
+    assert answer.code == 3
+    assert "handed over: work vm:vm-1" in answer.out
+    assert "verdict: handed_over: 0 finished, 1 handed over" in answer.out
+
+
+def test_ctrl_c_detaches_and_the_drain_can_be_undone(directory):
+    """
+    A typed Ctrl-C ends the watching alone; `resume` brings the service back to work.
+    """
+    with Running(directory, "--instance", "api-1") as run:
+        start_work(directory, run)
+        with Started(directory, "drain", "--timeout", "60s", terminal=True) as drain:
+            drain.wait_line("in flight 1")
+            drain.type("\x03")
+            assert drain.wait() == 130
+            said = drain.rest()
+        run.wait_line("intake.closed")
+
+        resumed = gracekit(directory, "resume", "api-1", "--json")
+        run.wait_line("drain.resumed")
+        gracekit(directory, "call", "compute", "release", "--ops")
+        echo = gracekit(directory, "call", "compute", "echo", "value=1")
+
+    assert "the drain of api-1 goes on" in said
+    assert "gracekit resume api-1" in said
+    assert (resumed.code, resumed.json["runs"][0]["phase"]) == (0, "serving")
+    assert echo.json == 1
+
+
+def test_a_watcher_learns_that_the_drain_was_undone(directory):
+    """
+    The one who watches is told, and does not wait for ever: exit 1.
+    """
+    with Running(directory) as run:
+        start_work(directory, run)
+        with Started(directory, "drain", "--timeout", "60s") as drain:
+            drain.wait_line("in flight 1")
+            gracekit(directory, "resume")
+
+            assert drain.wait() == 1
+            assert "was resumed and serves on" in drain.rest()
+
+
+def test_quiet_closes_intake_and_resume_opens_it(directory):
+    """
+    A quiet service takes no request, and says so; resume of a serving one is refused.
+    """
+    with Running(directory) as run:
+        quiet = gracekit(directory, "quiet")
+        run.wait_line("intake.closed")
+        refused = gracekit(directory, "call", "compute", "echo", "--timeout", "100ms")
+        status = gracekit(directory, "status")
+        resumed = gracekit(directory, "resume")
+        again = gracekit(directory, "resume")
+        echo = gracekit(directory, "call", "compute", "echo", "value=1")
+
+    assert (quiet.code, resumed.code, again.code) == (0, 0, 1)
+    assert refused.code == 4
+    assert status.out.splitlines()[1].split()[1] == "quiet"
+    assert "nothing to resume" in again.err
+    assert echo.json == 1
+
+
+def test_several_runs_need_a_name_or_all(directory):
+    """
+    Nobody is drained by accident; --all takes each, and --no-wait asks only.
+    """
+    with Running(directory, "--instance", "a") as one, Running(directory, "--instance", "b") as two:
+        unclear = gracekit(directory, "drain")
+        asked = gracekit(directory, "drain", "a", "--no-wait")
+        assert one.wait() == 0
+        every = gracekit(directory, "drain", "--all", "--json")
+        assert two.wait() == 0
+
+    nobody = gracekit(directory, "drain")
+    wrong = gracekit(directory, "drain", "c")
+
+    assert unclear.code == 2
+    assert "2 runs live (compute@a, compute@b): name one" in unclear.err
+    assert asked.code == 0
+    assert every.code == 0
+    assert [(r["instance"], r["verdict"]) for r in every.json["runs"]] == [("b", "drained")]
+    assert (nobody.code, wrong.code) == (4, 4)
+    assert "ended" in nobody.err
+    assert "known are a, b" in wrong.err

@@ -1,0 +1,184 @@
+"""`gracekit status` and `tasks`: living, silent, killed and missing services."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tests.cli.kit import Running, Started, gracekit, write_service
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_service(tmp_path)
+    return tmp_path
+
+
+def test_a_living_run_is_shown_in_its_own_words(directory):
+    """
+    Phase, what is in flight, the longest task, and accounts that balance.
+    """
+    with Running(directory, "--instance", "api-1") as run:
+        gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--id", "a\x1b[2Jb")
+        run.wait_line("at work")
+
+        status, seen = gracekit(directory, "status"), gracekit(directory, "status", "--json").json
+        tasks, listed = gracekit(directory, "tasks"), gracekit(directory, "tasks", "--json").json
+
+    lines = [line.split() for line in status.out.splitlines()]
+    assert lines[0] == ["INSTANCE", "PHASE", "UP", "IN-FLIGHT", "OPS", "LONGEST", "DRAIN"]
+    assert lines[1][:2] + lines[1][3:7] == ["api-1", "serving", "1", "idle", "work", "vm:vm-1"]
+    assert "accepted 1 = 0 terminal + 1 transient (1 running) + 0 removed: balanced" in status.out
+    assert (seen["runs"][0]["answers"], seen["accounts"]["balanced"]) == (True, True)
+    assert r"a\x1b[2Jb" in tasks.out
+    assert "\x1b" not in tasks.out
+    (task,) = listed["tasks"]
+    assert task["live"]
+    assert (task["owner"], task["orphaned"], task["resource"]) == ("api-1", False, "vm:vm-1")
+
+
+def test_a_silent_run_is_said_to_be_silent(directory):
+    """
+    A stopped process lives: the store speaks for it, and nobody calls it gone.
+    """
+    with Running(directory, "--instance", "api-1") as run:
+        run.process.send_signal(signal.SIGSTOP)
+
+        answer = gracekit(directory, "status")
+
+    assert answer.code == 0
+    assert answer.out.splitlines()[1].split()[:2] == ["api-1", "serving?"]
+    assert "does not answer" in answer.out
+
+
+def test_a_killed_run_leaves_orphans_that_are_listed(directory):
+    """
+    With no process alive the store tells who was there, how it ended and what it left.
+    """
+    with Running(directory, "--instance", "worker-0") as run:
+        gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--id", "order-1")
+        run.wait_line("at work")
+        run.kill()
+
+    status = gracekit(directory, "status")
+    tasks = gracekit(directory, "tasks", "--resource", "vm:vm-1")
+    drain = gracekit(directory, "drain", "worker-0")
+
+    assert status.code == 0
+    assert status.out.splitlines()[1].split()[:2] == ["worker-0", "gone"]
+    assert "1 orphaned" in status.out
+    assert "reconcile pending" in status.out
+    assert "killed" in status.out
+    assert "order-1" in tasks.out
+    assert "worker-0 (gone)" in tasks.out
+    assert drain.code == 4
+    assert "killed; compute@worker-0 left 1 running; the next start settles them" in drain.err
+
+
+def test_a_handed_over_task_belongs_to_nobody_and_says_why(directory):
+    """
+    After a drain that ran out of time the row waits, ownerless, with its cut.
+    """
+    with Running(directory, "--instance", "worker-0") as run:
+        gracekit(directory, "cast", "compute", "work", "vm=vm-1")
+        run.wait_line("at work")
+        run.process.send_signal(signal.SIGQUIT)
+        assert run.wait() == 75
+
+    tasks = gracekit(directory, "tasks", "--json").json["tasks"]
+    status = gracekit(directory, "status")
+
+    assert [(t["state"], t["ownerless"], t["cut"]) for t in tasks] == [
+        ("handed_over", True, "cancelled")
+    ]
+    assert "without owner: 1 handed_over" in status.out
+    assert "handed_over" in status.out.split("last exits")[1]
+
+
+def test_work_without_a_row_is_listed_too(directory):
+    """
+    A `requeue` task is known to its process alone, which says so.
+    """
+    with Running(directory, "--instance", "api-1") as run:
+        gracekit(directory, "cast", "compute", "peek", "--id", "short-1")
+        run.wait_line("peeking")
+
+        (task,) = gracekit(directory, "tasks", "--json").json["tasks"]
+        shown = gracekit(directory, "tasks")
+
+    assert (task["request_id"], task["journaled"], task["owner"]) == ("short-1", False, "api-1")
+    assert "not journaled" in shown.out
+
+
+def test_filters_narrow_the_list(directory):
+    """
+    By state, resource and number; the cut list says that there is more.
+    """
+    with Running(directory):
+        for n in range(3):
+            gracekit(directory, "call", "compute", "echo", f"value={n}")
+
+        nothing = gracekit(directory, "tasks")
+        two = gracekit(directory, "tasks", "--state", "succeeded", "--limit", "2", "--json").json
+        none = gracekit(directory, "tasks", "--state", "all", "--resource", "vm-1", "--json").json
+
+    assert nothing.out == "no tasks\n"
+    assert (len(two["tasks"]), two["more"]) == (2, True)
+    assert none == {"tasks": [], "more": False}
+
+
+@pytest.mark.parametrize("command", ["status", "tasks", "drain", "quiet", "resume"])
+def test_a_missing_store_is_named_and_not_made(tmp_path: Path, command):
+    """
+    Looking creates nothing, and the message names path and option.
+    """
+    answer = gracekit(tmp_path, command)
+
+    assert answer.code == 2
+    assert f"there is no store at {tmp_path / 'gracekit-store.db'}" in answer.err
+    assert "--store" in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_files_are_no_store_and_stay_as_they_are(tmp_path: Path):
+    """
+    Neither a database of somebody else nor an older or newer schema is migrated.
+    """
+    other = tmp_path / "gracekit-store.db"
+    connection = apsw.Connection(str(other))
+    connection.execute("CREATE TABLE mine (n)")
+    foreign = gracekit(tmp_path, "status")
+    connection.execute("CREATE TABLE run (n); CREATE TABLE task (n); CREATE TABLE tally (n)")
+    older = gracekit(tmp_path, "status")
+    connection.execute("PRAGMA user_version = 99")
+    newer = gracekit(tmp_path, "status")
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").get
+    connection.close()
+
+    assert [a.code for a in (foreign, older, newer)] == [2, 2, 2]
+    assert "is not a store of gracekit" in foreign.err
+    assert "start the service once" in older.err
+    assert "schema version 99" in newer.err
+    assert tables == 4
+
+
+def test_no_color_is_honoured_and_a_pipe_gets_none(directory):
+    """
+    Colour is for terminals, and there only without NO_COLOR.
+    """
+    with Running(directory) as run:
+        run.process.send_signal(signal.SIGTERM)
+        run.wait()
+
+    piped = gracekit(directory, "status")
+
+    assert "\x1b[" not in piped.out
+    for more, is_coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
+        with Started(directory, "status", terminal=True, **more) as shown:
+            assert shown.wait() == 0
+            assert ("\x1b[" in shown.rest()) is is_coloured

@@ -1,0 +1,142 @@
+"""The group of commands: what it loads, how it refuses, what every command offers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from gracekit.cli.call import arguments
+from gracekit.cli.main import COMMANDS, cli
+from gracekit.cli.text import clock, duration, json_text, table
+from tests.cli.kit import ROOT, environment, gracekit
+
+pytestmark = pytest.mark.process
+
+
+def test_help_loads_no_broker_and_no_command(tmp_path: Path):
+    """
+    `gracekit --help` is answered from a table; commands load when they are used.
+    """
+    code = (
+        "import sys; from gracekit.cli.main import cli\n"
+        "cli(['--help'], standalone_mode=False)\n"
+        "print([n for n in sys.modules if n in ('aio_pika', 'rich', 'gracekit.testing')"
+        " or (n.startswith('gracekit.cli.') and n not in ('gracekit.cli.main',"
+        " 'gracekit.cli.text'))])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert all(f"  {name}" in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_json_and_help(name: str):
+    """
+    What a person can read, a script can read too.
+    """
+    command = cli.get_command(click.Context(cli), name)
+
+    assert command is not None
+    assert command.help
+    assert any("--json" in parameter.opts for parameter in command.params)
+
+
+def test_a_wrong_command_gets_the_nearest_name(tmp_path: Path):
+    """
+    A typing error costs one look, not a manual.
+    """
+    answer = gracekit(tmp_path, "drian")
+
+    assert answer.code == 2
+    assert "no command 'drian'; did you mean drain?" in answer.err
+
+
+def test_all_wrong_settings_are_told_at_once(tmp_path: Path):
+    """
+    Contradictions and unknown names come as one message, as a usage error.
+    """
+    answer = gracekit(
+        tmp_path,
+        *("status", "--store", "sqlite:///a.db", "--transport", "sqlite:///a.db"),
+        GRACEKIT_DRAIN_TIMEOT="3s",
+    )
+
+    assert answer.code == 2
+    assert "transport_url and store_url both name a.db" in answer.err
+    assert "GRACEKIT_DRAIN_TIMEOT; did you mean GRACEKIT_DRAIN_TIMEOUT?" in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arguments_are_json_where_they_read_as_json():
+    """
+    `n=3` is a number, `name=vm-1` a text, and an object is taken whole.
+    """
+    words = ("n=3", "name=vm-1", "on=true", 'text="3"', "list=[1, 2]", "x=NaN", "eq=a=b")
+
+    assert arguments(words, '{"more": null}') == {
+        "n": 3,
+        "name": "vm-1",
+        "on": True,
+        "text": "3",
+        "list": [1, 2],
+        "x": "NaN",
+        "eq": "a=b",
+        "more": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "message"),
+    [
+        (("n",), None, "'n' is not KEY=VALUE"),
+        (("=3",), None, "'=3' is not KEY=VALUE"),
+        (("n=1", "n=2"), None, "'n' is given twice"),
+        (("n=1",), '{"n": 2}', "'n' is given twice"),
+        ((), "[1]", "must be a JSON object, not list"),
+        ((), "{", "--args is not JSON"),
+        ((), '{"n": NaN}', "NaN is not JSON"),
+    ],
+)
+def test_wrong_arguments_are_usage_errors(words, text, message):
+    """
+    Each says what is wrong with the word that was typed.
+    """
+    with pytest.raises(click.UsageError, match=message):
+        arguments(words, text)
+
+
+def test_tables_and_json_cannot_move_the_cursor():
+    """
+    Control characters and direction marks of names and results are shown, not obeyed.
+    """
+    wire = "a\x1b[2J\nb\u202ec\x9b"
+
+    shown = table(("NAME",), [(wire,)]) + json_text({wire: "ä\x7f"})
+
+    assert not any(sign in shown for sign in ("\x1b[2J", "\u202e", "\x9b", "\x7f"))
+    assert r"a\x1b[2J\nb\u202ec\x9b" in shown
+    assert "ä" in shown
+
+
+def test_durations_show_two_units():
+    """
+    As an operator says them.
+    """
+    assert [duration(s) for s in (None, 0.4, 41, 72, 4200, 266400)] == [
+        "-", "0s", "41s", "1m12s", "1h10m", "3d02h",
+    ]  # fmt: skip
+    assert clock(42.9) == "00:42"

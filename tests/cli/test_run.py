@@ -1,0 +1,142 @@
+"""`gracekit run`: what it finds, what it says, how it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+from pathlib import Path
+
+import click
+import pytest
+
+from gracekit.cli.main import cli
+from gracekit.config import Settings
+from tests.cli.kit import Running, Started, gracekit, write_service
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "target", "code", "message"),
+    [
+        ("compute", "", "compte", 78, "on the Python path; did you mean compute?"),
+        ("compute", "", "compute.py", 78, "write module:attr, for example compute:svc"),
+        ("compute", "", "compute", 78, "module 'compute' has no 'svc' or 'app'"),
+        ("compute", "import compte_client", "compute", 78, "No module named 'compte_client'"),
+        ("compute", "1 / 0", "compute", 70, "the module raised ZeroDivisionError"),
+        ("compute", "svc = 3", "compute", 78, "is a int, not a gracekit Service"),
+        ("compute", "def svc(): ...", "compute", 78, "not a gracekit Service; add --factory"),
+        (
+            "compute",
+            "from gracekit import Service\nservice = Service('x')",
+            "compute:servce",
+            78,
+            "has no 'servce'; did you mean service?",
+        ),
+        (
+            "compute",
+            "from gracekit import Service\nsvc = Service('a b')",
+            "compute",
+            78,
+            "topic 'a b' must be letters",
+        ),
+    ],
+)
+def test_a_service_that_cannot_be_found_is_explained(
+    tmp_path: Path, module, text, target, code, message
+):
+    """
+    No such module, an error inside it, no such attribute, no Service: each has its own words.
+    """
+    write_service(tmp_path, module, text)
+
+    answer = gracekit(tmp_path, "run", target)
+
+    assert (answer.code, message in answer.err) == (code, True), answer
+    assert "gracekit/cli" not in answer.err
+    assert not (tmp_path / "gracekit-store.db").exists()
+
+
+def test_a_contradiction_of_settings_is_78(tmp_path: Path):
+    """
+    A supervisor learns that a restart will not help.
+    """
+    write_service(tmp_path)
+
+    answer = gracekit(tmp_path, "run", "compute", "--drain-timeout", "60s", "--kill-after", "30s")
+
+    assert answer.code == 78
+    assert "must be below kill_after = 30s" in answer.err
+
+
+def test_an_unknown_flag_is_a_usage_error(tmp_path: Path):
+    """
+    The command line itself was wrong: 2, as for every command.
+    """
+    answer = gracekit(tmp_path, "run", "compute", "--drain-timeot", "60s")
+
+    assert answer.code == 2
+    assert "--drain-timeout" in answer.err
+
+
+def test_every_setting_has_a_flag():
+    """
+    A new setting needs no second list.
+    """
+    command = cli.get_command(click.Context(cli), "run")
+    assert command is not None
+    flags = {parameter.name for parameter in command.params}
+
+    settings = {f.name for f in dataclasses.fields(Settings) if f.metadata["parse"] is not None}
+
+    assert settings <= flags
+    assert all(p.help for p in command.params if isinstance(p, click.Option) and p.name in settings)
+
+
+def test_logs_are_json_where_nobody_looks_and_term_exits_0(tmp_path: Path):
+    """
+    A pipe gets one JSON object a line; a factory's service is drained by TERM.
+    """
+    text = "from gracekit import Service\ndef make():\n    return Service('made')\n"
+    (tmp_path / "apps").mkdir()
+    write_service(tmp_path / "apps", "shop", text)
+
+    with Started(
+        tmp_path, "run", "shop:make", "--factory", "--app-dir", "apps", "--instance", "till"
+    ) as run:
+        line = run.wait_line("service.serving")
+        run.process.send_signal(signal.SIGTERM)
+
+        assert run.wait() == 0
+        assert json.loads(line)["event"] == "service.serving"
+        assert json.loads(line)["instance"] == "till"
+        assert all(json.loads(text) for text in run.rest().splitlines())
+
+
+def test_logs_are_text_on_a_terminal_and_ctrl_c_ends_by_int(tmp_path: Path):
+    """
+    A person reads lines, is told what a second Ctrl-C does, and the shell sees an INT.
+    """
+    write_service(tmp_path)
+
+    with Running(tmp_path, terminal=True) as run:
+        assert " INFO    service.serving service=compute" in run.seen[-1]
+        run.type("\x03")
+        run.wait_line("Ctrl-C again hands over now")
+
+        assert run.wait() == -signal.SIGINT
+
+
+def test_quit_hands_over_and_exits_75(tmp_path: Path):
+    """
+    Unfinished tasks are in the journal, and the exit code says so.
+    """
+    write_service(tmp_path)
+
+    with Running(tmp_path) as run:
+        assert gracekit(tmp_path, "cast", "compute", "work", "vm=vm-1").code == 0
+        run.wait_line("at work")
+        run.process.send_signal(signal.SIGQUIT)
+
+        assert run.wait() == 75
