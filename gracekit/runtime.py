@@ -13,6 +13,7 @@ import inspect
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -215,7 +216,8 @@ class Runtime:
         settings, clock, service = self.settings, self._clock, self.service
         names = {"run_id": self.run_id, "service": service.topic}
         self.journal = Journal(self._engine, clock, **names)
-        self.members = Members(self._engine, clock, self._process, **names)
+        locks = run_directory(settings)
+        self.members = Members(self._engine, clock, self._process, lock_directory=locks, **names)
         self.tracker = Tracker()
         self.holds = Holds(self.journal, host=settings.host)
         leases = Leases(self._engine, clock, run_id=self.run_id)
@@ -539,9 +541,18 @@ class _Signals:
         for number, at in early:
             self._runtime.on_signal(number, at)
         report = await self._runtime.live()
-        if report.must_die:
+        if report.must_die or not await self._close_default_executor():
             self._runtime.exit_now(report)
         return report
+
+    async def _close_default_executor(self) -> bool:
+        """End the threads of `asyncio.to_thread`; false if one goes on.
+
+        `asyncio.run` would wait for it until the alarm, and the exit code would be lost.
+        """
+        closing = asyncio.ensure_future(asyncio.get_running_loop().shutdown_default_executor())
+        done, _ = await asyncio.wait({closing}, timeout=self._runtime.settings.exit_margin_s)
+        return bool(done)
 
     def _deliver(self, number: int, at: float) -> None:
         if self._runtime.built:
@@ -553,15 +564,17 @@ class _Signals:
 def run_service(service: Service, settings: Settings | None = None) -> int:
     """Run *service* until a signal ends it; returns the exit code.
 
-    Does not return when a handler never ended: the process then leaves by
-    `os._exit`, so that its leases are freed by its proven death. Ended by INT
-    at a terminal, it re-raises INT.
+    Does not return when a handler or a thread never ended: the process then
+    leaves by `os._exit`, so that its leases are freed by its proven death.
+    Ended by INT at a terminal, it re-raises INT.
     """
     try:
         runtime = Runtime(service, settings, signals=True)
         signals = _Signals(runtime)
         with SignalWatcher(signals.arrive):
             report = asyncio.run(signals.run())
+        if not _threads_ended(runtime.settings.exit_margin_s):
+            runtime.exit_now(report)
     except GracekitError as error:
         print(f"gracekit: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         return int(_exit_code(error))
@@ -572,6 +585,17 @@ def run_service(service: Service, settings: Settings | None = None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     return int(report.exit_code)
+
+
+def _threads_ended(within_s: float) -> bool:
+    """Wait for the threads that the interpreter would wait for without a limit."""
+    deadline = time.monotonic() + within_s
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                return False
+    return True
 
 
 def _exit_code(error: GracekitError) -> ExitCode:

@@ -109,7 +109,7 @@ class DrainReport:
 
     Attributes:
         waited_s: Seconds from the request to the end of the wait.
-        finished: Tasks that ended by themselves during the drain.
+        finished: Tasks that held the drain and ended by themselves.
         handed_over: Request ids handed over: at a safe point, or cut at the deadline.
         not_started: Request ids accepted and never started; anyone may claim them.
         unclean: Request ids whose handler had not returned.
@@ -500,7 +500,8 @@ class ShutdownCoordinator:
         self._report.given_back += 1
 
     def _count_removed(self, task: TrackedTask) -> None:
-        if self._phase.draining and task.cut is None and task.started_at is not None:
+        ended = task.started_at is not None and task.cut is None
+        if self._phase.draining and ended and task.holds_drain:
             self._report.finished += 1
 
     async def _bounded(self, what: str, step: Awaitable[Any], timeout_s: float) -> Any:

@@ -123,8 +123,17 @@ async def claim_slot(
         AlreadyRunningError: the instance lives, or all slots are taken.
     """
     # A process never opens its own lock files twice: closing one would drop the lock.
-    runs = await list_runs(engine, service=service)
-    mine = {run.instance for run in runs if run.identity == process.identity and not run.ended_at}
+    me = process.identity
+    rows = await engine.query(
+        "SELECT instance FROM run WHERE service = ? AND ended_at IS NULL "
+        "AND boot_id = ? AND pid_ns = ? AND pid = ? AND start_ticks = ?",
+        service,
+        me.boot_id,
+        me.pid_ns,
+        me.pid,
+        me.start_ticks,
+    )
+    mine = {row[0] for row in rows}
     names: Iterable[str] = [instance] if instance else (f"{host}-{n}" for n in range(MAX_SLOTS))
     for name in names:
         if name in mine:
@@ -147,13 +156,21 @@ class Members:
     """This run among the runs of its service."""
 
     def __init__(
-        self, engine: Engine, clock: Clock, process: Process, *, run_id: str, service: str
+        self,
+        engine: Engine,
+        clock: Clock,
+        process: Process,
+        *,
+        run_id: str,
+        service: str,
+        lock_directory: Path | None,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._process = process
         self.run_id = run_id
         self._service = service
+        self._lock_directory = lock_directory
 
     async def join(
         self,
@@ -248,7 +265,11 @@ class Members:
             return True
         if run.report is not None and run.report.get("left"):
             return False  # nothing of it can act any more, even if its process goes on
-        return self._process.is_alive(run.identity, run.lock_path)
+        lock_path = run.lock_path
+        if self._lock_directory is not None:
+            # Beside our own store: another mount may know the same file by another path.
+            lock_path = self._lock_directory / lock_path.name
+        return self._process.is_alive(run.identity, lock_path)
 
     async def others(self) -> list[Run]:
         """Runs of this service that have not ended, this one excepted; some may be dead."""

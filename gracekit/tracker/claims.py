@@ -23,15 +23,18 @@ from gracekit.tracker.journal import (
 from gracekit.tracker.task import TaskState
 
 # What a dead run left. A run with a stop record lost nothing by crashing: its handed-over rows
-# cost no attempt; everything else that was started did end with the process.
+# cost no attempt; everything else that was started did end with the process. A row that it had
+# only claimed keeps its cut: a stop at a safe point is no interruption, whoever died since.
 _ADOPT: Final = (
     """
 INSERT INTO incident (at, run_id, what, request_id, method, detail)
 SELECT ?2, ?1, 'adopted', request_id, method, state || ' of run ' || ?3 FROM task
 WHERE owner = ?3 AND state IN ('running', 'handed_over', 'accepted')""",
     """
-UPDATE task SET owner = NULL, not_before = ?2 + settle_s, cut = 'unclean',
-    crashes = crashes + (state = 'running' OR ?1), state = 'handed_over'
+UPDATE task SET owner = NULL,
+    crashes = crashes + (state = 'running' OR (?1 AND cut <> 'safe_point')),
+    not_before = CASE WHEN state = 'running' OR cut = 'unclean' THEN ?2 + settle_s END,
+    cut = CASE WHEN state = 'running' THEN 'unclean' ELSE cut END, state = 'handed_over'
 WHERE owner = ?3 AND state IN ('running', 'handed_over')""",
     "UPDATE task SET owner = NULL WHERE owner = ?1 AND state = 'accepted'",
     "UPDATE hold SET owner = NULL WHERE owner = ?1 AND ended_at IS NULL",

@@ -229,6 +229,7 @@ _REPLY_DONE: Final = "DELETE FROM reply WHERE task_id = ? AND queue = ? AND msg_
 _HAND_OVER: Final = """
 UPDATE task SET state = 'handed_over', cut = ?1, owner = ?2, cursor = coalesce(?3, cursor),
     crashes = CASE WHEN coalesce(?3, cursor) IS DISTINCT FROM cursor THEN 0 ELSE crashes END,
+    cursor_at = CASE WHEN ?3 IS NULL THEN cursor_at ELSE ?7 END,
     not_before = ?4 WHERE id = ?5 AND owner = ?6 AND state = 'running'"""
 _NOT_STARTED: Final = (
     "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = 'accepted'"
@@ -437,15 +438,17 @@ class Journal:
         Cut at a safe point or cancelled and returned, the row is free at once;
         unclean, it stays owned until this run is proven dead.
         """
+        now = self.clock.wall()
         unclean = cut is Cut.UNCLEAN
         batch.add(
             _HAND_OVER,
             cut.value,
             self.run_id if unclean else None,
             None if task.cursor is None else to_json(task.cursor),
-            self.clock.wall() + settle_s if unclean else None,
+            now + settle_s if unclean else None,
             task.row_id,
             self.run_id,
+            now,
             expect=1,
         )
         batch.add(COUNT, "handed_over", 1)

@@ -17,6 +17,7 @@ REMOVE_AT_ONCE: Final = 500
 _OLD: Final = """
 SELECT id FROM task WHERE finished_at < ? AND errored_due = 0
     AND id NOT IN (SELECT task_id FROM reply) ORDER BY finished_at LIMIT ?"""
+_OLD_RUNS: Final = "SELECT 1 FROM run WHERE adopted_at < ? LIMIT 1"
 _COUNT_REMOVED: Final = """
 INSERT INTO tally (what, n) SELECT 'removed', count(*) FROM task
     WHERE id IN ({marks}) AND finished_at IS NOT NULL AND state <> 'rejected'
@@ -47,7 +48,8 @@ class Retention:
         """Remove one batch of terminal rows older than the retention; returns how many."""
         moment = self._journal.clock.wall() - self._retention_s
         rows = await self._journal.engine.query(_OLD, moment, REMOVE_AT_ONCE)
-        if not rows:
+        old_runs = await self._journal.engine.query(_OLD_RUNS, moment)
+        if not rows and not old_runs:
             return 0
         ids = [row[0] for row in rows]
         batch = Batch(Point.RETIRE)
@@ -56,6 +58,7 @@ class Retention:
         batch.add(_COUNT_REMOVED.format(marks=_marks(ids)), *ids)
         removed = batch.ask(_REMOVE.format(marks=_marks(ids)), *ids)
         batch.add("DELETE FROM incident WHERE at < ?", moment)
+        batch.add("DELETE FROM run WHERE adopted_at < ?", moment)
         return len((await self._journal.commit(batch))[removed])
 
     async def abandoned(self, route: str, *, gone_s: float) -> list[TaskRow]:
