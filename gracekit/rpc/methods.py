@@ -24,7 +24,7 @@ from gracekit.errors import (
 )
 
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)  # a method that returns a dict returns an object too
 
 OnInterruptName = Literal["error", "retry", "probe", "requeue"]
 InDrain = Literal["answer", "refuse"]
@@ -68,7 +68,7 @@ class MethodOptions:
     namespace: str | None = None
 
 
-class Method(Generic[P, R]):
+class Method(Generic[P, R_co]):
     """One RPC method of a service.
 
     Attributes:
@@ -155,7 +155,7 @@ class Method(Generic[P, R]):
         """Say where a class's method is served."""
         self.options = replace(self.options, namespace=namespace, version=version)
 
-    def attached(self, owner: object) -> Method[P, R]:
+    def attached(self, owner: object) -> Method[P, R_co]:
         """The method bound to an object, as `Service.include` registers it."""
         bound = copy.copy(self)
         bound.handler = self.handler.__get__(owner)
@@ -164,7 +164,7 @@ class Method(Generic[P, R]):
             setattr(bound, hook, function.__get__(owner) if function else None)
         return bound
 
-    def __get__(self, owner: object, kind: type | None = None) -> Method[P, R]:
+    def __get__(self, owner: object, kind: type | None = None) -> Method[P, R_co]:
         """On the class the mark itself; on an object, bound to it."""
         return self if owner is None else self.attached(owner)
 

@@ -1,0 +1,120 @@
+"""`gracekit demo`: a drain, a hand-over and a recovery, with real processes on real files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gracekit.cli.demo_files import PINGS, entries
+from gracekit.cli.demo_judge import Judgement, judge
+from gracekit.cli.demo_story import Story, View
+from gracekit.cli.demo_view import Lines, Picture, Silent, can_draw
+from gracekit.cli.text import json_text
+from gracekit.clock import Clock
+from gracekit.errors import GracekitError
+
+
+@click.command()
+@click.option("--keep", is_flag=True, help="Keep the directory with the files and logs.")
+@click.option(
+    "--crash", is_flag=True, help="Kill the second process with kill -9; a third settles."
+)
+@click.option(
+    "--check",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Play nothing: judge the files of a directory that was kept.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
+@click.pass_context
+def demo(ctx: click.Context, *, keep: bool, crash: bool, check: Path | None, as_json: bool) -> None:
+    """Show a drain and a restart in about 20 seconds.
+
+    A service gets requests, is told to stop while it works, hands over what
+    it cannot finish, and leaves; requests go on coming; the next process
+    settles everything. Then what the senders had confirmed is compared with
+    the store and with what the handlers did.
+
+    Exit status: 0, or 1 if anything was lost or run twice.
+    """
+    if check is not None:
+        told: dict[str, Any] = {"directory": str(check)}
+        judgement = asyncio.run(judge(check))
+    else:
+        told, judgement = _play_and_judge(keep=keep, crash=crash, view=_view(as_json=as_json))
+    _tell(judgement, told, as_json=as_json)
+    ctx.exit(0 if judgement.good else 1)
+
+
+def _play_and_judge(*, keep: bool, crash: bool, view: View) -> tuple[dict[str, Any], Judgement]:
+    directory = Path(tempfile.mkdtemp(prefix="gracekit-demo-"))
+    view.say(f"files and logs are in {directory}")
+    kept = keep
+    try:
+        told, judgement = asyncio.run(_perform(Story(directory, view), crash=crash))
+        kept = keep or not judgement.good
+    except GracekitError:
+        kept = True  # its message sends the reader to the logs
+        raise
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise click.Abort from None
+    finally:
+        if not kept:
+            shutil.rmtree(directory, ignore_errors=True)
+    return {"directory": str(directory) if kept else None, **told}, judgement
+
+
+async def _perform(story: Story, *, crash: bool) -> tuple[dict[str, Any], Judgement]:
+    began = Clock().loop()
+    task = asyncio.current_task()
+    assert task is not None
+    # SIGTERM and a closed terminal clean up as Ctrl-C does.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    await story.play(crash=crash)
+    pings = [entry["answer"] for entry in entries(story.directory / PINGS)]
+    told = {
+        "seconds": round(Clock().loop() - began, 1),
+        "exit_codes": story.exit_codes,
+        "pings_answered_in_a_drain": sum(1 for answer in pings if answer and answer["draining"]),
+    }
+    return told, await judge(story.directory)
+
+
+def _view(*, as_json: bool) -> View:
+    if as_json:
+        return Silent()
+    if can_draw(is_terminal=sys.stdout.isatty(), encoding=sys.stdout.encoding):
+        return Picture(_write, colours=not os.environ.get("NO_COLOR"))
+    return Lines(click.echo)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _tell(judgement: Judgement, told: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json_text(told | asdict(judgement) | {"sentence": judgement.sentence()}))
+        return
+    for request_id, why in judgement.lost.items():
+        click.echo(f"lost: {request_id}: {why}")
+    for request_id, what in judgement.run_twice.items():
+        click.echo(f"run twice: {request_id}: {what}")
+    if told.get("exit_codes"):
+        codes = ", ".join(f"{name} {code}" for name, code in told["exit_codes"].items())
+        pings = told["pings_answered_in_a_drain"]
+        click.echo(f"exit codes: {codes}; {pings} ops pings answered during the drain")
+    if told["directory"]:
+        click.echo(f"kept in {told['directory']}")
+    click.echo(judgement.sentence())

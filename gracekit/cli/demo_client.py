@@ -1,0 +1,58 @@
+"""The callers of the demonstration: `python -m gracekit.cli.demo_client send|ping`.
+
+`send` casts what it reads from standard input, one JSON object a line, and
+writes an id down only after the transport has confirmed it: from then on the
+request must not be lost. `ping` calls the ops method until it is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+from gracekit.cli.demo_files import CONFIRMED, PINGS, Entry, append
+from gracekit.cli.demo_service import name, ping, svc
+from gracekit.clock import Clock
+from gracekit.config import Settings
+from gracekit.errors import RpcError
+from gracekit.rpc.client import RpcClient
+
+PING_EVERY_S = 0.5
+
+
+async def cast(client: RpcClient, request: Entry) -> str:
+    """Send one request; its id is on record when this returns."""
+    request_id = await client.cast(request["method"], **request["args"])
+    entry = {"id": request_id, "sender": name(), "at": Clock().wall()}
+    append(Path(CONFIRMED), entry | request)
+    return request_id
+
+
+async def send() -> None:
+    """Cast each line of standard input, until its end."""
+    async with svc.client(Settings().transport_url) as client:
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            await cast(client, json.loads(line))
+
+
+async def pings() -> None:
+    """Ask, and write down who answered, until the parent is gone."""
+    parent, clock = os.getppid(), Clock()
+    async with svc.client(Settings().transport_url) as client:
+        view = client.prepare(timeout=1.0)
+        while os.getppid() == parent:
+            began = clock.loop()
+            try:
+                answer = await view.call(ping)
+            except RpcError:
+                answer = None
+            took_s = round(clock.loop() - began, 4)
+            append(Path(PINGS), {"at": clock.wall(), "answer": answer, "took_s": took_s})
+            await asyncio.sleep(PING_EVERY_S)
+
+
+if __name__ == "__main__":
+    asyncio.run({"send": send, "ping": pings}[sys.argv[1]]())

@@ -1,0 +1,177 @@
+"""The judgement: what the senders had confirmed, against the store and the effects.
+
+It reads files only, and none of the code under test decides what is right: a
+lost id or a doubled effect in the files is found whoever put it there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gracekit.cli.demo_files import (
+    CONFIRMED,
+    EFFECTS,
+    PROCESSES,
+    STORE,
+    DemoError,
+    Entry,
+    entries,
+)
+from gracekit.cli.demo_service import START
+from gracekit.exits import ExitCode
+from gracekit.runtime import MIGRATIONS
+from gracekit.store.batch import Row
+from gracekit.store.migrate import load_migrations
+from gracekit.store.reader import StoreReader
+from gracekit.tracker.journal import from_json
+from gracekit.tracker.task import TERMINAL, OnInterrupt, TaskState
+
+_TERMINAL: Final = frozenset(state.value for state in TERMINAL)
+_REPEATABLE: Final = OnInterrupt.RETRY.value
+_ORDERLY: Final = (ExitCode.DRAINED, ExitCode.HANDED_OVER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What became of everything that was confirmed.
+
+    Attributes:
+        accepted: Rows of the journal.
+        finished: Ended rows by the name of the process that ended them.
+        outcomes: Ended rows by state.
+        lost: Ids confirmed without an ended row, or SUCCEEDED without all effects; and why.
+        run_twice: Ids of which something was done again that must not be; and what.
+    """
+
+    accepted: int
+    finished: Mapping[str, int]
+    outcomes: Mapping[str, int]
+    lost: Mapping[str, str]
+    run_twice: Mapping[str, str]
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing was lost or run twice."""
+        return not self.lost and not self.run_twice
+
+    def sentence(self) -> str:
+        """The last line of the demonstration."""
+        finished = "".join(f"finished in {name}: {n}, " for name, n in self.finished.items())
+        twice = len(self.run_twice)
+        return f"accepted {self.accepted}, {finished}{len(self.lost)} lost, {twice} run twice"
+
+
+async def judge(directory: Path) -> Judgement:
+    """Compare the files of a finished demonstration.
+
+    Raises:
+        DemoError: there is none in *directory*.
+        ConfigError: its store is missing or cannot be read.
+    """
+    confirmed, processes = entries(directory / CONFIRMED), entries(directory / PROCESSES)
+    if not confirmed:
+        raise DemoError(f"{directory} holds no demonstration: name a directory kept by --keep")
+    rows = await _rows(directory, processes)
+    effects: dict[str, list[Entry]] = {}
+    for effect in entries(directory / EFFECTS):
+        effects.setdefault(effect["id"], []).append(effect)
+    ended = [row for row in rows.values() if row["state"] in _TERMINAL]
+    by_process = Counter(row["process"] or "nobody" for row in ended)
+    return Judgement(
+        accepted=len(rows),
+        finished={p["name"]: 0 for p in processes} | dict(by_process),
+        outcomes=dict(Counter(row["state"] for row in ended)),
+        lost=dict(_lost(confirmed, rows, effects)),
+        run_twice=dict(_run_twice(effects, rows, processes)),
+    )
+
+
+async def _rows(directory: Path, processes: list[Entry]) -> dict[str, Entry]:
+    reader = reader_of(directory)
+    await reader.start()
+    try:
+        return await read_rows(reader, {entry["pid"]: entry["name"] for entry in processes})
+    finally:
+        await reader.stop()
+
+
+def reader_of(directory: Path) -> StoreReader:
+    """The store of the demonstration, not opened."""
+    return StoreReader(directory / STORE, schema=len(load_migrations(MIGRATIONS)))
+
+
+async def read_rows(reader: StoreReader, names: Mapping[int, str]) -> dict[str, Entry]:
+    """The journal by request id, in order of acceptance.
+
+    Args:
+        reader: Of the store, open.
+        names: Of the story's processes, by pid.
+
+    Returns:
+        {"id", "state", "on_interrupt", "cursor", "process": name of its owner or None}.
+    """
+    found = await reader.query(
+        "SELECT request_id, state, on_interrupt, cursor, pid FROM task "
+        "LEFT JOIN run ON run_id = owner ORDER BY task.id"
+    )
+    return {str(columns[0]): _row(columns, names) for columns in found}
+
+
+def _row(columns: Row, names: Mapping[int, str]) -> Entry:
+    request_id, state, on_interrupt, cursor, pid = columns
+    return {
+        "id": request_id,
+        "state": state,
+        "on_interrupt": on_interrupt,
+        "cursor": from_json(cursor),
+        "process": None if pid is None else names.get(int(pid)),
+    }
+
+
+def _lost(
+    confirmed: list[Entry], rows: Mapping[str, Entry], effects: Mapping[str, list[Entry]]
+) -> Iterator[tuple[str, str]]:
+    for request in confirmed:
+        row = rows.get(request["id"])
+        if row is None:
+            yield request["id"], f"{request['label']} has no row"
+        elif row["state"] not in _TERMINAL:
+            yield request["id"], f"{request['label']} is still {row['state']}"
+        elif row["state"] == TaskState.SUCCEEDED.value:
+            done = {effect["item"] for effect in effects.get(request["id"], ())}
+            missing = [item for item in request["items"] if item not in done]
+            if missing:
+                yield request["id"], f"{request['label']} succeeded without {missing}"
+
+
+def _run_twice(
+    effects: Mapping[str, list[Entry]], rows: Mapping[str, Entry], processes: list[Entry]
+) -> Iterator[tuple[str, str]]:
+    ends = {process["name"]: process for process in processes}
+    for request_id, done in effects.items():
+        row = rows.get(request_id, {"on_interrupt": OnInterrupt.ERROR.value})
+        first: dict[str | int, Entry] = {}
+        for effect in done:
+            before = first.setdefault(effect["item"], effect)
+            if before is not effect and not _may_repeat(row, effect, before, ends):
+                yield request_id, f"{effect['item']} in {before['process']}, {effect['process']}"
+
+
+def _may_repeat(row: Entry, effect: Entry, before: Entry, ends: Mapping[str, Entry]) -> bool:
+    """Whether an item may be done again after it was done in *before*.
+
+    Repeatable work may begin again in another process; behind a committed
+    cursor nothing is done again, and in front of it only after a crash.
+    """
+    end = ends.get(before["process"])
+    if row["on_interrupt"] != _REPEATABLE or end is None or end["name"] == effect["process"]:
+        return False
+    if effect["item"] == START:
+        return True
+    cursor = end["cursors"].get(effect["id"])
+    is_behind = isinstance(effect["item"], int) and cursor is not None and effect["item"] <= cursor
+    return end["exit_code"] not in _ORDERLY and not is_behind

@@ -1,0 +1,390 @@
+"""The story of the demonstration: real processes, real signals, one directory.
+
+`play` reads like the story. Everything that it waits for it sees in files that
+others write, at each tick; every wait has a limit, and whatever happens, no
+process outlives the story.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from gracekit.cli.demo_files import (
+    CONFIRMED,
+    EFFECTS,
+    PINGS,
+    PROCESSES,
+    STORE,
+    DemoError,
+    Entry,
+    append,
+    entries,
+)
+from gracekit.cli.demo_judge import read_rows, reader_of
+from gracekit.cli.demo_service import (
+    ATTACHED,
+    DONE,
+    PARENT_VARIABLE,
+    PROCESS_VARIABLE,
+    START,
+)
+from gracekit.clock import Clock
+from gracekit.config import PREFIX
+from gracekit.errors import GracekitError
+from gracekit.exits import ExitCode
+from gracekit.leases.members import list_runs
+from gracekit.store.reader import StoreReader
+from gracekit.tracker.task import TERMINAL
+
+TICK_S: Final = 0.2
+PATIENCE_S: Final = 40.0
+DRAIN_S: Final = 5.0
+BLOCKS: Final = 24
+A_FEW: Final = 4
+SETTINGS: Final = {
+    "GRACEKIT_DRAIN_TIMEOUT": f"{DRAIN_S:g}s",
+    "GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "1s",
+    "GRACEKIT_HOST": "demo",
+    "GRACEKIT_LOG_FORMAT": "text",
+}
+_TERMINAL: Final = frozenset(state.value for state in TERMINAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Everything at one moment, as the files tell it.
+
+    Attributes:
+        now_s: Seconds since the beginning.
+        asked: Confirmed requests, in order.
+        rows: The journal, by request id.
+        phases: ServiceState by process name; `gone` with its exit code once it has ended.
+        pings: Answers of the ops channel, and none.
+        effects: What the handlers did.
+        drain_left_s: Of the drain that is under way; None outside one.
+        began_at: Wall time of the beginning.
+    """
+
+    now_s: float
+    asked: list[Entry]
+    rows: Mapping[str, Entry]
+    phases: Mapping[str, str]
+    pings: list[Entry]
+    effects: list[Entry]
+    drain_left_s: float | None
+    began_at: float
+
+    def state(self, label: str) -> str:
+        """Of the request with that label: its row's, or `sent`, or empty if not yet confirmed."""
+        for request in self.asked:
+            if request["label"] == label:
+                row = self.rows.get(request["id"])
+                return "sent" if row is None else str(row["state"])
+        return ""
+
+    def done(self, label: str) -> list[str | int]:
+        """Items of the request with that label, in the order in which they were done."""
+        ids = {request["id"] for request in self.asked if request["label"] == label}
+        return [effect["item"] for effect in self.effects if effect["id"] in ids]
+
+    @property
+    def settled(self) -> bool:
+        """Whether every confirmed request has ended."""
+        rows = (self.rows.get(request["id"]) for request in self.asked)
+        return all(row is not None and row["state"] in _TERMINAL for row in rows)
+
+
+class View(Protocol):
+    """Who looks on."""
+
+    def show(self, scene: Scene) -> None:
+        """See the moment; called at each tick."""
+
+    def say(self, text: str) -> None:
+        """Hear a turn of the story."""
+
+
+@dataclass(slots=True)
+class _Child:
+    name: str
+    process: Process
+    stopping_at: float | None = None
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.process.returncode
+
+
+@dataclass(slots=True)
+class Story:
+    """One demonstration in *directory*, told to *view*.
+
+    Attributes:
+        exit_codes: Of the service's processes, by name.
+    """
+
+    directory: Path
+    view: View
+    exit_codes: dict[str, int] = field(default_factory=dict)
+    _clock: Clock = field(default_factory=Clock)
+    _children: dict[str, _Child] = field(default_factory=dict)
+    _services: dict[str, _Child] = field(default_factory=dict)
+    _reader: StoreReader | None = None
+    _began: float = 0.0
+    _began_wall: float = 0.0
+
+    async def play(self, *, crash: bool) -> None:
+        """From the first start to the last exit.
+
+        Args:
+            crash: Whether the second process is killed and a third one settles.
+
+        Raises:
+            DemoError: something did not happen within its limit, or ended otherwise.
+        """
+        self._began, self._began_wall = self._clock.loop(), self._clock.wall()
+        async with self._stage():
+            await self._first_process()
+            await self._nobody()
+            await self._next_process("B", crash=crash)
+            if crash:
+                await self._next_process("C", crash=False)
+
+    async def _first_process(self) -> None:
+        await self._start_service("A")
+        for name in ("sender-1", "sender-2"):
+            await self._start_client(name, "send")
+        await self._start_client("pinger", "ping")
+        await self._send("sender-1", "charge", account="acct-1", seconds=0.6)
+        await self._send("sender-1", "copy", disk="disk-1", blocks=BLOCKS, seconds=9.6)
+        await self._send("sender-1", "attach", volume="vol-9", seconds=20)
+        await self._send("sender-2", "resize", vm="vm-3", seconds=8)
+        await self._send("sender-2", "resize", vm="vm-4", seconds=3.5)
+        await self._send("sender-2", "reboot", vm="vm-7", seconds=2.5)
+        await self._send("sender-1", "reboot", vm="vm-7", again=True, seconds=2.5)
+        await self._until(self._is_in_the_middle, "A works")
+
+        self._stop("A", signal.SIGTERM)
+        self.view.say(
+            f"SIGTERM to A: it starts nothing more; what runs has {DRAIN_S:g} s to end or to "
+            "reach a safe point"
+        )
+        await self._pause(1.0)
+        await self._send("sender-1", "charge", account="acct-2", seconds=1.0)
+        await self._pause(1.5)
+        await self._send("sender-2", "resize", vm="vm-5", seconds=2)
+        await self._end_of("A", ExitCode.HANDED_OVER)
+
+    def _is_in_the_middle(self, scene: Scene) -> bool:
+        running = all(
+            scene.state(label) == "running"
+            for label in ("copy disk-1", "resize vm-3", "attach vol-9")
+        )
+        return (
+            running
+            and ATTACHED in scene.done("attach vol-9")
+            and len(scene.done("copy disk-1")) >= A_FEW
+        )
+
+    async def _nobody(self) -> None:
+        self.view.say("A has left with 75: handed over. Nobody serves; the senders go on")
+        await self._send("sender-1", "charge", account="acct-3", seconds=0.8)
+        await self._send("sender-2", "resize", vm="vm-6", seconds=1.5)
+        await self._pause(1.0)
+
+    async def _next_process(self, name: str, *, crash: bool) -> None:
+        await self._start_service(name)
+        self.view.say(f"{name} settles what was left, and takes what was sent meanwhile")
+        if crash:
+            await self._until(self._is_worth_a_crash, f"{name} works")
+            self._stop(name, signal.SIGKILL)
+            self.view.say(f"kill -9 to {name}: no farewell, no drain")
+            await self._end_of(name, -signal.SIGKILL)
+            return
+        await self._until(lambda scene: scene.settled, "every request to end")
+        self._stop(name, signal.SIGTERM)
+        self.view.say(f"SIGTERM to {name}: nothing is left to wait for")
+        await self._end_of(name, ExitCode.DRAINED)
+
+    def _is_worth_a_crash(self, scene: Scene) -> bool:
+        charged = all(scene.state(f"charge acct-{n}") in _TERMINAL for n in (1, 2, 3))
+        return charged and len(set(scene.done("copy disk-1"))) > BLOCKS / 2
+
+    # -- seeing ----------------------------------------------------------------------
+
+    async def _until(self, condition: Callable[[Scene], bool], what: str) -> None:
+        limit = self._clock.loop() + PATIENCE_S
+        while True:
+            scene = await self._look()
+            self.view.show(scene)
+            if condition(scene):
+                return
+            if self._clock.loop() > limit:
+                raise DemoError(
+                    f"waited {PATIENCE_S:g} s for {what}; the logs in {self.directory} tell more"
+                )
+            self._watch()
+            await asyncio.sleep(TICK_S)
+
+    async def _pause(self, seconds: float) -> None:
+        until = self._clock.loop() + seconds
+        await self._until(lambda _: self._clock.loop() >= until, "a pause")
+
+    async def _look(self) -> Scene:
+        rows, phases = await self._read_store()
+        return Scene(
+            now_s=self._clock.loop() - self._began,
+            asked=entries(self.directory / CONFIRMED),
+            rows=rows,
+            phases=phases | self._left(),
+            pings=entries(self.directory / PINGS),
+            effects=entries(self.directory / EFFECTS),
+            drain_left_s=self._drain_left_s(),
+            began_at=self._began_wall,
+        )
+
+    async def _read_store(self) -> tuple[Mapping[str, Entry], dict[str, str]]:
+        phases = dict.fromkeys(self._services, "starting")
+        if self._reader is None:
+            if not (self.directory / STORE).exists() or not self._services:
+                return {}, phases
+            reader = reader_of(self.directory)
+            try:
+                await reader.start()
+            except GracekitError:
+                return {}, phases  # A is about to write the schema
+            self._reader = reader
+        names = {child.process.pid: child.name for child in self._services.values()}
+        for run in await list_runs(self._reader):
+            if run.identity.pid in names:
+                phases[names[run.identity.pid]] = run.phase
+        return await read_rows(self._reader, names), phases
+
+    def _left(self) -> dict[str, str]:
+        """Processes that have ended; and those that were told to stop, which says it sooner."""
+        told: dict[str, str] = {}
+        for name, child in self._services.items():
+            if child.exit_code is not None:
+                told[name] = f"gone {child.exit_code}"
+            elif child.stopping_at is not None:
+                told[name] = "draining"
+        return told
+
+    def _drain_left_s(self) -> float | None:
+        for child in self._services.values():
+            if child.stopping_at is not None and child.exit_code is None:
+                return max(0.0, child.stopping_at + DRAIN_S - self._clock.loop())
+        return None
+
+    def _watch(self) -> None:
+        """Nobody may leave unasked: a wait for what it was to do would be in vain."""
+        for child in self._children.values():
+            if child.exit_code is not None and child.stopping_at is None:
+                raise self._fault(child, "and nobody had asked it to")
+
+    def _fault(self, child: _Child, but: str) -> DemoError:
+        log = self.directory / f"{child.name}.log"
+        tail = log.read_text(errors="replace")[-1500:]
+        return DemoError(f"{child.name} left with {child.exit_code}, {but}; end of {log}:\n{tail}")
+
+    # -- acting ------------------------------------------------------------------------
+
+    async def _start_service(self, name: str) -> None:
+        self.view.say(f"start of {name}")
+        child = await self._start(name, "gracekit", "run", "gracekit.cli.demo_service:svc")
+        self._services[name] = child
+        await self._until(lambda scene: scene.phases[name] == "serving", f"{name} to serve")
+
+    async def _start_client(self, name: str, verb: str) -> None:
+        await self._start(name, "gracekit.cli.demo_client", verb)
+
+    async def _start(self, name: str, *arguments: str) -> _Child:
+        with (self.directory / f"{name}.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                *arguments,
+                cwd=self.directory,
+                env=_environment(name),
+                stdin=PIPE if name.startswith("sender") else DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C is for the story alone
+            )
+        child = self._children[name] = _Child(name, process)
+        return child
+
+    async def _send(
+        self, sender: str, method: str, *, again: bool = False, **args: str | float
+    ) -> None:
+        """Let *sender* cast, and wait until it says that the request is confirmed."""
+        label = f"{method} {next(iter(args.values()))}{' again' if again else ''}"
+        request = {"label": label, "method": method, "args": args, "items": _items(method, args)}
+        pipe = self._children[sender].process.stdin
+        assert pipe is not None
+        pipe.write(json.dumps(request).encode() + b"\n")
+        await pipe.drain()
+        await self._until(lambda scene: scene.state(label) != "", f"{label} to be confirmed")
+
+    def _stop(self, name: str, number: int) -> None:
+        child = self._services[name]
+        child.stopping_at = self._clock.loop()
+        child.process.send_signal(number)
+
+    async def _end_of(self, name: str, expected: int) -> None:
+        """Wait for the end of a process, and write down what it left."""
+        child = self._services[name]
+        await self._until(lambda _: child.exit_code is not None, f"{name} to end")
+        scene = await self._look()
+        cursors = {row["id"]: row["cursor"] for row in scene.rows.values()}
+        code = await child.process.wait()
+        entry = {"name": name, "pid": child.process.pid, "exit_code": code, "cursors": cursors}
+        append(self.directory / PROCESSES, entry)
+        self.exit_codes[name] = code
+        if code != expected:
+            raise self._fault(child, f"and {int(expected)} was expected")
+
+    @contextlib.asynccontextmanager
+    async def _stage(self) -> AsyncIterator[None]:
+        """Whatever happens, no process is left."""
+        try:
+            yield
+        finally:
+            if self._reader is not None:
+                await self._reader.stop()
+            for child in self._children.values():
+                if child.exit_code is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        child.process.kill()
+            for child in self._children.values():
+                await child.process.wait()
+
+
+def _items(method: str, args: Mapping[str, str | float]) -> list[str | int]:
+    """What the effects of a request have to show once it has SUCCEEDED."""
+    match method:
+        case "copy":
+            return list(range(int(args["blocks"])))
+        case "attach":
+            return [ATTACHED]
+        case _:
+            return [START, DONE]
+
+
+def _environment(name: str) -> dict[str, str]:
+    """Nothing of the user's own settings; and this gracekit, from whatever directory."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
+    home = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, (home, own.get("PYTHONPATH"))))
+    story = {PROCESS_VARIABLE: name, PARENT_VARIABLE: str(os.getpid()), "PYTHONPATH": path}
+    return own | SETTINGS | story

@@ -1,0 +1,151 @@
+"""What the README says can be typed, and its tables agree with the code."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from gracekit.config import Settings, format_duration, variable_name
+from gracekit.exits import ExitCode
+from gracekit.rpc.methods import OnInterruptName
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+OUTPUTS = re.findall(r"^```text\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+WITHOUT = {  # what the README says where the code has no value
+    "GRACEKIT_INSTANCE": "first free {host}-{n}",
+    "GRACEKIT_KILL_AFTER": "unknown",
+}
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """All Python blocks as the files that their first lines name."""
+    for name, text in BLOCKS.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def start(directory: Path, *arguments: str, output: Path) -> subprocess.Popen[bytes]:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("GRACEKIT_")}
+    with output.open("wb") as out:
+        return subprocess.Popen(
+            (sys.executable, *arguments),
+            cwd=directory,
+            env=env | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def run(directory: Path, *arguments: str) -> str:
+    output = directory / "output"
+    process = start(directory, *arguments, output=output)
+    try:
+        assert process.wait(WAIT_S) == 0, output.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    return output.read_text()
+
+
+@pytest.mark.process
+def test_first_service_answers_as_the_readme_says(directory):
+    """
+    The service and the client can be copied, run, and drained.
+    """
+    log = directory / "log"
+    service = start(directory, "-m", "gracekit", "run", "thumbs:svc", output=log)
+    try:
+        limit = time.monotonic() + WAIT_S
+        while "service.serving" not in log.read_text():
+            assert time.monotonic() < limit, log.read_text()
+            time.sleep(0.02)
+        answer = run(directory, "ask.py")
+        service.terminate()
+        code = service.wait(WAIT_S)
+    finally:
+        service.kill()
+        service.wait()
+
+    assert answer == OUTPUTS[0]
+    assert code in {ExitCode.DRAINED, ExitCode.HANDED_OVER}, log.read_text()
+    assert "summer/d" in log.read_text()
+
+
+@pytest.mark.process
+def test_embedded_service_prints_what_the_readme_says(directory):
+    """
+    The embedded Runtime can be copied and run.
+    """
+    assert run(directory, "embedded.py") == OUTPUTS[1]
+
+
+@pytest.mark.process
+def test_blocks_are_typed(directory):
+    """
+    A newcomer who runs mypy --strict over the blocks sees no error.
+    """
+    answer = run(directory, "-m", "mypy", "--strict", "--no-incremental", *BLOCKS)
+
+    assert answer.startswith("Success")
+
+
+def table_below(heading: str) -> Iterator[list[str]]:
+    """Rows of the tables of one section, cells without backquotes; heads and rules too."""
+    section = README.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    for line in section.splitlines():
+        if line.startswith("|"):
+            yield [cell.strip().replace("`", "") for cell in line.strip("|").split("|")]
+
+
+def test_policies_are_all_named():
+    """
+    The table of on_interrupt has one row for each policy.
+    """
+    rows = [row[0] for row in table_below("What becomes of an interrupted task")]
+
+    assert {row.split('"')[1] for row in rows if '"' in row} == set(get_args(OnInterruptName))
+
+
+def test_exit_codes_are_all_named():
+    """
+    The table of exit codes has each code that a run leaves with.
+    """
+    rows = [row[0] for row in table_below("Signals and exit codes")]
+
+    assert {int(row) for row in rows if row.isdigit()} == {int(code) for code in ExitCode}
+
+
+def test_settings_have_the_defaults_that_the_readme_says():
+    """
+    Names and defaults in the table of settings are the code's.
+    """
+    fields = {variable_name(name): name for name in Settings.__dataclass_fields__}
+    settings = Settings()
+    for variable, said, _ in table_below("Settings"):
+        if variable.startswith("GRACEKIT_"):
+            value = getattr(settings, fields[variable])
+            shown = format_duration(value) if isinstance(value, float) else str(value)
+            expected = {None: WITHOUT.get(variable), settings.host: "the host's name"}
+            assert said == expected.get(value, shown), variable
+
+
+def test_links_lead_somewhere():
+    """
+    Every file that the README links to exists.
+    """
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+
+    assert [link for link in links if not (ROOT / link).exists()] == []
