@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from gracekit.clock import Clock
-from gracekit.errors import ConflictingRequestError, LeaseHeld
+from gracekit.errors import ConflictingRequestError, LeaseHeld, StoreError
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.attempt import End, errored, failed, outcome_of, run_attempt, timeout_error
@@ -101,7 +101,7 @@ class Dispatcher:
             if not job.task.journaled:
                 await self._live_on_the_transport(job)
             elif not await self._waits_for_itself(job) and await self._accept(job):
-                await delivery.ack()
+                await self._ack(delivery)
                 await self._live(job)
         finally:
             self._untrack(job)
@@ -140,17 +140,22 @@ class Dispatcher:
         assert job.delivery is not None
         job.gate.entering.add(job)
         if not await self._turns.wait(job):
+            self._turns.leave(job)
             await self._give_back(job)
             return
+        job.task.attempt = 1
         self._mark_running(job)
         end = await self._run(job)
         self._turns.leave(job)
+        # The state first: with nothing left to wait for, a drain takes what is RUNNING for stuck.
+        job.task.advance(end.outcome.state if end.outcome else TaskState.HANDED_OVER)
+        job.task.cut = job.task.cut or end.cut
         self._tracker.ended(job.task)
-        if end.outcome is None or job.stuck:
-            job.task.cut = end.cut
+        if job.stuck:
+            return  # the drain has given it back
+        if end.outcome is None:
             await self._give_back(job)
             return
-        job.task.advance(end.outcome.state)
         if job.reply is not None and not job.answered:
             await self._answers.send(job.reply, end.outcome)
         await job.delivery.ack()
@@ -165,7 +170,10 @@ class Dispatcher:
             return True
         other = self._jobs.get(known)
         if other is not None and not known.journaled and job.delivery and job.delivery.redelivered:
-            other.delivery = job.delivery  # the old handle is void
+            # The old handle is void, or a second copy: the new one alone keeps the request.
+            old, other.delivery = other.delivery, job.delivery
+            if old is not None:
+                await self._ack(old)
         else:
             await self._answer_duplicate(job)
         return False
@@ -367,6 +375,13 @@ class Dispatcher:
         else:
             job.task.cut = Cut.UNCLEAN
             await self._give_back(job)
+
+    async def _ack(self, delivery: Delivery) -> None:
+        """Let the transport forget it; untold, it delivers again, and dedupe answers."""
+        try:
+            await delivery.ack()
+        except StoreError as error:
+            self._telemetry.emit("store.error", what="ack", error=str(error))
 
     async def _give_back(self, job: Job) -> None:
         """Put a delivery back that was not accepted, or whose `requeue` task was cut."""

@@ -67,7 +67,7 @@ from gracekit.shutdown import (
     ShutdownCoordinator,
     StopRequest,
 )
-from gracekit.signals import SignalWatcher
+from gracekit.signals import STOP_SIGNALS, SignalWatcher
 from gracekit.store.bell import Bell, ring
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.migrate import load_migrations
@@ -129,6 +129,7 @@ class Runtime:
         self._bell: Bell | None = None
         self._background: list[asyncio.Task[None]] = []
         self._report: DrainReport | None = None
+        self._serving = asyncio.Lock()
         self._loop_started_at = 0.0
         self.built = False
 
@@ -155,10 +156,14 @@ class Runtime:
             await self.serve()
 
     async def serve(self) -> DrainReport:
-        """Serve until a stop is asked for, then drain; returns the report."""
-        while self._report is None:
-            request = await self.coordinator.wait_requested()
-            self._report = await self.coordinator.drain(request)
+        """Serve until a stop is asked for, then drain; returns the report.
+
+        May be awaited by several at a time; there is one drain.
+        """
+        async with self._serving:
+            while self._report is None:
+                request = await self.coordinator.wait_requested()
+                self._report = await self.coordinator.drain(request)
         return self._report
 
     def request_stop(self, *, source: str, by: str, reason: str, final: bool = True) -> None:
@@ -566,13 +571,15 @@ def run_service(service: Service, settings: Settings | None = None) -> int:
 
     Does not return when a handler or a thread never ended: the process then
     leaves by `os._exit`, so that its leases are freed by its proven death.
-    Ended by INT at a terminal, it re-raises INT.
+    Ended by INT at a terminal, it re-raises INT. When it returns, stop signals
+    are ignored: nothing but the end of the process is expected to follow.
     """
     try:
         runtime = Runtime(service, settings, signals=True)
         signals = _Signals(runtime)
         with SignalWatcher(signals.arrive):
             report = asyncio.run(signals.run())
+            _ignore_stop_signals()
         if not _threads_ended(runtime.settings.exit_margin_s):
             runtime.exit_now(report)
     except GracekitError as error:
@@ -585,6 +592,12 @@ def run_service(service: Service, settings: Settings | None = None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     return int(report.exit_code)
+
+
+def _ignore_stop_signals() -> None:
+    """The stop is on record: one more, while the interpreter closes, must not change its code."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _threads_ended(within_s: float) -> bool:
@@ -641,10 +654,14 @@ def _absolute(url: str) -> str:
 
 
 async def _call(hook: Callable[[], Any]) -> None:
-    if inspect.iscoroutinefunction(hook):
-        await hook()
-    else:
-        await anyio.to_thread.run_sync(hook, abandon_on_cancel=True)
+    try:
+        if inspect.iscoroutinefunction(hook):
+            await hook()
+        else:
+            await anyio.to_thread.run_sync(hook, abandon_on_cancel=True)
+    except (SystemExit, KeyboardInterrupt) as error:
+        # Out of a task it would end the loop, and with it the drain.
+        raise RuntimeError(f"{_name(hook)}() raised {error!r}") from error
 
 
 def _name(hook: Callable[..., Any]) -> str:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from gracekit import sdnotify
@@ -254,9 +254,22 @@ class ShutdownCoordinator:
         if self._request is None:
             self._request = request
         elif request.final and not self._request.final:
-            self._request = StopRequest(**{**_fields(self._request), "final": True})
-            self._past_return = True
+            self._make_final(self._request, request)
         self._requested.set()
+
+    def _make_final(self, first: StopRequest, final: StopRequest) -> None:
+        """A signal's patience is its sender's: a longer drain has to fit into it from now on."""
+        deadline = min(self._deadline_of(first), self._deadline_of(final))
+        self._request = replace(first, final=True, timeout_s=deadline - first.at)
+        self._past_return = True
+        self._resumed = False
+        if self._phase.deadline is not None:
+            self._phase.deadline = deadline
+        self._parts.tracker.poke()
+
+    def _deadline_of(self, request: StopRequest) -> float:
+        wait = self._settings.drain_timeout_s if request.timeout_s is None else request.timeout_s
+        return request.at + wait
 
     def force(self) -> None:
         """Go to the deadline step at once: a second INT, or QUIT."""
@@ -313,34 +326,40 @@ class ShutdownCoordinator:
         Returns:
             The report; None if the drain was resumed and the service goes on.
         """
-        wait = self._settings.drain_timeout_s if request.timeout_s is None else request.timeout_s
-        deadline = request.at + wait
-        hard_limit = deadline + self._settings.hard_limit_s - self._settings.drain_timeout_s
-
-        await self._announce(request, deadline, hard_limit)  # 1
+        await self._announce(request)  # 1
         await self._close_intake()  # 2, and 3: periodic jobs and recovery
-        if not await self._wait_idle(request, deadline):  # 4
+        if not await self._wait_idle(request):  # 4
             await self._withdraw()
             return None
         await self._hand_over()  # 5
         await self._flush()  # 6
-        await self._stop_rest(hard_limit)  # 7
+        await self._stop_rest(self._hard_limit)  # 7
         await self._record()  # 8
         return self._report
 
-    async def _announce(self, request: StopRequest, deadline: float, hard_limit: float) -> None:
+    @property
+    def _deadline(self) -> float:
+        """Loop time; a signal may have brought it nearer since the drain began."""
+        assert self._phase.deadline is not None
+        return self._phase.deadline
+
+    @property
+    def _hard_limit(self) -> float:
+        return self._deadline + self._settings.hard_limit_s - self._settings.drain_timeout_s
+
+    async def _announce(self, request: StopRequest) -> None:
         """Step 1: stop-intent, kernel alarm, readiness false."""
         self._phase.advance(ServiceState.DRAINING)
-        self._phase.deadline = deadline
+        self._phase.deadline = self._deadline_of(request)
         if self._parts.alarm:
-            left = hard_limit + ALARM_AFTER_HARD_LIMIT_S - self._clock.loop()
+            left = self._hard_limit + ALARM_AFTER_HARD_LIMIT_S - self._clock.loop()
             self._parts.process.arm_alarm(max(0.1, left))
         self._telemetry.emit(
             "drain.started",
             source=request.source,
             by=request.by,
             in_flight=len(self._parts.tracker),
-            timeout_s=deadline - request.at,
+            timeout_s=self._deadline - request.at,
         )
         if request.final:
             self._say_stopping()
@@ -359,7 +378,8 @@ class ShutdownCoordinator:
             "close of the new-request intake", parts.requests.close_intake(), timeout + 1
         )
         self._report.given_back += given_back or 0
-        self._report.not_started += await parts.dispatcher.wait_gate(
+        # Not added up: the gate lists all since it was opened, also what a quiet has left.
+        self._report.not_started = await parts.dispatcher.wait_gate(
             Lane.REQUESTS, deadline=self._clock.loop() + timeout
         )
         self._telemetry.emit(
@@ -369,15 +389,15 @@ class ShutdownCoordinator:
             not_started=len(self._report.not_started),
         )
 
-    async def _wait_idle(self, request: StopRequest, deadline: float) -> bool:
+    async def _wait_idle(self, request: StopRequest) -> bool:
         """Step 4: wait for what runs, then for a quiet ops lane; false if resumed."""
-        progress = asyncio.create_task(self._tell_progress(deadline), name="gracekit-progress")
+        progress = asyncio.create_task(self._tell_progress(), name="gracekit-progress")
         try:
-            while not self._idle_wait_over(deadline):
+            while not self._idle_wait_over():
                 if self._parts.tracker.running:
-                    await self._parts.tracker.wait_change(deadline=deadline)
+                    await self._parts.tracker.wait_change(deadline=self._deadline)
                 elif await self._count_holds():
-                    poll = min(deadline, self._clock.loop() + HOLD_POLL_S)
+                    poll = min(self._deadline, self._clock.loop() + HOLD_POLL_S)
                     await self._parts.tracker.wait_change(deadline=poll)
                 else:
                     break
@@ -387,31 +407,37 @@ class ShutdownCoordinator:
             if not request.final:
                 self._say_stopping()
             self._report.waited_s = self._clock.loop() - request.at
-            await self._wait_ops_quiet(deadline)
+            await self._wait_ops_quiet()
             return True
         finally:
             progress.cancel()
 
-    def _idle_wait_over(self, deadline: float) -> bool:
-        return self._cut_short.is_set() or self._resumed or self._clock.loop() >= deadline
+    def _idle_wait_over(self) -> bool:
+        return self._cut_short.is_set() or self._resumed or self._clock.loop() >= self._deadline
 
     async def _count_holds(self) -> int:
         count = self._bounded("count of holds", self._parts.count_holds(), INTENT_TIMEOUT_S)
         self._report.open_holds = await count or 0
         return self._report.open_holds
 
-    async def _wait_ops_quiet(self, deadline: float) -> None:
+    async def _wait_ops_quiet(self) -> None:
         """A last ops task may need a callback: its intake closes once its lane was idle."""
         tracker = self._parts.tracker
-        quiet = min(deadline, self._clock.loop() + self._settings.ops_quiet_timeout_s)
+        quiet = min(self._deadline, self._clock.loop() + self._settings.ops_quiet_timeout_s)
         if not self._cut_short.is_set():
             await tracker.wait_until(
                 lambda: tracker.count(Lane.OPS) == 0 or self._cut_short.is_set(), deadline=quiet
             )
         self._parts.dispatcher.close_gate(Lane.OPS)
         timeout = self._settings.cancel_ok_timeout_s
-        if tracker.count(Lane.OPS) == 0:
-            await self._bounded("close of the ops intake", self._parts.ops.close_intake(), timeout)
+        # Idle or not: behind the closed gate a delivery would go back and come again for ever.
+        given_back = await self._bounded(
+            "close of the ops intake", self._parts.ops.close_intake(), timeout
+        )
+        self._report.given_back += given_back or 0
+        self._report.not_started += await self._parts.dispatcher.wait_gate(
+            Lane.OPS, deadline=self._clock.loop() + INTENT_TIMEOUT_S
+        )
 
     async def _hand_over(self) -> None:
         """Step 5: cancel what still runs, wait the grace, record the rest as unclean."""
@@ -515,7 +541,7 @@ class ShutdownCoordinator:
             self._telemetry.emit("drain.step_failed", step=what, error=repr(error))
         return None
 
-    async def _tell_progress(self, deadline: float) -> None:
+    async def _tell_progress(self) -> None:
         """One line every few seconds, and a longer stop time from systemd while it is of use."""
         tick = self._settings.progress_every_s
         while True:
@@ -530,7 +556,7 @@ class ShutdownCoordinator:
                 longest=oldest.method if oldest else "",
                 longest_s=self._age(oldest.started_at) if oldest else 0.0,
                 resource=":".join(oldest.resource) if oldest and oldest.resource else "",
-                left_s=round(max(0.0, deadline - self._clock.loop()), 1),
+                left_s=round(max(0.0, self._deadline - self._clock.loop()), 1),
             )
             sdnotify.status(f"draining: {len(running)} running", extend_s=3 * tick)
 
@@ -539,10 +565,6 @@ class ShutdownCoordinator:
 
     def _age(self, since: float | None) -> float:
         return 0.0 if since is None else round(self._clock.loop() - since, 1)
-
-
-def _fields(request: StopRequest) -> dict[str, Any]:
-    return {name: getattr(request, name) for name in StopRequest.__slots__}
 
 
 async def quietly(step: Awaitable[Any]) -> None:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gracekit.process import Point
+import pytest
+
+from gracekit.process import Phase, Point, Process
+from gracekit.rpc.transport import Delivery, Settlement, shared_queue
+from gracekit.store.batch import Batch
+from gracekit.store.engine import MemoryEngine
 
 PACKAGE: Final = Path(__file__).resolve().parent.parent / "gracekit"
 DEFINES: Final = PACKAGE / "process.py"
+COMMITS: Final = {
+    "gracekit/store/group.py",  # batches, which name their point
+    "gracekit/store/migrate.py",  # the schema, before anything was accepted
+}
+LEASE_CHANGE: Final = re.compile(r"\b(INTO|UPDATE|DELETE FROM)\s+lease\b")
 SETTLES: Final = ("gracekit/rpc/transport.py", "_settle_once")  # the only raw settlement
 
 
@@ -49,6 +60,33 @@ def is_of_a_delivery(function: ast.expr) -> bool:
     return False
 
 
+class Watched(Process):
+    """Notes the points that are passed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed: list[tuple[Point, Phase] | str] = []
+
+    def reach(self, point: Point, phase: Phase) -> None:
+        self.passed.append((point, phase))
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """Every text in *tree*, its docstrings too."""
+    return (
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Every function in *tree*."""
+    return (
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+
+
 def test_every_point_is_used():
     """
     A point that no code passes would be a crash test that tests nothing.
@@ -74,6 +112,90 @@ def test_every_batch_names_its_point():
     assert nameless == []
 
 
+def test_nothing_else_commits():
+    """
+    Rows change in a batch or not at all: no other module ends a transaction.
+    """
+    committing = {name for name, tree in trees() if "COMMIT" in texts(tree)}
+
+    assert committing == COMMITS
+
+
+async def test_a_commit_passes_its_point_before_and_after():
+    """
+    A kill can stop a batch with its statements carried out and not committed, and just committed.
+    """
+    process = Watched()
+    engine = MemoryEngine(["CREATE TABLE note (text TEXT)"], process=process)
+    await engine.start()
+    batch = Batch(Point.ACCEPT)
+    batch.add("INSERT INTO note VALUES ('accepted')")
+
+    await engine.commit(batch)
+    await engine.stop()
+
+    assert process.passed == [(Point.ACCEPT, "before"), (Point.ACCEPT, "after")]
+
+
+def test_a_lease_changes_with_the_leases_batches_only():
+    """
+    Who may act is decided in one module, in batches, and so in commits that have a name.
+    """
+    changing = {
+        name for name, tree in trees() if any(LEASE_CHANGE.search(text) for text in texts(tree))
+    }
+
+    assert changing == {"gracekit/leases/leases.py"}
+
+
+def test_every_reply_passes_its_point_before_and_after():
+    """
+    Whatever makes a reply sends it where the crash matrix can stop it.
+    """
+    phases = {
+        f"{name}:{function.name}": {
+            argument.value
+            for call in calls(function)
+            if call.args and point_named_by(call.args[0]) == "REPLY"
+            for argument in call.args[1:]
+            if isinstance(argument, ast.Constant)
+        }
+        for name, tree in trees()
+        for function in functions(tree)
+        for call in calls(function)
+        if isinstance(call.func, ast.Name) and call.func.id == "encode_reply"
+    }
+
+    assert phases != {}
+    assert set(map(frozenset, phases.values())) == {frozenset({"before", "after"})}
+
+
+@pytest.mark.parametrize("how", Settlement)
+async def test_a_settlement_passes_its_point_before_and_after(how: Settlement):
+    """
+    An ack, a return and a dead letter can each be stopped on either side.
+    """
+    process = Watched()
+
+    async def settle(how: Settlement, reason: str) -> None:
+        process.passed.append(how.value)
+
+    delivery = Delivery(
+        body=b"",
+        queue=shared_queue("q"),
+        redelivered=False,
+        expires_in_s=None,
+        headers={},
+        process=process,
+        settle=settle,
+    )
+
+    await delivery._settle_once(how, "why")
+
+    point = Point(how.value)
+    assert process.passed == [(point, "before"), how.value, (point, "after")]
+
+
 def test_settlements_go_through_the_delivery():
     """
     Only `Delivery` settles, once, passing its points; nobody calls a transport's raw settlement.
@@ -81,8 +203,7 @@ def test_settlements_go_through_the_delivery():
     raw = [
         (name, function.name)
         for name, tree in trees()
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for function in functions(tree)
         for call in calls(function)
         if isinstance(call.func, ast.Attribute) and call.func.attr == "settle"
         # Other things settle too: recovery settles tasks and holds.

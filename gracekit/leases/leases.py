@@ -28,6 +28,9 @@ RETURNING lver"""
 _RELEASE: Final = """
 UPDATE lease SET owner = NULL, released_at = ?, release_reason = ?
 WHERE kind = ? AND id = ? AND owner = ? AND lver = ?"""
+_DROP: Final = """
+UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'clean'
+WHERE kind = ? AND id = ? AND owner = ? AND request_id = ?"""
 # An owner that died unclean may have left a last request in flight to a backend: the resource
 # waits as long as the longest settle time of the rows that acted on it.
 _TAKE_AWAY: Final = """
@@ -83,6 +86,10 @@ class Leases:
     def add_release(self, batch: Batch, guard: Guard, *, reason: str) -> None:
         """Give the lease back; one that was lost already is left alone."""
         batch.add(_RELEASE, self._clock.wall(), reason, *guard.resource, self._run_id, guard.token)
+
+    def add_drop(self, batch: Batch, resource: Resource, request_id: str) -> None:
+        """Give back whatever this run holds on *resource* for a task that nobody here works on."""
+        batch.add(_DROP, self._clock.wall(), *resource, self._run_id, request_id)
 
     def add_take_away(self, batch: Batch, dead_run: str) -> None:
         """Free every lease of a run proven dead; after an unclean end only when it has settled.

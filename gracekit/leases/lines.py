@@ -8,6 +8,7 @@ A line exists only while somebody stands in it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -52,7 +53,8 @@ class Lines:
             if turn.done() and not turn.cancelled():
                 self.leave(key)
             else:
-                waiting.remove(turn)
+                with contextlib.suppress(ValueError):  # whoever left has passed us over already
+                    waiting.remove(turn)
             raise
 
     def leave(self, key: Hashable) -> None:

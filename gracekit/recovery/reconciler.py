@@ -210,6 +210,9 @@ class Reconciler:
                 continue  # it came into the tracker meanwhile, or is being settled
             batch = Batch(Point.ADOPT)
             self._claims.add_disown(batch, row)
+            if row.resource is not None and row.state is not TaskState.ACCEPTED:
+                # Held by this very run, it would be refused to the row's next attempt for ever.
+                self._leases.add_drop(batch, row.resource, row.request_id)
             with contextlib.suppress(ConflictError):
                 await self._journal.commit(batch)
                 self._telemetry.emit("task.adopted", task_id=row.request_id, method=row.method)
@@ -294,6 +297,8 @@ class Reconciler:
             self._leave(row.resource)
             batch = Batch(Point.NOT_STARTED)
             self._claims.add_let_go(batch, row)
+            if row.resource is not None:
+                self._leases.add_drop(batch, row.resource, row.request_id)
             await self._journal.commit(batch)
             if isinstance(error, StoreError):
                 self._telemetry.emit("store.error", what="settling", error=str(error))

@@ -90,6 +90,16 @@ async def run_attempt(
         task.cancellable = False
         if timer is not None:
             timer.cancel()
+        await _take_cancellations()
+
+
+async def _take_cancellations() -> None:
+    """Take what the handler left behind: a cancellation of its own must not meet a step of ours."""
+    me = asyncio.current_task()
+    while me is not None and me.cancelling():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        me.uncancel()
 
 
 def succeeded(who: str, result: Any) -> Outcome:
@@ -150,11 +160,15 @@ async def call_hook(
     args: Mapping[str, Any],
     limiter: anyio.CapacityLimiter,
 ) -> Any:
-    """Call a probe or errored hook, plain or async."""
-    with running_in(ctx):
-        if asyncio.iscoroutinefunction(hook):
-            return await hook(ctx, **args)
-        return await _in_thread(partial(hook, ctx, **args), limiter)
+    """Call a probe, errored hook or job, plain or async."""
+    try:
+        with running_in(ctx):
+            if asyncio.iscoroutinefunction(hook):
+                return await hook(ctx, **args)
+            return await _in_thread(partial(hook, ctx, **args), limiter)
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        # Out of a task of its own it would end the whole loop.
+        raise RuntimeError(f"{getattr(hook, '__name__', hook)}() raised {error!r}") from error
 
 
 async def _call(

@@ -26,6 +26,7 @@ from gracekit.config import parse_duration
 from gracekit.errors import LeaseHeld
 from gracekit.leases.leases import Guard, Leases
 from gracekit.rpc.message import LEASE_KEY, carried_lease
+from gracekit.rpc.plain import plain
 from gracekit.shutdown import Phase
 from gracekit.tracker.holds import Holds
 from gracekit.tracker.journal import Journal
@@ -215,7 +216,7 @@ class Context(Mapping[str, Any]):
         return Steps(self, source)
 
     def _reached(self, cursor: Any) -> None:
-        self._task.cursor = cursor
+        self._task.cursor = plain(cursor, "cursor")
         self._task.safe_point_at = self._loop.time()
 
     def _stop_if_asked(self) -> None:

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable
 from typing import Final
 
-from gracekit.errors import ConflictError, StoreError, UnknownCommitError
+from gracekit.errors import ConflictError, StoreBrokenError, StoreError, UnknownCommitError
 from gracekit.leases.leases import Guard, Leases
 from gracekit.process import Point
 from gracekit.request.lanes import Job
@@ -65,7 +65,8 @@ class Custody:
         except ConflictError as conflict:
             return Entry.LEASE_ELSEWHERE if conflict.statement == lease else Entry.KNOWN
         except StoreError as error:
-            return await self._enter_after(error, job, "acceptance")
+            state = TaskState.RUNNING if begin else TaskState.ACCEPTED
+            return await self._enter_after(error, job, "acceptance", state=state)
         job.task.row_id = int(rows[index][0][0] or 0)
         job.task.attempt = int(begin)
         self._take_token(job.task, rows, lease)
@@ -87,11 +88,14 @@ class Custody:
         return Entry.DONE
 
     async def _enter_after(
-        self, error: StoreError, job: Job, what: str, *, state: TaskState | None = None
+        self, error: StoreError, job: Job, what: str, *, state: TaskState
     ) -> Entry:
-        """Ask the row whether an entry was written although its commit was not confirmed."""
+        """Ask the row whether an entry was written although its commit was not confirmed.
+
+        Owner alone proves nothing: an ended row of an earlier request keeps its owner.
+        """
         row = await self._row_after(error, job.task, what)
-        if row is None or row.owner != self._journal.run_id or (state and row.state is not state):
+        if row is None or row.owner != self._journal.run_id or row.state is not state:
             return Entry.FAILED
         job.task.row_id, job.task.attempt, job.task.token = row.id, row.attempts, row.token
         return Entry.DONE
@@ -123,11 +127,17 @@ class Custody:
             self._add_release(batch, task, "clean")
             try:
                 rows = (await self._journal.commit(batch))[index]
+            except StoreBrokenError as error:
+                self._tell(error, "outcome")
+                return []
             except StoreError as error:
                 row = await self._row_after(error, task, "outcome")
-                if row is None or row.state is not expected:
-                    return []  # written, and its replies are due on record; or not ours any more
-                continue
+                if row is None or row.state is expected:
+                    continue  # an outcome that was not written is not lost for one refusal
+                if row.state is outcome.state and row.owner == self._journal.run_id:
+                    task.advance(outcome.state)
+                    return await self._journal.replies_due(row.id)
+                return []  # not ours any more
             task.advance(outcome.state)
             return [address_of(row) for row in rows]
         return []

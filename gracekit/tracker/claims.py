@@ -42,10 +42,12 @@ WHERE owner = ?3 AND state IN ('running', 'handed_over')""",
 UPDATE task SET owner = ?1 WHERE owner = ?2 AND finished_at IS NOT NULL
     AND (errored_due = 1 OR id IN (SELECT task_id FROM reply WHERE due_at IS NOT NULL))""",
 )
+# An `error` row is only judged: that touches no backend, and need not wait for it to settle.
 _CLAIM: Final = f"""
 UPDATE task SET owner = ? WHERE id IN (
     SELECT id FROM task WHERE owner IS NULL AND state = ? AND service = ?
-        AND target IN ('', ?, ?) AND coalesce(not_before, 0) <= ? AND coalesce(next_check, 0) <= ?
+        AND target IN ('', ?, ?) AND coalesce(next_check, 0) <= ?
+        AND (on_interrupt = 'error' OR coalesce(not_before, 0) <= ?)
     ORDER BY id LIMIT ?)
 AND owner IS NULL AND state = ? RETURNING {ROW_COLUMNS}"""  # noqa: S608 - constants
 _AGAIN: Final = """
@@ -56,7 +58,8 @@ UPDATE task SET owner = NULL, next_check = ?,
     waiting_since = coalesce(waiting_since, CASE WHEN ? THEN ? END)
 WHERE id = ? AND owner = ? AND state = 'handed_over'"""
 _NEXT_LOOK: Final = """
-SELECT min(max(coalesce(not_before, 0), coalesce(next_check, 0))) FROM task
+SELECT min(max(iif(on_interrupt = 'error', 0, coalesce(not_before, 0)), coalesce(next_check, 0)))
+FROM task
 WHERE owner IS NULL AND state = 'handed_over' AND service = ? AND target IN ('', ?, ?)"""
 _DUE_REPLIES: Final = """
 SELECT task.id, reply.queue, reply.msg_id, reply.expires_at, task.accepted_at

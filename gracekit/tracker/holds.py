@@ -18,11 +18,13 @@ _OPEN: Final = """
 INSERT INTO hold (service, name, key, owner, target, namespace, method, version, args, opened_at,
     lapses_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (service, name, key) WHERE ended_at IS NULL
-DO UPDATE SET lapses_at = max(lapses_at, excluded.lapses_at)
-WHERE hold.owner = excluded.owner RETURNING id"""
+DO UPDATE SET lapses_at = max(lapses_at, excluded.lapses_at), owner = excluded.owner,
+    target = excluded.target, next_check = NULL
+WHERE hold.owner = excluded.owner OR hold.owner IS NULL RETURNING id"""
+# A hold that was opened again meanwhile is another run's, or lapses later: it stays open.
 _END: Final = """
 UPDATE hold SET ended_at = ?, end_reason = ?, args = CASE WHEN ? THEN args END, errored_due = ?
-WHERE id = ? AND ended_at IS NULL"""
+WHERE id = ? AND ended_at IS NULL AND owner IS ? AND lapses_at = ?"""
 
 _NAMES: Final = (
     "id",
@@ -78,6 +80,8 @@ class Holds:
     ) -> None:
         """Keep this run in its drain until the hold ends; opening it again prolongs it.
 
+        One that a dead run left over is taken on: its operation goes on here.
+
         Args:
             name: Kind of operation.
             key: Which one.
@@ -86,7 +90,7 @@ class Holds:
             args: Its arguments, kept for the probe.
 
         Raises:
-            GracekitError: another run holds the same name and key.
+            GracekitError: another living run holds the same name and key.
         """
         now = self._journal.clock.wall()
         batch = Batch(Point.HOLD)
@@ -149,10 +153,14 @@ class Holds:
         )
 
     async def settle(self, hold: Hold, reason: str, *, errored: bool) -> bool:
-        """End a hold by verdict; false if someone else did."""
+        """End a hold by verdict; false if someone else did, or it was opened again."""
         batch = Batch(Point.END_HOLD)
         now = self._journal.clock.wall()
-        batch.ask(_END + " RETURNING id", now, reason, int(errored), int(errored), hold.id)
+        batch.ask(
+            _END + " RETURNING id",
+            *(now, reason, int(errored), int(errored)),
+            *(hold.id, hold.owner, hold.lapses_at),
+        )
         return bool((await self._journal.commit(batch))[0])
 
     async def wait(self, hold: Hold, *, next_check: float) -> None:

@@ -418,6 +418,14 @@ class Journal:
         )
         return replies
 
+    async def replies_due(self, row_id: int) -> list[Address]:
+        """Where the answer of an ended task has still to go."""
+        rows = await self.engine.query(
+            "SELECT queue, msg_id, expires_at FROM reply WHERE task_id = ? AND due_at IS NOT NULL",
+            row_id,
+        )
+        return [address_of(row) for row in rows]
+
     async def reply_done(self, row_id: int, address: Address, *, sent: bool) -> None:
         """Forget a reply that was confirmed, or given up and counted.
 
