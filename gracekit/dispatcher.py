@@ -31,7 +31,8 @@ class Dispatcher:
 
     Args:
         gates: The lanes that requests come by.
-        on_hand_over: Told of each task that was handed over with its handler returned.
+        on_hand_over: Told of each task that was handed over with its handler returned, and
+            whether that is on record.
         on_give_back: Told of each delivery given back.
     """
 
@@ -45,7 +46,7 @@ class Dispatcher:
         telemetry: Telemetry,
         *,
         gates: Mapping[Lane, LaneGate],
-        on_hand_over: Callable[[TrackedTask], None],
+        on_hand_over: Callable[[TrackedTask, bool], None],
         on_give_back: Callable[[], None],
     ) -> None:
         self._services = services
@@ -62,6 +63,7 @@ class Dispatcher:
         self._on_give_back = on_give_back
         self._jobs: dict[TrackedTask, Job] = {}
         self._work: set[asyncio.Task[Any]] = set()
+        self._sealed = False
 
     # -- the ways in --------------------------------------------------------------------
 
@@ -94,8 +96,12 @@ class Dispatcher:
 
     async def dispatch(self, delivery: Delivery, gate: LaneGate) -> None:
         """Carry one delivery through its life."""
-        job = await self._arrivals.read(delivery, gate)
-        if job is None or not await self._track(job):
+        try:
+            job = await self._arrivals.read(delivery, gate)
+            if job is None or not await self._track(job):
+                return
+        except StoreError as error:
+            await self._give_back_after(error, delivery)
             return
         try:
             if not job.task.journaled:
@@ -103,8 +109,15 @@ class Dispatcher:
             elif not await self._waits_for_itself(job) and await self._accept(job):
                 await self._ack(delivery)
                 await self._live(job)
+        except StoreError as error:
+            await self._give_back_after(error, delivery)
         finally:
             self._untrack(job)
+
+    async def _give_back_after(self, error: StoreError, delivery: Delivery) -> None:
+        """The record cannot be read: what was not accepted goes back."""
+        self._telemetry.emit("store.error", what="dispatch", error=str(error))
+        await delivery.give_back()
 
     async def _dispatch_row(self, row: TaskRow, inside: tuple[str, str] | None) -> None:
         """Carry an accepted row, of an earlier run or ours, through the rest of its life."""
@@ -125,6 +138,9 @@ class Dispatcher:
         """From acceptance to the reply: turn, begin, run, finish, reply."""
         if not job.task.running and not await self._begin_in_turn(job):
             return
+        if self._sealed:
+            await self._hand_over(job, Cut.SAFE_POINT)  # begun too late, and nothing was done
+            return
         end = await self._run(job)
         if job.stuck:
             return  # the drain has recorded it; what it did after that is for recovery to find
@@ -144,6 +160,9 @@ class Dispatcher:
             await self._give_back(job)
             return
         job.task.attempt = 1
+        if self._sealed:
+            await self._give_back(job)
+            return
         self._mark_running(job)
         end = await self._run(job)
         self._turns.leave(job)
@@ -158,7 +177,12 @@ class Dispatcher:
             return
         if job.reply is not None and not job.answered:
             await self._answers.send(job.reply, end.outcome)
-        await job.delivery.ack()
+        for copy in job.copies:
+            if copy.reply is not None and copy.reply != job.reply:
+                await self._answers.send(copy.reply, end.outcome)
+        for each in (job, *job.copies):
+            if each.delivery is not None:
+                await self._ack(each.delivery)
 
     # -- track and accept: custody ------------------------------------------------------
 
@@ -169,13 +193,14 @@ class Dispatcher:
             self._jobs[job.task] = job
             return True
         other = self._jobs.get(known)
-        if other is not None and not known.journaled and job.delivery and job.delivery.redelivered:
-            # The old handle is void, or a second copy: the new one alone keeps the request.
-            old, other.delivery = other.delivery, job.delivery
-            if old is not None:
-                await self._ack(old)
-        else:
+        if other is None or known.journaled:
             await self._answer_duplicate(job)
+        elif (other.method, other.args) != (job.method, job.args):
+            await self._refuse_conflict(job, known.method)
+        else:
+            # A redelivery, whose first handle is void, or a second copy with a caller of its
+            # own: until the end no copy is acked, so that a crash loses none of them.
+            other.copies.append(job)
         return False
 
     async def _accept(self, job: Job) -> bool:
@@ -229,11 +254,7 @@ class Dispatcher:
             await delivery.give_back()  # its first delivery is not yet accepted, or was not
             return
         if row.content_hash != request.content_hash:
-            conflict = ConflictingRequestError(
-                f"request id {task.request_id} is known with other content: "
-                f"{row.method} was accepted under it; draw a new id for a new request"
-            )
-            await self._arrivals.refuse(job, "conflicting_id", conflict)
+            await self._refuse_conflict(job, row.method)
             return
         await self._journal.tally(
             "duplicate", request_id=task.request_id, method=task.method, detail=row.state.value
@@ -244,6 +265,13 @@ class Dispatcher:
             row = await self._journal.known(task.request_id, task.recipient) or row
             await self._answers.send(job.reply, outcome_of(row))
         await delivery.ack()
+
+    async def _refuse_conflict(self, job: Job, known_method: str) -> None:
+        conflict = ConflictingRequestError(
+            f"request id {job.task.request_id} is known with other content: "
+            f"{known_method} was accepted under it; draw a new id for a new request"
+        )
+        await self._arrivals.refuse(job, "conflicting_id", conflict)
 
     # -- turn and begin -----------------------------------------------------------------
 
@@ -356,8 +384,8 @@ class Dispatcher:
     async def _hand_over(self, job: Job, cut: Cut) -> None:
         """Record a started, unfinished task for recovery; its handler has returned."""
         task = job.task
-        await self._custody.hand_over(job, cut)
-        self._on_hand_over(task)
+        recorded = await self._custody.hand_over(job, cut)
+        self._on_hand_over(task, recorded)
         self._end_turn(job)
         self._telemetry.emit(
             "task.handed_over", task_id=task.request_id, method=task.method, cut=cut.value
@@ -385,12 +413,15 @@ class Dispatcher:
 
     async def _give_back(self, job: Job) -> None:
         """Put a delivery back that was not accepted, or whose `requeue` task was cut."""
-        if job.delivery is not None:
-            self._on_give_back()
-            await job.delivery.give_back()
+        for each in (job, *job.copies):
+            if each.delivery is not None:
+                self._on_give_back()
+                await each.delivery.give_back()
 
     def _untrack(self, job: Job) -> None:
         job.gate.entering.discard(job)
+        self._turns.leave(job)
+        self._tracker.ended(job.task)
         self._jobs.pop(job.task, None)
         self._tracker.remove(job.task)
         self._tracker.poke()
@@ -422,6 +453,18 @@ class Dispatcher:
             lambda: all(job.stuck for job in self._jobs.values()), deadline=deadline
         )
 
+    def is_entering(self) -> bool:
+        """Whether a request is between the submission of its acceptance and its start."""
+        return any(gate.entering for gate in self._gates.values() if not gate.is_open)
+
+    def seal(self) -> None:
+        """Start no handler any more, whatever commit still lands."""
+        self._sealed = True
+
     def kept_leases(self) -> int:
         """Leases that only the death of this process frees."""
-        return self._custody.kept_leases
+        return self._services.leases.kept
+
+    def left_behind(self) -> int:
+        """Requests that are still in gracekit's own hands; a handler that never ended is not."""
+        return sum(not job.stuck for job in self._jobs.values())

@@ -7,17 +7,19 @@ A drain starts none; a running one finishes. A singleton tries a lease and skips
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import anyio
 
 from gracekit.errors import StoreError
+from gracekit.leases.leases import Guard
 from gracekit.request.attempt import call_hook
 from gracekit.request.context import Context, Services
 from gracekit.telemetry import Telemetry
+from gracekit.tracker.task import TrackedTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,30 +79,34 @@ class PeriodicJobs:
 
     async def _run(self, job: PeriodicJob) -> None:
         services = self._services
-        guard = None
-        if job.singleton:
-            guard = await services.leases.take(("periodic", job.name), job.name)
-            if guard is None:
-                return
-        try:
-            with services.tracker.background(job.name, services.clock) as task:
-                ctx = Context(
-                    task,
-                    services,
-                    args={},
-                    caller={},
-                    method=(None, job.name, "1.0"),
-                    expires_at=None,
-                )
-                task.token = guard.token if guard else None
-                await call_hook(job.handler, ctx, {}, self._limiter)
-        finally:
-            if guard is not None:
-                await _release(partial(services.leases.release, guard, reason="clean"))
+        with services.tracker.background(job.name, services.clock) as task:
+            guard = None
+            if job.singleton:
+                guard = await services.leases.take(("periodic", job.name), job.name)
+                if guard is None:
+                    return
+            try:
+                if not self._paused:  # a drain may have begun while the lease was taken
+                    task.token = guard.token if guard else None
+                    await self._call(job, task)
+            finally:
+                if guard is not None:
+                    await self._release(guard, task)
 
+    async def _call(self, job: PeriodicJob, task: TrackedTask) -> None:
+        ctx = Context(
+            task,
+            self._services,
+            args={},
+            caller={},
+            method=(None, job.name, "1.0"),
+            expires_at=None,
+        )
+        await call_hook(job.handler, ctx, {}, self._limiter)
 
-async def _release(release: Callable[[], Any]) -> None:
-    try:
-        await release()
-    except StoreError:
-        return  # the lease ends with the process
+    async def _release(self, guard: Guard, task: TrackedTask) -> None:
+        if task.cancel_cause is not None:
+            self._services.leases.kept += 1  # cut: only the death of this process frees it
+            return
+        with contextlib.suppress(StoreError):  # it then ends with the process
+            await self._services.leases.release(guard, reason="clean")

@@ -125,6 +125,7 @@ class Runtime:
         self._transport = transport or open_transport(
             self.settings.transport_url, process=self._process, clock=self._clock, broker=broker
         )
+        self._interrupted = False
         self._lock: LifeLock | None = None
         self._bell: Bell | None = None
         self._background: list[asyncio.Task[None]] = []
@@ -271,7 +272,12 @@ class Runtime:
         )
         self.reconciler = Reconciler(
             journal=self.journal,
-            claims=Claims(self.journal, host=settings.host, instance=self.instance),
+            claims=Claims(
+                self.journal,
+                host=settings.host,
+                instance=self.instance,
+                on_damage=self._tell_damage,
+            ),
             holds=self.holds,
             leases=leases,
             members=self.members,
@@ -306,11 +312,14 @@ class Runtime:
     async def _answer_verb(self, request: Request) -> dict[str, Any]:
         return await self.control(request)
 
+    def _tell_damage(self, error: StoreError) -> None:
+        self.telemetry.emit("store.error", what="row", error=str(error))
+
     def _look_again(self) -> None:
         self.reconciler.poke()
 
-    def _note_handed_over(self, task: TrackedTask) -> None:
-        self.coordinator.note_handed_over(task)
+    def _note_handed_over(self, task: TrackedTask, recorded: bool) -> None:  # noqa: FBT001
+        self.coordinator.note_handed_over(task, recorded=recorded)
 
     def _note_given_back(self) -> None:
         self.coordinator.note_given_back()
@@ -484,8 +493,10 @@ class Runtime:
         stopping.cancel()
         if not starting.done():
             starting.cancel()
-            await asyncio.wait({starting})
-        if not starting.cancelled() and (error := starting.exception()) is not None:
+            await asyncio.wait({starting}, timeout=self.settings.handover_grace_s)
+        if not starting.done():
+            self.coordinator.fail("the start did not end when it was cancelled")
+        elif not starting.cancelled() and (error := starting.exception()) is not None:
             await self._stop_after_failed_start(f"start failed: {error!r}")
             raise error
         return await self.serve()
@@ -493,7 +504,7 @@ class Runtime:
     def on_signal(self, number: int, at: float) -> None:
         """Act on a signal, on the loop. *at*: loop time at which it arrived."""
         name = signal.Signals(number).name
-        again = self.coordinator.stop_requested
+        again, self._interrupted = self._interrupted, self._interrupted or number == signal.SIGINT
         self.telemetry.emit("signal.received", signal=name)
         if number == signal.SIGQUIT or (number == signal.SIGINT and again):
             self.coordinator.force()

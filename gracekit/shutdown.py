@@ -25,6 +25,8 @@ from gracekit.tracker.task import CancelCause, Lane, TrackedTask
 from gracekit.tracker.tracker import Tracker
 
 INTENT_TIMEOUT_S: Final = 1.0
+SHORTEST_STEP_S: Final = 0.25
+"""What a step gets at least, even past the deadline."""
 ALARM_AFTER_HARD_LIMIT_S: Final = 0.5
 HOLD_POLL_S: Final = 0.5
 """A hold may be ended or lapse in another process, which rings no bell here."""
@@ -116,6 +118,7 @@ class DrainReport:
         given_back: Deliveries and `requeue` tasks given back to the transport.
         open_holds: Holds that were still open at the deadline.
         leases_kept: Leases that only the death of this process frees.
+        left_behind: Requests that were still in gracekit's own hands, in a commit or a reply.
         forced: Whether a second signal cut the wait short.
         failure: Why the end was not in order; None if it was.
     """
@@ -128,20 +131,21 @@ class DrainReport:
     given_back: int = 0
     open_holds: int = 0
     leases_kept: int = 0
+    left_behind: int = 0
     forced: bool = False
     failure: str | None = None
 
     @property
     def must_die(self) -> bool:
         """Whether the process has to leave by `os._exit`, to be proven dead by others."""
-        return bool(self.unclean or self.leases_kept)
+        return bool(self.unclean or self.leases_kept or self.left_behind)
 
     @property
     def exit_code(self) -> ExitCode:
         """What the process tells its supervisor."""
         if self.failure is not None:
             return ExitCode.INTERNAL
-        if self.handed_over or self.not_started or self.unclean:
+        if self.handed_over or self.not_started or self.unclean or self.open_holds:
             return ExitCode.HANDED_OVER
         return ExitCode.DRAINED
 
@@ -174,8 +178,19 @@ class Dispatch(Protocol):
         """Wait until nothing is between acceptance and start; ids of those given up."""
         ...
 
+    def is_entering(self) -> bool:
+        """Whether a request is between the submission of its acceptance and its start."""
+        ...
+
+    def seal(self) -> None:
+        """Start no handler any more, whatever commit still lands."""
+
     def kept_leases(self) -> int:
         """Leases that only the death of this process frees."""
+        ...
+
+    def left_behind(self) -> int:
+        """Requests that are still in gracekit's own hands."""
         ...
 
     async def hand_over_stuck(self, tasks: Sequence[TrackedTask]) -> None:
@@ -373,14 +388,14 @@ class ShutdownCoordinator:
             background.pause()
         # Before waiting, not after: a delivery that arrives during the wait would be settled
         # by nobody and seen again only when the connection drops.
-        timeout = self._settings.cancel_ok_timeout_s
+        timeout = self._within(self._settings.cancel_ok_timeout_s + 1)
         given_back = await self._bounded(
-            "close of the new-request intake", parts.requests.close_intake(), timeout + 1
+            "close of the new-request intake", parts.requests.close_intake(), timeout
         )
         self._report.given_back += given_back or 0
         # Not added up: the gate lists all since it was opened, also what a quiet has left.
         self._report.not_started = await parts.dispatcher.wait_gate(
-            Lane.REQUESTS, deadline=self._clock.loop() + timeout
+            Lane.REQUESTS, deadline=self._clock.loop() + self._within(timeout)
         )
         self._telemetry.emit(
             "intake.closed",
@@ -394,9 +409,9 @@ class ShutdownCoordinator:
         progress = asyncio.create_task(self._tell_progress(), name="gracekit-progress")
         try:
             while not self._idle_wait_over():
-                if self._parts.tracker.running:
+                if self._parts.tracker.running or self._parts.dispatcher.is_entering():
                     await self._parts.tracker.wait_change(deadline=self._deadline)
-                elif await self._count_holds():
+                elif await self._count_holds() != 0:
                     poll = min(self._deadline, self._clock.loop() + HOLD_POLL_S)
                     await self._parts.tracker.wait_change(deadline=poll)
                 else:
@@ -415,10 +430,21 @@ class ShutdownCoordinator:
     def _idle_wait_over(self) -> bool:
         return self._cut_short.is_set() or self._resumed or self._clock.loop() >= self._deadline
 
-    async def _count_holds(self) -> int:
-        count = self._bounded("count of holds", self._parts.count_holds(), INTENT_TIMEOUT_S)
-        self._report.open_holds = await count or 0
-        return self._report.open_holds
+    async def _count_holds(self) -> int | None:
+        """Open holds; None if that cannot be told now, which is no reason to leave."""
+        counting = self._bounded("count of holds", self._parts.count_holds(), INTENT_TIMEOUT_S)
+        count: int | None = await counting
+        self._report.open_holds = self._report.open_holds if count is None else count
+        return count
+
+    def _within(self, limit_s: float) -> float:
+        """At most *limit_s*, and not past the deadline: the hand-over must still fit."""
+        end = self._clock.loop() + limit_s
+        if self._phase.deadline is not None:
+            end = min(end, self._phase.deadline)
+        if self._cut_short.is_set():
+            end = 0.0
+        return max(SHORTEST_STEP_S, end - self._clock.loop())
 
     async def _wait_ops_quiet(self) -> None:
         """A last ops task may need a callback: its intake closes once its lane was idle."""
@@ -429,19 +455,20 @@ class ShutdownCoordinator:
                 lambda: tracker.count(Lane.OPS) == 0 or self._cut_short.is_set(), deadline=quiet
             )
         self._parts.dispatcher.close_gate(Lane.OPS)
-        timeout = self._settings.cancel_ok_timeout_s
+        timeout = self._within(self._settings.cancel_ok_timeout_s)
         # Idle or not: behind the closed gate a delivery would go back and come again for ever.
         given_back = await self._bounded(
             "close of the ops intake", self._parts.ops.close_intake(), timeout
         )
         self._report.given_back += given_back or 0
         self._report.not_started += await self._parts.dispatcher.wait_gate(
-            Lane.OPS, deadline=self._clock.loop() + INTENT_TIMEOUT_S
+            Lane.OPS, deadline=self._clock.loop() + self._within(INTENT_TIMEOUT_S)
         )
 
     async def _hand_over(self) -> None:
         """Step 5: cancel what still runs, wait the grace, record the rest as unclean."""
         tracker = self._parts.tracker
+        self._parts.dispatcher.seal()
         cause = CancelCause.FORCED if self._report.forced else CancelCause.DRAIN_DEADLINE
         for task in tracker:
             if task.running:
@@ -468,6 +495,7 @@ class ShutdownCoordinator:
         deadline = self._clock.loop() + self._settings.handover_flush_s
         await self._parts.dispatcher.wait_flushed(deadline=deadline)
         self._report.leases_kept = self._parts.dispatcher.kept_leases()
+        self._report.left_behind = self._parts.dispatcher.left_behind()
 
     async def _stop_rest(self, hard_limit: float) -> None:
         """Step 7: ops server, on_stop, transport."""
@@ -516,9 +544,11 @@ class ShutdownCoordinator:
 
     # -- the small print ----------------------------------------------------------------
 
-    def note_handed_over(self, task: TrackedTask) -> None:
+    def note_handed_over(self, task: TrackedTask, *, recorded: bool) -> None:
         """A task stopped at a safe point, or was cut and has returned."""
         self._past_return = True
+        if not recorded:
+            self.fail(f"the hand-over of {task} could not be recorded")
         self._report.handed_over.append(task.request_id)
 
     def note_given_back(self) -> None:

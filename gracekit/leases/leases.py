@@ -18,12 +18,19 @@ from gracekit.store.engine import Engine
 
 Resource = tuple[str, str]
 
+# Not while an older task's truth about the resource is unknown: it is settled first, whoever does
+# it. Older only, so that two of them do not wait for each other.
 _TAKE: Final = """
 INSERT INTO lease (kind, id, lver, owner, request_id, acquired_at) VALUES (?, ?, 1, ?, ?, ?)
 ON CONFLICT (kind, id) DO UPDATE SET lver = lver + 1, owner = excluded.owner,
     request_id = excluded.request_id, acquired_at = excluded.acquired_at, released_at = NULL,
     release_reason = NULL
-WHERE lease.owner IS NULL AND lease.not_before <= excluded.acquired_at
+WHERE lease.owner IS NULL AND lease.not_before <= excluded.acquired_at AND NOT EXISTS (
+    SELECT 1 FROM task WHERE task.resource_kind = excluded.kind AND task.resource_id = excluded.id
+        AND task.state = 'handed_over' AND task.cut <> 'safe_point'
+        AND task.request_id <> excluded.request_id
+        AND task.id < coalesce(
+            (SELECT max(id) FROM task WHERE task.request_id = excluded.request_id), task.id + 1))
 RETURNING lver"""
 _RELEASE: Final = """
 UPDATE lease SET owner = NULL, released_at = ?, release_reason = ?
@@ -35,8 +42,9 @@ WHERE kind = ? AND id = ? AND owner = ? AND request_id = ?"""
 # waits as long as the longest settle time of the rows that acted on it.
 _TAKE_AWAY: Final = """
 UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'taken', not_before = ? + coalesce(
-    (SELECT max(task.settle_s) FROM task WHERE task.resource_kind = lease.kind
-        AND task.resource_id = lease.id AND task.owner = lease.owner
+    (SELECT max(task.settle_s) FROM task WHERE task.owner = lease.owner
+        AND (task.request_id = lease.request_id
+            OR task.resource_kind = lease.kind AND task.resource_id = lease.id)
         AND task.state IN ('running', 'handed_over')), 0)
 WHERE owner = ?"""
 
@@ -74,6 +82,7 @@ class Leases:
         self._engine = engine
         self._clock = clock
         self._run_id = run_id
+        self.kept = 0  # granted to tasks that were cut: only the death of this process frees them
 
     def add_take(self, batch: Batch, resource: Resource, request_id: str) -> int:
         """Take the lease for a task, or roll the batch back if it is held.

@@ -171,6 +171,7 @@ class Members:
         self.run_id = run_id
         self._service = service
         self._lock_directory = lock_directory
+        self._lock_name = ""
 
     async def join(
         self,
@@ -184,6 +185,7 @@ class Members:
         transport: str,
     ) -> int:
         """Write this run down; returns its generation, which counts the runs of the instance."""
+        self._lock_name = lock_path.name
         now = self._clock.wall()
         me = self._process.identity
         batch = Batch(Point.JOIN)
@@ -269,6 +271,9 @@ class Members:
         if self._lock_directory is not None:
             # Beside our own store: another mount may know the same file by another path.
             lock_path = self._lock_directory / lock_path.name
+        if lock_path.name and lock_path.name == self._lock_name and run.identity != self._process.identity:
+            # We hold the lock of its slot, so it is dead; and opening the file would drop our lock.
+            return False
         return self._process.is_alive(run.identity, lock_path)
 
     async def others(self) -> list[Run]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -111,6 +111,8 @@ class Reconciler:
         self._gated: set[Resource] = set()
         self._settling: dict[asyncio.Task[None], TaskRow] = {}
         self._asking: set[asyncio.Task[Any]] = set()
+        self._hooks: dict[str, asyncio.Task[None]] = {}
+        self._asked_again: set[str] = set()
         for one in places.values():
             one.on_free(self._place_is_free)
 
@@ -122,6 +124,10 @@ class Reconciler:
         for task in self._settling.keys() - self._asking:
             task.cancel()
 
+    def is_paused(self) -> bool:
+        """Whether a drain has said that nothing more may be started."""
+        return self._paused
+
     def resume(self) -> None:
         """Go on after a drain that was resumed."""
         self._paused = False
@@ -130,10 +136,11 @@ class Reconciler:
     async def stop(self) -> None:
         """End what is still being settled; its rows are anyone's to claim."""
         self.pause()
-        for task in self._settling:
+        tasks = {*self._settling, *self._hooks.values()}
+        for task in tasks:
             task.cancel()
-        if self._settling:
-            await asyncio.wait(tuple(self._settling))
+        if tasks:
+            await asyncio.wait(tasks)
 
     def poke(self) -> None:
         """Look now: something may have been left to nobody."""
@@ -145,8 +152,8 @@ class Reconciler:
             self._poked.clear()
             try:
                 await self.reconcile()
-            except StoreError as error:
-                self._telemetry.emit("store.error", what="reconciliation", error=str(error))
+            except Exception as error:  # noqa: BLE001 - recovery goes on, whatever one pass met
+                self._telemetry.emit("store.error", what="reconciliation", error=repr(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(await self._pause_s()):
                     await self._poked.wait()
@@ -159,11 +166,30 @@ class Reconciler:
         await self._adopt_missing()
         await self._send_due_replies()
         if self._settings.startup_reconciliation_enabled:
+            await self.gate()
             await self._settle_rows()
-            await self._settle_holds()
-        await self._call_errored_hooks()
+            self._beside(self._settle_holds)
+        self._beside(self._call_errored_hooks)
         await self._claim_accepted()
         await self._refresh_gates()
+
+    def _beside(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do work that calls the application's hooks beside the pass, one of a kind at a time."""
+        if work.__name__ in self._hooks:
+            self._asked_again.add(work.__name__)
+            return
+        task = asyncio.create_task(work())
+        self._hooks[work.__name__] = task
+
+        def ended(done: asyncio.Task[None]) -> None:
+            del self._hooks[work.__name__]
+            if work.__name__ in self._asked_again:
+                self._asked_again.discard(work.__name__)
+                self._poked.set()
+            if not done.cancelled() and (error := done.exception()) is not None:
+                self._telemetry.emit("store.error", what=work.__name__, error=repr(error))
+
+        task.add_done_callback(ended)
 
     async def _pause_s(self) -> float:
         longest = self._clock.jitter(self._settings.reconcile_every_s)
@@ -243,22 +269,40 @@ class Reconciler:
 
     async def _start(self, row: TaskRow, *, inside: Resource | None) -> None:
         """Run an ACCEPTED row of ours here, or give it up if that is no longer possible."""
-        if self._method_of(row) is None:
-            await self._end(row, self._hands.errored(row, Reason.METHOD_GONE, row.method), None)
-        elif self._paused or not self._places[row.lane].take():
-            batch = Batch(Point.NOT_STARTED)
+        resumed = False
+        try:
+            if self._method_of(row) is None:
+                await self._end_without_method(row)
+            elif self._paused or not self._places[row.lane].take():
+                await self._let_go(row)
+            else:
+                self._hands.resume(row, inside=inside)
+                resumed = True
+        finally:
+            if inside is not None and not resumed:
+                self._lines.leave(inside)
+
+    async def _let_go(self, *rows: TaskRow) -> None:
+        batch = Batch(Point.NOT_STARTED)
+        for row in rows:
             self._claims.add_let_go(batch, row)
+        await self._journal.commit(batch)
+
+    async def _end_without_method(self, row: TaskRow) -> None:
+        """This version has no such method; another one that is running may have it."""
+        others = await self._members.others()
+        if any(self._members.is_alive(run) for run in others):
+            batch = Batch(Point.SETTLE)
+            next_check = self._clock.wall() + self._settings.reconcile_every_s
+            self._claims.add_postpone(batch, row, next_check=next_check)
             await self._journal.commit(batch)
         else:
-            self._hands.resume(row, inside=inside)
-            return
-        if inside is not None:
-            self._lines.leave(inside)
+            await self._end(row, self._hands.errored(row, Reason.METHOD_GONE, row.method), None)
 
     # -- started: settle ----------------------------------------------------------------
 
     async def gate(self) -> None:
-        """Hold the line of every resource with an unfinished row, before intake opens."""
+        """Hold the line of every resource with an unfinished row: new requests come after it."""
         for _, resource in await self._claims.unfinished_resources():
             if resource not in self._gated and self._lines.enter_nowait(resource):
                 self._gated.add(resource)
@@ -268,14 +312,17 @@ class Reconciler:
         if not self._gated:
             return
         open_rows = {resource for _, resource in await self._claims.unfinished_resources()}
-        if not self._settling:
-            for resource in self._gated - open_rows:
-                self._leave(resource)
+        settling = {row.resource for row in self._settling.values()}
+        for resource in self._gated - open_rows - settling:
+            self._leave(resource)
 
     async def _settle_rows(self) -> None:
         while not self._paused and len(self._settling) < CLAIM_AT_ONCE:
             limit = CLAIM_AT_ONCE - len(self._settling)
             rows = await self._claims.claim(TaskState.HANDED_OVER, limit=limit)
+            if self.is_paused():  # since the claim was submitted
+                await self._let_go(*rows)
+                return
             for row in rows:
                 task = asyncio.create_task(self._settle_or_let_go(row))
                 self._settling[task] = row
@@ -292,22 +339,26 @@ class Reconciler:
     async def _settle_or_let_go(self, row: TaskRow) -> None:
         try:
             await self._settle(row)
-        except (asyncio.CancelledError, StoreError) as error:
-            # A drain, or a commit that failed: the row decides, and is anyone's to claim.
-            self._leave(row.resource)
-            batch = Batch(Point.NOT_STARTED)
-            self._claims.add_let_go(batch, row)
-            if row.resource is not None:
-                self._leases.add_drop(batch, row.resource, row.request_id)
-            await self._journal.commit(batch)
-            if isinstance(error, StoreError):
-                self._telemetry.emit("store.error", what="settling", error=str(error))
+        except asyncio.CancelledError:  # a drain
+            await self._put_down(row, wait_s=0.0)
+        except Exception as error:  # noqa: BLE001 - a commit, or a fault: looked at again later
+            self._telemetry.emit("store.error", what="settling", error=repr(error))
+            await self._put_down(row, wait_s=back_off_s(row.waiting_since, self._clock.wall()))
+
+    async def _put_down(self, row: TaskRow, *, wait_s: float) -> None:
+        """Give a row up that was being settled; if it has moved on, the row decides."""
+        self._leave(row.resource)
+        batch = Batch(Point.NOT_STARTED)
+        self._claims.add_postpone(batch, row, next_check=self._clock.wall() + wait_s)
+        if row.resource is not None:
+            self._leases.add_drop(batch, row.resource, row.request_id)
+        await self._journal.commit(batch)
 
     async def _settle(self, row: TaskRow) -> None:
         """Carry out the decision on one claimed row."""
         method = self._method_of(row)
         if method is None:
-            await self._end(row, self._hands.errored(row, Reason.METHOD_GONE, row.method), None)
+            await self._end_without_method(row)
             return
         cap = method.options.max_attempts or self._settings.max_attempts
         decision = decide(row, max_attempts=cap, has_probe=method.probe_hook is not None)
@@ -499,6 +550,8 @@ class Reconciler:
 
     async def _call_errored_hooks(self) -> None:
         for row in await self._claims.errored_due():
+            if self._paused:
+                return
             method = self._method_of(row)
             if method is not None and method.errored_hook is not None:
                 await self._call_errored(row, method, row.reason or "")
@@ -506,13 +559,19 @@ class Reconciler:
 
     async def _call_errored(self, row: TaskRow, method: Method[Any, Any], reason: str) -> None:
         assert method.errored_hook is not None
-        hook = method.errored_hook
-        try:
-            with self._tracker.background(f"errored hook of {row.method}", self._clock):
-                async with asyncio.timeout(self._settings.probe_timeout_s):
-                    await self._hands.call_hook(hook, method, row, None, reason=reason)
-        except Exception as error:  # noqa: BLE001 - the application's; it was called, and told
-            self._telemetry.emit("hook.failed", hook=f"{row.method}.errored", error=repr(error))
+        with self._tracker.background(f"errored hook of {row.method}", self._clock):
+            calling = asyncio.ensure_future(
+                self._hands.call_hook(method.errored_hook, method, row, None, reason=reason)
+            )
+            try:
+                await asyncio.wait({calling}, timeout=self._settings.probe_timeout_s)
+            finally:
+                calling.cancel()
+        fault = "took too long" if not calling.done() or calling.cancelled() else None
+        if fault is None and (error := calling.exception()) is not None:
+            fault = repr(error)
+        if fault is not None:  # it was called; what it made of that is the application's
+            self._telemetry.emit("hook.failed", hook=f"{row.method}.errored", error=fault)
 
     # -- holds --------------------------------------------------------------------------
 
@@ -520,8 +579,11 @@ class Reconciler:
         for hold in await self._holds.lapsed():
             await self._holds.settle(hold, "lapsed", errored=False)
         for hold in await self._holds.left_over():
-            await self._settle_hold(hold)
+            if not self._paused:
+                await self._settle_hold(hold)
         for hold in await self._holds.errored_due():
+            if self._paused:
+                return
             row, method = hold_as_row(hold), self._method_of(hold)
             if method is not None and method.errored_hook is not None:
                 await self._call_errored(row, method, "hold")

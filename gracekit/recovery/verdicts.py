@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+from gracekit.config import parse_duration
 from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import Cut, OnInterrupt, Reason
 
@@ -34,9 +35,13 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The truth is not known yet: ask again after *seconds*."""
+    """The truth is not known yet: ask again after *seconds* (a number, or text like `"1m"`)."""
 
     seconds: float
+
+    def __post_init__(self) -> None:
+        """Read durations written as text, as everywhere else."""
+        object.__setattr__(self, "seconds", parse_duration(self.seconds))
 
 
 ProbeVerdict = Done | Retry | Fail | Wait

@@ -6,9 +6,9 @@ import asyncio
 from typing import Final
 
 from gracekit.clock import Clock
-from gracekit.errors import StoreError, Undeliverable
+from gracekit.errors import StoreError, Undeliverable, UnserialisableError
 from gracekit.process import Point, Process
-from gracekit.request.attempt import failure_from, failure_text
+from gracekit.request.attempt import failed, failure_from, failure_text
 from gracekit.rpc.failures import failure_of
 from gracekit.rpc.message import Reply
 from gracekit.rpc.oslo_wire import encode_reply
@@ -40,7 +40,7 @@ class Answers:
 
     async def send(self, address: Address, outcome: Outcome) -> bool:
         """Publish one reply; false if it was given up."""
-        body = encode_reply(self._reply(address, outcome))
+        body = self._body(address, outcome)
         self._process.reach(Point.REPLY, "before")
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
@@ -69,6 +69,12 @@ class Answers:
         if address is not None:
             refusal = Outcome(state=TaskState.REJECTED, failure=failure_text(failure_of(error)))
             await self.send(address, refusal)
+
+    def _body(self, address: Address, outcome: Outcome) -> bytes:
+        try:
+            return encode_reply(self._reply(address, outcome))
+        except UnserialisableError as error:  # within the limits, but not with the envelope around
+            return encode_reply(self._reply(address, failed(error)))
 
     def _reply(self, address: Address, outcome: Outcome) -> Reply:
         return Reply(

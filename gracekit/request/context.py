@@ -23,15 +23,17 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config import parse_duration
-from gracekit.errors import LeaseHeld
+from gracekit.errors import LeaseHeld, StoreError
 from gracekit.leases.leases import Guard, Leases
 from gracekit.rpc.message import LEASE_KEY, carried_lease
-from gracekit.rpc.plain import plain
+from gracekit.rpc.plain import dumps, plain
 from gracekit.shutdown import Phase
 from gracekit.tracker.holds import Holds
 from gracekit.tracker.journal import Journal
 from gracekit.tracker.task import CancelCause, TrackedTask
 from gracekit.tracker.tracker import Tracker
+
+_CUT_BY_DRAIN: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
 
 _current: Final[ContextVar[Context]] = ContextVar("gracekit_context")
 
@@ -216,13 +218,18 @@ class Context(Mapping[str, Any]):
         return Steps(self, source)
 
     def _reached(self, cursor: Any) -> None:
-        self._task.cursor = plain(cursor, "cursor")
+        value = plain(cursor, "cursor")
+        dumps(value, "cursor")  # refused here, to its handler, rather than in a commit of many
+        self._task.cursor = value
         self._task.safe_point_at = self._loop.time()
 
     def _stop_if_asked(self) -> None:
-        if self._task.cancel_cause is not None:
-            raise asyncio.CancelledError(self._task.cancel_cause.value)
-        if self._services.phase.draining and self._task.journaled and self._task.holds_drain:
+        task = self._task
+        if task.cancel_cause in _CUT_BY_DRAIN and task.journaled:
+            raise SafePointStop  # reached within the grace: as exact as before the deadline
+        if task.cancel_cause is not None:
+            raise asyncio.CancelledError(task.cancel_cause.value)
+        if self._services.phase.draining and task.journaled and task.holds_drain:
             raise SafePointStop
 
     # -- holds and background work ------------------------------------------------------
@@ -267,7 +274,7 @@ class Context(Mapping[str, Any]):
         """
         services = self._services
         resource = (kind, str(resource_id))
-        guard = await services.leases.take(resource, self.request_id)
+        guard = await self._take(resource)
         if guard is None:
             row = await services.leases.look(resource)
             raise LeaseHeld(
@@ -279,8 +286,25 @@ class Context(Mapping[str, Any]):
             yield guard
         finally:
             # After a forced cancel the lease stays with the process until that is proven dead.
-            if self._task.cancel_cause not in {CancelCause.DRAIN_DEADLINE, CancelCause.FORCED}:
-                await services.leases.release(guard, reason="clean")
+            if self._task.cancel_cause in _CUT_BY_DRAIN:
+                services.leases.kept += 1
+            else:
+                await self._release(guard)
+
+    async def _take(self, resource: tuple[str, str]) -> Guard | None:
+        """Take a lease; cancelled meanwhile, give back what the commit may still bring."""
+        taking = asyncio.ensure_future(self._services.leases.take(resource, self.request_id))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            await asyncio.wait({taking})
+            if not taking.exception() and (guard := taking.result()) is not None:
+                await self._release(guard)
+            raise
+
+    async def _release(self, guard: Guard) -> None:
+        with contextlib.suppress(StoreError):  # it then ends with the process
+            await self._services.leases.release(guard, reason="clean")
 
 
 class Steps:

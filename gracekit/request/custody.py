@@ -50,7 +50,6 @@ class Custody:
         self._leases = leases
         self._telemetry = telemetry
         self._on_trouble = on_trouble
-        self.kept_leases = 0
 
     # -- in ------------------------------------------------------------------------------
 
@@ -142,28 +141,35 @@ class Custody:
             return [address_of(row) for row in rows]
         return []
 
-    async def hand_over(self, job: Job, cut: Cut) -> None:
-        """Record a started, unfinished task for recovery.
+    async def hand_over(self, job: Job, cut: Cut) -> bool:
+        """Record a started, unfinished task for recovery; false if that failed.
 
         Only a stop at a safe point returns the lease; any other stays with this
         process until it is proven dead.
         """
         task = job.task
-        batch = Batch(Point.HAND_OVER)
-        self._journal.add_hand_over(batch, task, cut, settle_s=job.settle_s)
-        if cut is Cut.SAFE_POINT:
-            self._add_release(batch, task, "handoff")
-        elif task.token is not None:
-            self.kept_leases += 1
         task.cut = cut
-        try:
-            await self._journal.commit(batch)
-        except ConflictError:
-            return  # it ended in the last moment and is on record
-        except StoreError as error:
-            self._tell(error, "hand-over")
-        if cut is not Cut.UNCLEAN:
-            task.advance(TaskState.HANDED_OVER)
+        if cut is not Cut.SAFE_POINT and task.token is not None:
+            self._leases.kept += 1
+        for _ in range(TRIES):
+            batch = Batch(Point.HAND_OVER)
+            self._journal.add_hand_over(batch, task, cut, settle_s=job.settle_s)
+            if cut is Cut.SAFE_POINT:
+                self._add_release(batch, task, "handoff")
+            try:
+                await self._journal.commit(batch)
+            except ConflictError:
+                return True  # it is on record: it ended in the last moment, or was handed over
+            except StoreBrokenError as error:
+                self._tell(error, "hand-over")
+                return False
+            except StoreError as error:
+                self._tell(error, "hand-over")
+                continue
+            if cut is not Cut.UNCLEAN:
+                task.advance(TaskState.HANDED_OVER)
+            return True
+        return False
 
     async def give_up_start(self, task: TrackedTask) -> None:
         """An accepted row that does not start here: anyone may claim it."""
@@ -182,13 +188,14 @@ class Custody:
     # -- in doubt ------------------------------------------------------------------------
 
     async def _row_after(self, error: StoreError, task: TrackedTask, what: str) -> TaskRow | None:
-        self._tell(error, what)
-        if not isinstance(error, UnknownCommitError | ConflictError):
-            return None
         try:
-            return await self._journal.known(task.request_id, task.recipient)
+            if isinstance(error, UnknownCommitError | ConflictError):
+                return await self._journal.known(task.request_id, task.recipient)
         except StoreError:
             return None
+        finally:
+            self._tell(error, what)
+        return None
 
     def _tell(self, error: StoreError, what: str) -> None:
         self._telemetry.emit("store.error", what=what, error=str(error))

@@ -55,6 +55,7 @@ class Job:
 
     Attributes:
         reply: Where the answer goes, for tasks without a row; others ask the journal.
+        copies: Further deliveries of a request without a row, settled and answered with it.
         settle_s: Seconds between an unclean end and recovery's first look.
         expires_at: Loop time until which the caller waits; None if unknown.
         inside: Lines that it stands inside of, innermost last.
@@ -71,6 +72,7 @@ class Job:
     delivery: Delivery | None = None
     request: Acceptance | None = None
     reply: Address | None = None
+    copies: list[Job] = field(default_factory=list)
     settle_s: float = 0.0
     expires_at: float | None = None
     inside: list[Hashable] = field(default_factory=list)

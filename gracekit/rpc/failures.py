@@ -17,7 +17,7 @@ import msgspec
 from gracekit import errors
 from gracekit.errors import RemoteError
 from gracekit.rpc.message import Failure
-from gracekit.rpc.plain import plain
+from gracekit.rpc.plain import dumps, plain
 
 _DISPATCHER: Final = "oslo_messaging.rpc.dispatcher"
 _SUFFIX: Final = "_Remote"  # what oslo appends to a rebuilt exception's class and module
@@ -99,7 +99,9 @@ def _message_of(value: object) -> str:
 
 def _plain_or_text(value: object) -> Any:
     try:
-        return plain(value, "arg", 4)
+        written = plain(value, "arg", 4)
+        dumps(written, "arg")  # an integer may be too long to be written
+        return written
     except Exception:  # noqa: BLE001 - a Mapping may be the application's
         return _message_of(value)
 

@@ -11,8 +11,13 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Final
 
+from gracekit.errors import GracekitError
 from gracekit.rpc.transport import Consumer, Delivery, Queue, Transport
+
+RETRY_S: Final = 1.0
+"""Seconds until a consumer that could not be made is tried again."""
 
 
 class Places:
@@ -161,7 +166,7 @@ class RpcServer:
     def _resume(self) -> None:
         if self._open and self._consumer is None and self._places.free and not self._resuming:
             self._resuming = True
-            self._spawn(self._consume(min(self._prefetch, self._places.free)))
+            self._spawn(self._consume_again())
 
     def _end_timer(self) -> None:
         if self._timer is not None:
@@ -177,6 +182,13 @@ class RpcServer:
                 self._consumer = await self._transport.consume(
                     self._queues, self._on_delivery, prefetch=max(1, prefetch)
                 )
+
+    async def _consume_again(self) -> None:
+        """Consume after a pause; what fails is tried again while intake is open."""
+        try:
+            await self._consume(min(self._prefetch, self._places.free))
+        except GracekitError:
+            asyncio.get_running_loop().call_later(RETRY_S, self._resume)
 
     async def _end_consuming(self) -> None:
         async with self._changing:

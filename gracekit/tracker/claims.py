@@ -6,11 +6,13 @@ try and exactly one acts. Rows of a living run are never touched.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
+from gracekit.errors import StoreError
 from gracekit.process import Point
-from gracekit.store.batch import Batch, Value
+from gracekit.store.batch import Batch, Row, Value
 from gracekit.tracker.journal import (
     COUNT,
     ROW_COLUMNS,
@@ -70,8 +72,16 @@ WHERE reply.due_at IS NOT NULL AND task.owner = ?"""
 class Claims:
     """What one run may take over, for its host and instance."""
 
-    def __init__(self, journal: Journal, *, host: str, instance: str) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        host: str,
+        instance: str,
+        on_damage: Callable[[StoreError], None],
+    ) -> None:
         self._journal = journal
+        self._on_damage = on_damage
         self._targets = (host, instance)
 
     def add_adopt(self, batch: Batch, dead_run: str, *, crashed: bool) -> int:
@@ -105,7 +115,7 @@ class Claims:
         values: list[Value] = [self._journal.run_id, state.value, self._journal.service]
         batch.ask(_CLAIM, *values, *self._targets, now, now, limit, state.value)
         rows = await self._journal.commit(batch)
-        return sorted(map(task_row, rows[0]), key=lambda row: row.id)
+        return sorted(self._readable(rows[0]), key=lambda row: row.id)
 
     async def next_look(self) -> float | None:
         """Wall time at which the next HANDED_OVER row may be claimed; None if there is none."""
@@ -162,6 +172,16 @@ class Claims:
             expect=1,
         )
 
+    def add_postpone(self, batch: Batch, row: TaskRow, *, next_check: float) -> None:
+        """Give a claimed row up until wall time *next_check*; one that moved on is left alone."""
+        batch.add(
+            "UPDATE task SET owner = NULL, next_check = ? WHERE id = ? AND owner = ? "
+            "AND state IN ('accepted', 'handed_over')",
+            next_check,
+            row.id,
+            self._journal.run_id,
+        )
+
     def add_let_go(self, batch: Batch, row: TaskRow) -> None:
         """Give a claimed row up untouched; one that has moved on is left alone."""
         batch.add(
@@ -184,7 +204,7 @@ class Claims:
             self._journal.run_id,
             limit,
         )
-        return [task_row(row) for row in rows]
+        return list(self._readable(rows))
 
     async def errored_done(self, row: TaskRow) -> None:
         """The errored hook was called: purge what was kept for it."""
@@ -201,4 +221,12 @@ class Claims:
             "AND state IN ('accepted', 'running', 'handed_over')",
             self._journal.run_id,
         )
-        return [row for row in map(task_row, rows) if row.id not in known]
+        return [row for row in self._readable(rows) if row.id not in known]
+
+    def _readable(self, rows: Iterable[Row]) -> Iterator[TaskRow]:
+        """Rows as values; a damaged one is told and left alone, and stops no other."""
+        for row in rows:
+            try:
+                yield task_row(row)
+            except StoreError as error:
+                self._on_damage(error)

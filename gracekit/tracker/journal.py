@@ -235,8 +235,9 @@ _NOT_STARTED: Final = (
     "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = 'accepted'"
 )
 _CURSOR: Final = """
-UPDATE task SET cursor = ?, cursor_at = ?, crashes = 0
-WHERE id = ? AND owner = ? AND state = 'running'"""
+UPDATE task SET cursor = ?1, cursor_at = ?2,
+    crashes = CASE WHEN cursor IS DISTINCT FROM ?1 THEN 0 ELSE crashes END
+WHERE id = ?3 AND owner = ?4 AND state = 'running'"""
 _REJECT: Final = """
 INSERT INTO task (request_id, recipient, service, lane, queue, route, target, namespace, method,
     version, content_hash, on_interrupt, settle_s, accepted_at, finished_at, state, reason, detail)

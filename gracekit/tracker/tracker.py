@@ -28,8 +28,8 @@ class Tracker:
     def __init__(self) -> None:
         self._tasks: dict[Key, TrackedTask] = {}
         self._by_lane: Counter[Lane] = Counter()
-        self._running = 0  # those that hold a drain
-        self._running_ops = 0  # those that do not
+        self._running: set[TrackedTask] = set()  # those that hold a drain
+        self._running_ops: set[TrackedTask] = set()  # those that do not
         self._changed: set[asyncio.Event] = set()
         self._on_removed: list[Listener] = []
 
@@ -46,17 +46,12 @@ class Tracker:
 
     def started(self, task: TrackedTask) -> None:
         """Count *task* as running: a drain waits for it if it holds drains."""
-        if task.holds_drain:
-            self._running += 1
-        else:
-            self._running_ops += 1
+        (self._running if task.holds_drain else self._running_ops).add(task)
 
     def ended(self, task: TrackedTask) -> None:
-        """The attempt of *task* is over; it stays in flight until its reply is sent."""
-        if task.holds_drain:
-            self._running -= 1
-        else:
-            self._running_ops -= 1
+        """The attempt of *task* is over, if one was; it stays in flight until its reply is sent."""
+        self._running.discard(task)
+        self._running_ops.discard(task)
         self._wake()
 
     def remove(self, task: TrackedTask) -> None:
@@ -124,12 +119,12 @@ class Tracker:
     @property
     def running(self) -> int:
         """Attempts under way that hold a drain."""
-        return self._running
+        return len(self._running)
 
     @property
     def running_ops(self) -> int:
         """Attempts under way that do not hold a drain."""
-        return self._running_ops
+        return len(self._running_ops)
 
     # -- waiting ---------------------------------------------------------------
 
@@ -175,7 +170,7 @@ class Tracker:
         Returns:
             What is still running, oldest first; empty if all ended.
         """
-        await self.wait_until(lambda: self._running == 0, deadline=deadline)
+        await self.wait_until(lambda: not self._running, deadline=deadline)
         return tuple(task for task in self if task.running and task.holds_drain)
 
     def _wake(self) -> None:

@@ -1,0 +1,94 @@
+"""Holds across lives: what a dead run left over is taken on, or settled, never both."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gracekit.clock import Clock
+from gracekit.errors import GracekitError
+from gracekit.process import Point, Process
+from gracekit.runtime import MIGRATIONS
+from gracekit.store.batch import Batch
+from gracekit.store.engine import MemoryEngine
+from gracekit.store.migrate import load_migrations
+from gracekit.tracker.holds import Hold, Holds
+from gracekit.tracker.journal import Journal
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[MemoryEngine]:
+    engine = MemoryEngine(load_migrations(MIGRATIONS), process=Process())
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+def holds_of(engine: MemoryEngine, run_id: str) -> Holds:
+    return Holds(Journal(engine, Clock(), run_id=run_id, service="compute"), host="node-1")
+
+
+async def open_hold(holds: Holds, at_most_s: float = 900.0) -> None:
+    await holds.open(
+        "migration", "vm-1", at_most_s=at_most_s, method=(None, "prepare", "1.0"), args={}
+    )
+
+
+async def left_over(engine: MemoryEngine) -> Hold:
+    """A hold of a run that was proven dead."""
+    dead = holds_of(engine, "dead")
+    await open_hold(dead)
+    batch = Batch(Point.ADOPT)
+    batch.add("UPDATE hold SET owner = NULL")
+    await engine.commit(batch)
+    (hold,) = await dead.left_over()
+    return hold
+
+
+async def test_a_hold_of_a_living_run_is_refused_to_others(engine: MemoryEngine):
+    """
+    Two runs that both think they carry one operation would each wait for the other's end.
+    """
+    await open_hold(holds_of(engine, "first"))
+
+    with pytest.raises(GracekitError, match="open in another run"):
+        await open_hold(holds_of(engine, "second"))
+
+
+async def test_a_left_over_hold_is_taken_on_by_whoever_opens_it_again(engine: MemoryEngine):
+    """
+    A handler that is run again after a crash opens the hold that its last attempt left.
+    """
+    await left_over(engine)
+    holds = holds_of(engine, "next")
+
+    await open_hold(holds)
+
+    assert [hold.key for hold in await holds.mine()] == ["vm-1"]
+    assert await holds.left_over() == []
+
+
+async def test_a_hold_that_was_taken_on_is_not_settled_any_more(engine: MemoryEngine):
+    """
+    Recovery that listed it as left over comes too late to end it.
+    """
+    hold = await left_over(engine)
+    holds = holds_of(engine, "next")
+    await open_hold(holds)
+
+    assert not await holds.settle(hold, "no_probe", errored=True)
+    assert len(await holds.mine()) == 1
+
+
+async def test_a_hold_that_was_prolonged_does_not_lapse(engine: MemoryEngine):
+    """
+    Opened again between the look and the settling, it goes on.
+    """
+    holds = holds_of(engine, "only")
+    await open_hold(holds, at_most_s=0)
+    (lapsed,) = await holds.lapsed()
+    await open_hold(holds)
+
+    assert not await holds.settle(lapsed, "lapsed", errored=False)
+    assert len(await holds.mine()) == 1

@@ -1,0 +1,166 @@
+"""The tracker: who is in flight, counted as it goes, waited for without polling."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from gracekit.clock import Clock
+from gracekit.tracker.task import Lane, TaskState, TrackedTask
+from gracekit.tracker.tracker import Tracker
+
+pytestmark = pytest.mark.looptime
+
+
+def a_task(request_id: str = "r", lane: Lane = Lane.REQUESTS, **more: object) -> TrackedTask:
+    return TrackedTask(request_id=request_id, method="m", lane=lane, **more)  # type: ignore[arg-type]
+
+
+def run(tracker: Tracker, task: TrackedTask) -> TrackedTask:
+    tracker.add(task)
+    task.advance(TaskState.RUNNING)
+    tracker.started(task)
+    return task
+
+
+async def test_a_key_is_tracked_once():
+    """
+    A second task of the same key is told of the first and changes nothing; another recipient is
+    another key.
+    """
+    tracker = Tracker()
+    first, second, copy = a_task(), a_task(), a_task(recipient="node-1-0")
+
+    assert tracker.add(first) is None
+    assert tracker.add(second) is first
+    assert tracker.add(copy) is None
+
+    assert list(tracker) == [first, copy]
+    assert tracker.get("r") is first
+    assert tracker.count(Lane.REQUESTS) == 2
+
+
+async def test_counts_follow_every_step():
+    """
+    Each count is right after each step, and what never was there is not taken away.
+    """
+    tracker, gone = Tracker(), []
+    tracker.on_removed(gone.append)
+    task = run(tracker, a_task("a"))
+    ops = run(tracker, a_task("b", Lane.OPS, holds_drain=False))
+    assert (tracker.running, tracker.running_ops, len(tracker)) == (1, 1, 2)
+    assert tracker.counts() == {("m", "requests"): 1, ("m", "ops"): 1}
+
+    tracker.ended(task)
+    tracker.ended(ops)
+    assert (tracker.running, tracker.running_ops, len(tracker)) == (0, 0, 2)
+
+    tracker.remove(task)
+    tracker.remove(task)
+    tracker.remove(ops)
+    assert (len(tracker), tracker.count(Lane.REQUESTS), tracker.count(Lane.OPS)) == (0, 0, 0)
+    assert gone == [task, ops]
+
+
+async def test_wait_idle_returns_at_the_moment_of_the_last_end():
+    """
+    The wait is an event, not a poll: it is over in the same instant.
+    """
+    loop = asyncio.get_running_loop()
+    tracker = Tracker()
+    task = run(tracker, a_task())
+
+    def end() -> None:
+        task.advance(TaskState.SUCCEEDED)
+        tracker.ended(task)
+
+    loop.call_later(12.345, end)
+
+    left = await tracker.wait_idle(deadline=loop.time() + 3600)
+
+    assert left == ()
+    assert loop.time() == pytest.approx(12.345)
+
+
+async def test_wait_idle_lists_what_outlives_the_deadline():
+    """
+    At the deadline the answer is who still runs, oldest first; waiting and ops tasks are not it.
+    """
+    loop = asyncio.get_running_loop()
+    tracker = Tracker()
+    first, second = run(tracker, a_task("a")), run(tracker, a_task("b"))
+    tracker.add(a_task("waits"))
+    run(tracker, a_task("ops", Lane.OPS, holds_drain=False))
+
+    assert await tracker.wait_idle(deadline=loop.time() + 25) == (first, second)
+    assert loop.time() == pytest.approx(25)
+    assert await tracker.wait_idle(deadline=loop.time() - 1) == (first, second)
+
+
+async def test_a_waiting_task_does_not_hold_a_drain():
+    """
+    What is accepted and has not begun is safe in its row: idle does not wait for it.
+    """
+    tracker = Tracker()
+    tracker.add(a_task())
+
+    assert await tracker.wait_idle(deadline=asyncio.get_running_loop().time() + 60) == ()
+
+
+async def test_every_waiter_is_woken():
+    """
+    Several parts may wait for several things at once; a poke lets all ask again.
+    """
+    loop = asyncio.get_running_loop()
+    tracker, flag = Tracker(), []
+    waits = [
+        asyncio.create_task(tracker.wait_until(lambda: bool(flag), deadline=loop.time() + 9))
+        for _ in range(5)
+    ]
+    await asyncio.sleep(1)
+    flag.append(1)
+    tracker.poke()
+
+    assert await asyncio.gather(*waits) == [True] * 5
+    assert loop.time() == pytest.approx(1)
+
+
+async def test_background_work_is_counted_whatever_becomes_of_it():
+    """
+    A block of work is in flight exactly while it runs, also if it raises.
+    """
+    tracker = Tracker()
+    with pytest.raises(ValueError, match="boom"), tracker.background("sync", Clock()) as task:
+        assert tracker.running == 1
+        assert task.handler is asyncio.current_task()
+        raise ValueError("boom")
+
+    assert (tracker.running, len(tracker)) == (0, 0)
+
+
+async def test_claims_cost_the_same_among_many():
+    """
+    Adding, finding, ending and removing do not get slower with the number in flight.
+    """
+
+    def seconds_of(rounds: int, tracker: Tracker, tag: str) -> float:
+        begun = time.perf_counter()
+        for n in range(rounds):
+            task = run(tracker, a_task(f"{tag}{n}"))
+            tracker.get(task.request_id)
+            tracker.ended(task)
+            tracker.remove(task)
+        return time.perf_counter() - begun
+
+    empty, full = Tracker(), Tracker()
+    for n in range(50_000):
+        full.add(a_task(f"x{n}"))
+    ratios = []
+    for attempt in range(5):
+        few = seconds_of(500, empty, f"e{attempt}")
+        ratios.append(seconds_of(500, full, f"f{attempt}") / few)
+
+    # A scan of 50,000 would be thousands of times slower: generous for a busy machine.
+    assert min(ratios) < 20
