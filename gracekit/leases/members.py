@@ -271,7 +271,8 @@ class Members:
         if self._lock_directory is not None:
             # Beside our own store: another mount may know the same file by another path.
             lock_path = self._lock_directory / lock_path.name
-        if lock_path.name and lock_path.name == self._lock_name and run.identity != self._process.identity:
+        mine = bool(self._lock_name) and lock_path.name == self._lock_name
+        if mine and run.identity != self._process.identity:
             # We hold the lock of its slot, so it is dead; and opening the file would drop our lock.
             return False
         return self._process.is_alive(run.identity, lock_path)

@@ -101,9 +101,9 @@ def _plain_or_text(value: object) -> Any:
     try:
         written = plain(value, "arg", 4)
         dumps(written, "arg")  # an integer may be too long to be written
-        return written
     except Exception:  # noqa: BLE001 - a Mapping may be the application's
         return _message_of(value)
+    return written
 
 
 def _bounded(args: list[Any]) -> list[Any]:
