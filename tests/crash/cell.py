@@ -1,0 +1,243 @@
+"""One cell of the crash matrix: a directory, a service in it that is killed, and its caller.
+
+The caller lives in the test's process and outlives every kill. It sends to
+queues that exist from the beginning, so it may send while nobody reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from gracekit.clock import Clock
+from gracekit.process import FAILPOINT_VARIABLE, Process
+from gracekit.rpc.client import RpcClient
+from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.transport import Message, directed_queue, shared_queue
+from tests.crash.service import TOPIC, effects
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SERVICE: Final = Path(__file__).with_name("service.py")
+CALLER: Final = Path(__file__).with_name("caller.py")
+PATIENCE_S: Final = 30.0  # for what must happen; never waited for in full
+TICK_S: Final = 0.01
+SIGKILLED: Final = -signal.SIGKILL
+
+SETTINGS: Final = {
+    "TRANSPORT_URL": "sqlite:///queues.db",
+    "STORE_URL": "sqlite:///store.db",
+    "HOST": "node",
+    "STARTUP_RECONCILIATION_WAIT_SECONDS": "50ms",
+    "RECONCILE_EVERY": "200ms",
+    "DRAIN_TIMEOUT": "20s",
+    "OPS_QUIET_TIMEOUT": "100ms",
+    "MAX_ATTEMPTS": "9",  # how often a killer is run again is another test's affair
+}
+
+
+class Confirming(SqliteTransport):
+    """Counts what it was confirmed, and never polls: what a dead service held, a start frees."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, process=Process(), clock=Clock(), poll_s=3600)
+        self.confirmed = 0
+
+    async def publish(self, queue: str, message: Message) -> None:
+        await super().publish(queue, message)
+        self.confirmed += 1
+
+
+class Cell:
+    """See the module.
+
+    Attributes:
+        sent: Request ids whose publish was confirmed, and the method of each.
+        calls: Those whose caller waits for an answer, by id and a number.
+        child: The service, or None.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.transport = Confirming(directory / "queues.db")
+        self.client = RpcClient(self.transport, TOPIC)
+        self.sent: dict[str, tuple[str, dict[str, Any]]] = {}
+        self.calls: list[tuple[str, asyncio.Task[Any]]] = []
+        self.garbage: list[bytes] = []
+        self.child: asyncio.subprocess.Process | None = None
+        self._starts = 0
+        self._readers: dict[str, apsw.Connection] = {}
+
+    # -- the service --------------------------------------------------------------
+
+    async def start(self, failpoint: str = "", **settings: str) -> None:
+        """Start the service, to be killed at *failpoint*."""
+        await self._spawn(SERVICE, failpoint, settings)
+
+    async def start_caller(self, failpoint: str, method: str, request_id: str) -> None:
+        """Let a process of its own cast a request, to be killed at *failpoint*."""
+        await self._spawn(CALLER, failpoint, {}, method, request_id)
+
+    async def _spawn(
+        self, script: Path, failpoint: str, settings: dict[str, str], *arguments: str
+    ) -> None:
+        self._starts += 1
+        with (self.directory / f"log-{self._starts}").open("wb") as log:
+            self.child = await asyncio.create_subprocess_exec(
+                sys.executable,
+                script,
+                *arguments,
+                cwd=self.directory,
+                env={
+                    "PYTHONPATH": str(ROOT),
+                    FAILPOINT_VARIABLE: failpoint,
+                    **{f"GRACEKIT_{name}": value for name, value in SETTINGS.items()},
+                    **{f"GRACEKIT_{name}": value for name, value in settings.items()},
+                },
+                stdout=log,
+                stderr=log,
+            )
+
+    async def ended(self) -> int:
+        """Wait for the end of the service; its return code."""
+        assert self.child is not None
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.child.wait()
+
+    def terminate(self) -> None:
+        """Ask the service to drain."""
+        assert self.child is not None
+        self.child.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the service wherever it is."""
+        assert self.child is not None
+        self.child.kill()
+
+    def open_gate(self) -> None:
+        """From now on nothing waits."""
+        (self.directory / "gate").touch()
+
+    @property
+    def logs(self) -> str:
+        """What the services said."""
+        paths = sorted(self.directory.glob("log-*"))
+        return "\n".join(f"-- {path.name}\n{path.read_text()}" for path in paths)
+
+    # -- the caller ---------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Let the queues exist."""
+        await self.transport.start()
+        names = (TOPIC, f"{TOPIC}-ops")
+        await self.transport.declare(
+            [
+                *(shared_queue(name) for name in names),
+                *(directed_queue(name, "node") for name in names),
+            ]
+        )
+
+    async def close(self) -> None:
+        """Whatever happened: nothing of the cell goes on."""
+        if self.child is not None and self.child.returncode is None:
+            self.child.kill()
+            await self.child.wait()
+        for _, call in self.calls:
+            call.cancel()
+        await asyncio.gather(*(call for _, call in self.calls), return_exceptions=True)
+        await self.client.stop()
+        await self.transport.stop()
+        for connection in self._readers.values():
+            connection.close()
+
+    async def cast(self, method: str, **args: Any) -> str:
+        """Send a request that nobody waits for; its id."""
+        request_id = await self.client.cast(method, **args)
+        self.sent[request_id] = (method, args)
+        return request_id
+
+    async def call(self, method: str, request_id: str | None = None, **args: Any) -> str:
+        """Send a call and go on as soon as it was confirmed; its id."""
+        request_id = request_id or os.urandom(16).hex()
+        before = self.transport.confirmed
+        view = self.client.prepare(request_id=request_id, timeout=PATIENCE_S)
+        task = asyncio.create_task(view.call(method, **args))
+        self.calls.append((request_id, task))
+        await self.until(lambda: self.transport.confirmed > before)
+        self.sent[request_id] = (method, args)
+        return request_id
+
+    async def send_garbage(self) -> None:
+        """Send what is no request."""
+        body = b"no request " + os.urandom(8).hex().encode()
+        await self.transport.publish(TOPIC, Message(body=body))
+        self.garbage.append(body)
+
+    async def control(self, verb: str) -> Any:
+        """Ask the living run for a control verb."""
+        await self.until(lambda: bool(self.rows("SELECT 1 FROM run WHERE phase <> 'starting'")))
+        ((run_id,),) = self.rows("SELECT run_id FROM run ORDER BY started_at DESC LIMIT 1")
+        view = self.client.prepare(ops=True, namespace="gracekit", host="node", timeout=PATIENCE_S)
+        return await view.call(verb, run_id=run_id)
+
+    # -- looking ------------------------------------------------------------------
+
+    def effects(self, what: str | None = None) -> list[dict[str, Any]]:
+        """What handlers and hooks did, in order."""
+        found = effects(self.directory / "effects")
+        return [one for one in found if what is None or one["what"] == what]
+
+    def rows(self, sql: str, *params: Any, file: str = "store.db") -> list[tuple[Any, ...]]:
+        """Ask the journal, or the queues; nothing if there is no such table yet."""
+        # The library of the service, not sqlite3: two copies of SQLite in one process would
+        # drop each other's locks on the queues' file.
+        if not (self.directory / file).exists():
+            return []
+        if file not in self._readers:
+            self._readers[file] = apsw.Connection(
+                str(self.directory / file), flags=apsw.SQLITE_OPEN_READWRITE
+            )
+            self._readers[file].set_busy_timeout(5000)
+        try:
+            return self._readers[file].execute(sql, params).fetchall()
+        except apsw.SQLError:
+            if self._readers[file].execute("SELECT 1 FROM sqlite_master").fetchall():
+                raise
+            return []
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for what must happen in another process, which cannot ring here."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                await asyncio.sleep(TICK_S)
+
+    async def until_told(self, what: str, number: int = 1) -> None:
+        """Wait for the *number*-th effect of that kind."""
+        await self.until(lambda: len(self.effects(what)) >= number)
+
+    async def until_state(self, request_id: str, *states: str) -> None:
+        """Wait until the journal shows a request in one of *states*."""
+        marks = ",".join("?" * len(states))
+        sql = f"SELECT 1 FROM task WHERE request_id = ? AND state IN ({marks})"
+        await self.until(lambda: bool(self.rows(sql, request_id, *states)))
+
+
+@contextlib.asynccontextmanager
+async def cell_in(directory: Path) -> AsyncIterator[Cell]:
+    """A cell that is cleared away at the end."""
+    cell = Cell(directory)
+    await cell.open()
+    try:
+        yield cell
+    except BaseException as error:
+        error.add_note(f"{directory}\n{cell.logs}\n{cell.effects()}")
+        raise
+    finally:
+        await cell.close()

@@ -1,0 +1,297 @@
+"""What must hold of a cell: at every death (P1, P2, P3, P5, P9), and in the end (P1, P3, P4, P8).
+
+A `Snapshot` is what a death left on disk. From the last one follows how each
+request must end, and how often it may still be started: `expected_of`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gracekit.errors import CallTimeoutError
+from tests.crash.cell import Cell
+
+TERMINAL: Final = {"succeeded", "failed", "cancelled", "errored", "rejected"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A row of the journal."""
+
+    request_id: str
+    recipient: str
+    method: str
+    on_interrupt: str
+    state: str
+    reason: str | None
+    cut: str | None
+    attempts: int
+    owner: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A life of the service, as it was recorded."""
+
+    run_id: str
+    serves: bool
+    stop_begun: bool
+    exit_code: int | None
+    verdict: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What is on disk while no service runs.
+
+    Attributes:
+        tasks: By request id.
+        queued: Bodies of messages to the service, waiting or claimed.
+        dead: Bodies of dead letters.
+        leases: (kind:id) to (token, owner).
+        starts: How often each request was started.
+        done: Requests whose work was done at least once.
+    """
+
+    tasks: dict[str, Task]
+    runs: list[Run]
+    tally: dict[str, int]
+    incidents: Counter[str]
+    queued: list[bytes]
+    dead: list[bytes]
+    leases: dict[str, tuple[int, str | None]]
+    starts: Counter[str]
+    done: set[str]
+
+    @property
+    def on_record(self) -> set[str]:
+        """Ids in the journal, refused ones too."""
+        return set(self.tasks)
+
+    def is_queued(self, request_id: str) -> bool:
+        return any(request_id.encode() in body for body in self.queued)
+
+
+def look(cell: Cell) -> Snapshot:
+    """What is on disk now."""
+    tasks = cell.rows(
+        "SELECT request_id, recipient, method, on_interrupt, state, reason, cut, attempts, owner "
+        "FROM task"
+    )
+    return Snapshot(
+        tasks={row[0]: Task(**dict(zip(Task.__slots__, row, strict=True))) for row in tasks},
+        runs=[
+            Run(**dict(zip(Run.__slots__, row, strict=True)))
+            for row in cell.rows(
+                "SELECT run_id, phase = 'serving', stop_at IS NOT NULL, exit_code, verdict "
+                "FROM run ORDER BY started_at"
+            )
+        ],
+        tally=dict(cell.rows("SELECT what, n FROM tally")),
+        incidents=Counter(row[0] for row in cell.rows("SELECT what FROM incident")),
+        queued=[
+            row[0]
+            for row in cell.rows(
+                "SELECT body FROM message JOIN queue ON queue.name = message.queue "
+                "WHERE kind <> 'reply'",
+                file="queues.db",
+            )
+        ],
+        dead=[row[0] for row in cell.rows("SELECT body FROM dead_letter", file="queues.db")],
+        leases={
+            f"{kind}:{name}": (token, owner)
+            for kind, name, token, owner in cell.rows("SELECT kind, id, lver, owner FROM lease")
+        },
+        starts=Counter(one["id"] for one in cell.effects("start")),
+        done={one["id"] for one in cell.effects("done")},
+    )
+
+
+# -- at every death ---------------------------------------------------------------
+
+
+def check_death(cell: Cell, history: Sequence[Snapshot]) -> None:
+    """What holds at any moment, and so after each kill and each drain."""
+    now = history[-1]
+    check_custody(cell, history)
+    check_accounting(now)
+    check_starts(history)
+    check_leases(cell, now)
+    for before, after in itertools.pairwise(history):
+        check_moved_on(before, after)
+
+
+def check_custody(cell: Cell, history: Sequence[Snapshot]) -> None:
+    """P1, P2: what was confirmed is queued, on record or set aside; or its record had ended."""
+    now = history[-1]
+    ended = {task.request_id for one in history for task in one.tasks.values() if is_over(task)}
+    for request_id, (method, _) in cell.sent.items():
+        held = request_id in now.on_record or now.is_queued(request_id)
+        gone_well = request_id in ended or ("requeue" in method and request_id in now.done)
+        assert held or gone_well, f"{method} {request_id} was confirmed and is nowhere"
+    for body in cell.garbage:
+        assert body in now.queued or body in now.dead, f"{body!r} is nowhere"
+
+
+def check_accounting(now: Snapshot) -> None:
+    """P9: accepted = terminal + transient + removed, and each count has its list."""
+    accepted = sum(task.state != "rejected" for task in now.tasks.values())
+    assert now.tally.get("accepted", 0) == accepted + now.tally.get("removed", 0), now.tally
+    for what in ("duplicate", "rejected", "handed_over"):
+        counted, listed = now.tally.get(what, 0), now.incidents[what]
+        # Retention removes the list, never the count.
+        assert counted == listed or ("removed" in now.tally and counted > listed), (what, now)
+
+
+def check_starts(history: Sequence[Snapshot]) -> None:
+    """P3: each start was recorded before; an `error` request is started again only if it stopped
+    by itself at a safe point.
+    """
+    now = history[-1]
+    for task in now.tasks.values():
+        starts = now.starts[task.request_id]
+        assert starts <= task.attempts or task.on_interrupt == "requeue", f"{starts} of {task}"
+        stops = sum(stopped_by_itself(one.tasks.get(task.request_id)) for one in history)
+        assert task.on_interrupt != "error" or starts <= 1 + stops, f"{starts} starts of {task}"
+
+
+def check_leases(cell: Cell, now: Snapshot) -> None:
+    """P5: along what was done to a resource, tokens never fall, and each start has its own."""
+    highest: dict[str, int] = {}
+    holder: dict[tuple[str, int], tuple[str, int]] = {}
+    for one in cell.effects():
+        resource, token = one.get("resource"), one.get("token") or one["fence"]
+        if not resource:
+            continue
+        assert token >= highest.get(resource, 0), f"a stale owner acted: {one}"
+        highest[resource] = token
+        attempt = (one["id"], one["attempt"])
+        assert holder.setdefault((resource, token), attempt) == attempt, f"two owners: {one}"
+    for resource, token in highest.items():
+        assert now.leases[resource][0] >= token, f"{resource} was fenced with {token}"
+
+
+def check_moved_on(before: Snapshot, after: Snapshot) -> None:
+    """What never goes back: a terminal record, a count, an attempt, a token."""
+    for task in before.tasks.values():
+        later = after.tasks.get(task.request_id)
+        if later is None:
+            assert is_over(task), f"{task} was removed"
+            continue
+        assert later.state == task.state or not is_over(task), f"{task} became {later}"
+        assert later.attempts >= task.attempts, f"{task} became {later}"
+    for what, number in before.tally.items():
+        assert after.tally[what] >= number, what
+    for resource, (token, _) in before.leases.items():
+        assert after.leases[resource][0] >= token, resource
+    for run in before.runs:
+        later_runs = [one for one in after.runs if one.run_id == run.run_id]
+        assert later_runs or "removed" in after.tally, f"{run} was removed"
+        for one in later_runs:
+            assert one.verdict == (run.verdict or one.verdict), f"{run} became {one}"
+
+
+def is_over(task: Task) -> bool:
+    return task.state in TERMINAL
+
+
+def stopped_by_itself(task: Task | None) -> bool:
+    return task is not None and task.state == "handed_over" and task.cut == "safe_point"
+
+
+# -- in the end -------------------------------------------------------------------
+
+
+def is_quiet(cell: Cell, crash: Snapshot) -> bool:
+    """Whether the run after *crash* serves and has nothing left to do; its holds excepted."""
+    now = look(cell)
+    return (
+        len(now.runs) > len(crash.runs)
+        and now.runs[-1].serves
+        and all(map(is_over, now.tasks.values()))
+        and not now.queued
+        and all(call.done() for _, call in cell.calls)
+        and all(run.verdict for run in now.runs[:-1])
+        and not cell.rows("SELECT 1 FROM reply")
+        and not cell.rows("SELECT 1 FROM task WHERE errored_due = 1")
+        and not cell.rows("SELECT 1 FROM hold WHERE errored_due = 1")
+        and not cell.rows("SELECT 1 FROM hold WHERE ended_at IS NULL AND owner IS NULL")
+    )
+
+
+def check_end(cell: Cell, history: Sequence[Snapshot], *, retired: bool = False) -> None:
+    """P1, P3, P4, P8, after the last drain; the snapshot before its own is the last crash's."""
+    crash, end = history[-2:]
+    check_death(cell, history)
+    for task in end.tasks.values():
+        assert is_over(task), f"{task} is stuck"
+        check_outcome(task, crash, end)
+    for request_id, (method, _) in cell.sent.items():
+        if request_id not in end.tasks:
+            assert retired or request_id in end.done, f"{method} {request_id} did nothing"
+    assert end.queued == [], "a message is left"
+    assert sorted(end.dead) == sorted(cell.garbage)
+    assert {owner for _, owner in end.leases.values()} <= {None}, f"owned by the dead: {end.leases}"
+    check_answers(cell, end)
+    check_verdicts(crash, end)
+
+
+def check_outcome(task: Task, crash: Snapshot, end: Snapshot) -> None:
+    """P3: how a request ends, and how often it is started again, follows from the crash."""
+    state, starts = expected_of(task, crash)
+    assert task.state == state, (
+        f"{task} should be {state}: it was {crash.tasks.get(task.request_id)}"
+    )
+    more = end.starts[task.request_id] - crash.starts[task.request_id]
+    assert more == starts, f"{task} was started {more} times after the crash, not {starts}"
+    assert state != "succeeded" or task.request_id in end.done, f"{task} did nothing"
+
+
+def expected_of(task: Task, crash: Snapshot) -> tuple[str, int]:
+    """State in which *task* must end, and how often it must be started after the last crash."""
+    before = crash.tasks.get(task.request_id)
+    if task.state == "rejected":
+        return "rejected", 0
+    if before is None or before.state == "accepted" or stopped_by_itself(before):
+        return "succeeded", 1
+    if is_over(before):
+        return before.state, 0
+    match task.on_interrupt:
+        case "error":
+            return "errored", 0
+        case "probe" if task.request_id in crash.done:
+            return "succeeded", 0
+        case _:
+            return "succeeded", 1
+
+
+def check_answers(cell: Cell, end: Snapshot) -> None:
+    """Each caller was answered, and as the record says."""
+    for request_id, call in cell.calls:
+        assert call.done(), f"{request_id} was not answered"
+        error = call.exception()
+        assert not isinstance(error, CallTimeoutError), f"{request_id} was not answered"
+        task = end.tasks.get(request_id)
+        if task is not None:
+            assert (task.state == "succeeded") == (error is None), f"{task} answered {error!r}"
+
+
+def check_verdicts(crash: Snapshot, end: Snapshot) -> None:
+    """P8: each end has the name that its evidence gives it; the last one drained."""
+    assert end.runs[-1].exit_code == 0
+    for run in end.runs[:-1]:
+        assert run.verdict == verdict_of(run), run
+
+
+def verdict_of(run: Run) -> str:
+    match run.exit_code:
+        case 0:
+            return "drained"
+        case 75:
+            return "handed_over"
+        case _:
+            return "stop_timeout" if run.stop_begun else "killed"

@@ -1,0 +1,481 @@
+"""How each point is reached: a scenario drives the service there, under each `on_interrupt`.
+
+`TABLE` says which scenario reaches which points; `cells` makes the matrix of
+it. The service is armed at one of its starts: in its first life, or, for what
+recovery does, after an end that left it something to recover.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gracekit.process import Phase, Point
+from tests.crash.cell import SIGKILLED, Cell
+from tests.crash.checks import Snapshot, check_death, look
+from tests.crash.service import JOURNALED, POLICIES
+
+HANDED_OVER: Final = 75
+PHASES: Final[tuple[Phase, Phase]] = ("before", "after")
+AT_ONCE: Final = {"STARTUP_RECONCILIATION_WAIT_SECONDS": "0s"}
+SHORT: Final = {"DRAIN_TIMEOUT": "100ms", "HANDOVER_GRACE": "100ms"}
+FORGETFUL: Final = {"RETENTION": "50ms", "RETENTION_AFTER": "50ms", "RECONCILE_EVERY": "100ms"}
+
+
+class Story:
+    """The lives of one cell's service up to the kill at *failpoint*.
+
+    Attributes:
+        work: Method of the policy. thing: The same, with a resource where that may be.
+        history: What each end left on disk.
+        armed: Set once the process that is to die was started.
+    """
+
+    def __init__(self, cell: Cell, policy: str, failpoint: str) -> None:
+        self.cell = cell
+        self.work = f"work_{policy}"
+        self.thing = f"thing_{policy}" if policy in JOURNALED else self.work
+        self.failpoint = failpoint
+        self.history: list[Snapshot] = []
+        self.armed = asyncio.Event()
+
+    async def arm(self, **settings: str) -> None:
+        """Start the life that ends at the failpoint."""
+        await self.cell.start(self.failpoint, **settings)
+        self.armed.set()
+
+    async def killed(self) -> None:
+        """Wait until the service has died by SIGKILL."""
+        code = await self.cell.ended()
+        assert code == SIGKILLED, f"{self.failpoint} was not reached: the end was {code}"
+        self.look()
+
+    async def drained(self, *codes: int) -> None:
+        """Drain the service, which is to exit with one of *codes*."""
+        self.cell.terminate()
+        code = await self.cell.ended()
+        assert code in codes, f"the drain ended with {code}"
+        self.look()
+
+    def look(self) -> None:
+        """Take a snapshot and check what holds at any moment."""
+        self.history.append(look(self.cell))
+        check_death(self.cell, self.history)
+
+    async def under_way(self, how: str, **settings: str) -> str:
+        """Start the service and a request, as far as its handler; its id."""
+        await self.cell.start("", **settings)
+        return await self.begun(how)
+
+    async def begun(self, how: str) -> str:
+        request_id = await self.cell.call(self.thing, how=how, thing="a")
+        if how == "steps":
+            await self.cell.until_told("item", 2)
+        else:
+            await self.cell.until_told("start")
+        return request_id
+
+
+Scenario = Callable[[Story], Awaitable[None]]
+
+# -- the first life ---------------------------------------------------------------
+
+
+async def boot(story: Story) -> None:
+    """A start with a request waiting."""
+    await story.cell.cast(story.work)
+    await story.arm()
+
+
+async def call(story: Story) -> None:
+    """A call on a resource, from the delivery to the reply."""
+    await story.cell.call(story.thing, thing="a")
+    await story.arm()
+
+
+async def cast(story: Story) -> None:
+    """Casts, nobody being answered."""
+    await story.cell.cast(story.work)
+    await story.cell.cast(story.work)
+    await story.arm()
+
+
+async def line(story: Story) -> None:
+    """Two calls on one resource: the second waits for its turn."""
+    await story.arm()
+    await story.begun("gate")
+    second = await story.cell.call(story.thing, thing="a")
+    await story.cell.until_state(second, "accepted")
+    story.cell.open_gate()
+
+
+async def steps(story: Story) -> None:
+    """A safe point, whose cursor travels with the next commit."""
+    await story.arm()
+    await story.begun("steps")
+    await story.cell.cast(story.work)
+
+
+async def borrow(story: Story) -> None:
+    """`ctx.lease`, taken and given back."""
+    await story.cell.call(story.work, how="borrow", thing="b")
+    await story.arm()
+
+
+async def hold(story: Story) -> None:
+    """A hold that one request opens and another ends."""
+    await story.arm()
+    await story.cell.cast(story.work, how="hold", thing="c")
+    await story.cell.until_told("done")
+    await story.cell.cast(story.work, how="end_hold", thing="c")
+
+
+async def duplicate(story: Story) -> None:
+    """The same request three times: twice in flight, once after its end."""
+    await story.arm()
+    request_id = await story.begun("gate")
+    again = {"how": "gate", "thing": "a"}
+    await story.cell.call(story.thing, request_id, **again)
+    await story.cell.until(lambda: bool(story.cell.rows("SELECT 1 FROM incident")))
+    story.cell.open_gate()
+    await story.cell.until_state(request_id, "succeeded")
+    await story.cell.call(story.thing, request_id, **again)
+
+
+async def refuse(story: Story) -> None:
+    """A call of a method that there is not."""
+    await story.cell.call("no_such_method")
+    await story.arm()
+
+
+async def garbage(story: Story) -> None:
+    """Bytes that are no request."""
+    await story.cell.send_garbage()
+    await story.arm()
+
+
+async def caller(story: Story) -> None:
+    """It is the caller that dies: its request is sent as a whole, or not at all."""
+    request_id = os.urandom(16).hex()
+    await story.cell.start_caller(story.failpoint, story.work, request_id)
+    story.armed.set()
+    await story.cell.ended()
+    if story.failpoint == "publish.after":
+        story.cell.sent[request_id] = (story.work, {})
+
+
+# -- drains -----------------------------------------------------------------------
+
+
+async def drain_idle(story: Story) -> None:
+    """A drain with nothing to wait for."""
+    request_id = await story.cell.call(story.thing, thing="a")
+    await story.arm()
+    await dict(story.cell.calls)[request_id]
+    story.cell.terminate()
+
+
+async def drain_steps(story: Story) -> None:
+    """A drain that stops a task at a safe point."""
+    await story.arm()
+    await story.begun("steps")
+    story.cell.terminate()
+
+
+async def drain_cut(story: Story) -> None:
+    """A drain whose deadline cancels a task."""
+    await story.arm(**SHORT)
+    await story.begun("gate")
+    story.cell.terminate()
+
+
+async def drain_stuck(story: Story) -> None:
+    """A drain with a task that ignores its cancellation."""
+    await story.arm(**SHORT)
+    await story.begun("stuck")
+    story.cell.terminate()
+
+
+async def drain_queued(story: Story) -> None:
+    """A drain with a request that was accepted and not started."""
+    await story.arm(MAX_RUNNING="1")
+    await story.begun("gate")
+    second = await story.cell.call(story.work)
+    await story.cell.until_state(second, "accepted")
+    story.cell.terminate()
+
+
+async def resume(story: Story) -> None:
+    """A drain that an operator takes back."""
+    await story.arm()
+    await story.begun("gate")
+    await story.cell.control("drain")
+    await story.cell.until(lambda: bool(story.cell.rows("SELECT 1 FROM run WHERE stop_at > 0")))
+    await story.cell.control("resume")
+
+
+# -- recovery ---------------------------------------------------------------------
+
+
+async def after_kill(story: Story) -> None:
+    """The start after a handler ended its process in the middle of the work."""
+    await story.cell.call(story.thing, how="die", thing="a")
+    await story.cell.start("", **AT_ONCE)
+    await story.killed()
+    await story.arm(**AT_ONCE)
+
+
+def after_another(first: str) -> Scenario:
+    """The start after a start that died in its recovery, at *first*."""
+
+    async def after_two(story: Story) -> None:
+        await story.cell.call(story.thing, how="die", thing="a")
+        for failpoint in ("", first):
+            await story.cell.start(failpoint, **AT_ONCE)
+            await story.killed()
+        await story.arm(**AT_ONCE)
+
+    return after_two
+
+
+async def after_work(story: Story) -> None:
+    """The start after a handler ended its process with the work done."""
+    await story.cell.call(story.thing, how="die_done", thing="a")
+    await story.cell.start("", **AT_ONCE)
+    await story.killed()
+    await story.arm(**AT_ONCE)
+
+
+async def after_outcome(story: Story) -> None:
+    """The start after an outcome was committed and its reply not sent."""
+    await story.cell.call(story.thing, thing="a")
+    await story.cell.start("reply.before")
+    await story.killed()
+    await story.arm()
+
+
+async def after_accept(story: Story) -> None:
+    """The start after requests were accepted and not begun: one stands in line."""
+    await story.under_way("gate", **AT_ONCE)
+    second = await story.cell.call(story.thing, thing="a")
+    await story.cell.until_state(second, "accepted")
+    story.cell.kill()
+    await story.killed()
+    story.cell.open_gate()
+    await story.arm(**AT_ONCE)
+
+
+async def after_hold(story: Story) -> None:
+    """The start after a process died that was held."""
+    await story.cell.start()
+    await story.cell.call(story.work, how="hold", thing="c")
+    await story.cell.until(story.cell.calls[0][1].done)
+    story.cell.kill()
+    await story.killed()
+    await story.arm()
+
+
+async def after_safe_point(story: Story) -> None:
+    """The start after a drain stopped a task at a safe point."""
+    await story.under_way("steps")
+    await story.drained(HANDED_OVER)
+    await story.arm()
+
+
+async def after_cut(story: Story) -> None:
+    """The start after a drain cancelled a task."""
+    await story.under_way("gate", **SHORT, **AT_ONCE)
+    await story.drained(HANDED_OVER)
+    story.cell.open_gate()
+    await story.arm(**AT_ONCE)
+
+
+async def after_stuck(story: Story) -> None:
+    """The start after a drain left a task behind that never ended."""
+    await story.under_way("stuck", **SHORT, **AT_ONCE)
+    await story.drained(HANDED_OVER)
+    story.cell.open_gate()
+    await story.arm(**AT_ONCE)
+
+
+async def retire(story: Story) -> None:
+    """A start that removes old records, refusals among them."""
+    for _ in range(3):
+        await story.cell.call(story.thing, thing="a")
+    await story.cell.call("no_such_method")
+    await story.cell.start()
+    await story.cell.until(lambda: all(one.done() for _, one in story.cell.calls))
+    await story.cell.until(lambda: not story.cell.rows("SELECT 1 FROM reply"))
+    await story.drained(0)
+    await story.arm(**FORGETFUL)
+
+
+# -- the matrix -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reaches:
+    """A scenario, points that it passes (a number: the n-th time), and for which policies.
+
+    Attributes:
+        always: In every quick run: here alone a fault of this kind shows.
+    """
+
+    scenario: Scenario
+    points: Sequence[Point | tuple[Point, int]]
+    policies: Sequence[str]
+    always: bool = False
+
+
+ENOUGH: Final = 4
+ANY: Final = ("retry",)  # where no policy makes a difference
+ERROR: Final = ("error",)
+PROBE: Final = ("probe",)
+AGAIN: Final = ("retry", "probe")
+REQUEUE: Final = ("requeue",)
+P: Final = Point
+
+TABLE: Final = (
+    Reaches(boot, (P.JOIN, (P.JOIN, 2), P.CONNECT, (P.CONNECT, 3)), POLICIES),
+    # The first claim of messages is the ops server's and finds nothing.
+    Reaches(call, ((P.DELIVER, 2), P.ACK, P.PUBLISH, P.REPLY), POLICIES),
+    Reaches(call, (P.ACCEPT_AND_BEGIN, P.FINISH, P.REPLY_SENT), JOURNALED),
+    Reaches(cast, ((P.DELIVER, 2), P.ACK, (P.ACK, 2)), POLICIES),
+    Reaches(cast, (P.ACCEPT_AND_BEGIN, (P.ACCEPT_AND_BEGIN, 2), (P.FINISH, 2)), JOURNALED),
+    Reaches(line, (P.ACCEPT, P.BEGIN), JOURNALED),
+    Reaches(steps, (P.SAFE_POINT,), JOURNALED),
+    Reaches(borrow, (P.TAKE_LEASE, P.RELEASE_LEASE), POLICIES),
+    Reaches(hold, (P.HOLD, P.END_HOLD), POLICIES),
+    Reaches(duplicate, (P.TALLY, (P.TALLY, 2), P.ADD_REPLY_ADDRESS, (P.REPLY, 3)), JOURNALED),
+    Reaches(refuse, (P.REJECT, P.REPLY, P.ACK), ANY),
+    Reaches(garbage, (P.REJECT, P.DEAD_LETTER), ANY),
+    Reaches(caller, (P.CONNECT, P.PUBLISH), ANY),
+    Reaches(drain_idle, (P.STOP_INTENT, P.GIVE_BACK, P.STOP_RECORD), ANY),
+    Reaches(drain_steps, (P.STOP_INTENT, P.HAND_OVER, P.STOP_RECORD), JOURNALED),
+    Reaches(drain_cut, (P.HAND_OVER, P.STOP_RECORD), JOURNALED),
+    Reaches(drain_cut, (P.GIVE_BACK, P.STOP_RECORD), REQUEUE),
+    Reaches(drain_stuck, (P.HAND_OVER, P.STOP_RECORD), JOURNALED),
+    Reaches(drain_stuck, (P.GIVE_BACK,), REQUEUE),
+    Reaches(drain_queued, (P.NOT_STARTED,), JOURNALED),
+    Reaches(resume, (P.STOP_INTENT, P.WITHDRAW_STOP), JOURNALED),
+    Reaches(after_kill, (P.ADOPT, P.CLAIM, P.SETTLE), JOURNALED),
+    Reaches(after_kill, (P.BEGIN, P.FINISH), AGAIN),
+    Reaches(after_kill, (P.TAKE_LEASE,), PROBE),
+    Reaches(after_kill, (P.ERRORED_DONE, P.REPLY, P.REPLY_SENT), ERROR),
+    Reaches(after_kill, (P.GIVE_BACK, P.ACCEPT_AND_BEGIN, P.FINISH), REQUEUE),
+    Reaches(after_work, (P.SETTLE, P.REPLY), PROBE),
+    Reaches(after_outcome, (P.ADOPT, P.REPLY, P.REPLY_SENT), JOURNALED),
+    Reaches(after_accept, (P.ADOPT, P.CLAIM, (P.CLAIM, 3), P.BEGIN), JOURNALED),
+    Reaches(after_hold, (P.ADOPT, P.END_HOLD, P.ERRORED_DONE), JOURNALED),
+    Reaches(after_safe_point, (P.CLAIM, P.SETTLE), ERROR, always=True),
+    Reaches(after_safe_point, (P.CLAIM, P.SETTLE), AGAIN),
+    Reaches(after_safe_point, (P.BEGIN, P.FINISH), JOURNALED),
+    Reaches(after_cut, (P.ADOPT, P.CLAIM, P.SETTLE), JOURNALED),
+    Reaches(after_stuck, (P.ADOPT, P.CLAIM, P.SETTLE), JOURNALED),
+    Reaches(retire, (P.RETIRE,), ANY),
+)
+
+NOT_IN_THE_MATRIX: Final[dict[Point, str]] = {}
+"""Points without a cell, each with its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellId:
+    """Which scenario, where it is killed, and under which policy."""
+
+    scenario: Scenario
+    point: Point
+    phase: Phase
+    number: int
+    policy: str
+    always: bool = False
+
+    @property
+    def failpoint(self) -> str:
+        number = f":{self.number}" if self.number > 1 else ""
+        return f"{self.point.value}.{self.phase}{number}"
+
+    def __str__(self) -> str:
+        return f"{self.scenario.__name__}-{self.failpoint}-{self.policy}"
+
+
+def cells() -> Iterator[CellId]:
+    """Every cell: row x point x phase x policy."""
+    for row in TABLE:
+        for entry in row.points:
+            point, number = entry if isinstance(entry, tuple) else (entry, 1)
+            for phase in PHASES:
+                for policy in row.policies:
+                    yield CellId(row.scenario, point, phase, number, policy, row.always)
+
+
+def some_cells() -> Iterator[CellId]:
+    """A quick run: what is `always`, and of the rest each point on both sides and each scenario.
+
+    A point that several scenarios reach is stopped at in up to four cells. The
+    policies take turns.
+    """
+    times: Counter[Point] = Counter()
+    played: set[Scenario] = set()
+    for turn, group in enumerate(_by_point(cells())):
+        point, scenario = group[0].point, group[0].scenario
+        chosen = [cell for cell in group if cell.always]
+        if not chosen:
+            before, after = group[: len(group) // 2], group[len(group) // 2 :]
+            pick_before = before[turn % len(before)]
+            pick_after = after[(turn + 1) % len(after)]
+            if not times[point]:
+                chosen = [pick_before, pick_after]
+            elif times[point] < ENOUGH or scenario not in played:
+                chosen = [pick_before if turn % 2 else pick_after]
+        times[point] += len(chosen)
+        played.add(scenario)
+        yield from chosen
+
+
+def _by_point(all_cells: Iterable[CellId]) -> list[list[CellId]]:
+    """Cells of one scenario and point together, in the table's order."""
+    groups: dict[tuple[object, ...], list[CellId]] = {}
+    for cell in all_cells:
+        groups.setdefault((cell.scenario, cell.point, cell.number), []).append(cell)
+    return [sorted(group, key=lambda cell: PHASES.index(cell.phase)) for group in groups.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two kills of recovery, one after the other, and the policy of the work it recovers."""
+
+    first: str
+    second: str
+    policy: str
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.second}-{self.policy}"
+
+
+RECOVERY: Final = tuple(
+    f"{point.value}.{phase}" for point in (P.ADOPT, P.CLAIM, P.SETTLE) for phase in PHASES
+)
+
+
+def pairs() -> Iterator[Pair]:
+    """Every two kills of recovery that can follow each other."""
+    for first in RECOVERY:
+        for second in RECOVERY:
+            # Once it is settled there is nothing more to settle.
+            if first == "settle.after" and second.startswith("settle"):
+                continue
+            for policy in JOURNALED:
+                yield Pair(first, second, policy)
+
+
+def some_pairs() -> Iterator[Pair]:
+    """Each point once as the first kill and once as the second, the policies taking turns."""
+    shift = len(RECOVERY) // 2
+    for turn, first in enumerate(RECOVERY):
+        second = RECOVERY[(turn + shift) % len(RECOVERY)]
+        yield Pair(first, second, JOURNALED[turn % len(JOURNALED)])

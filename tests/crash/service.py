@@ -1,0 +1,132 @@
+"""The service that is killed: `python service.py`, in a directory of its own.
+
+Everything that it does is one line in the file `effects`, appended by one write
+each, so that a kill cuts no line and loses none. Its handlers wait for a file
+called `gate` where a test wants them to be under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from gracekit import Context, Done, Retry, Service
+from gracekit.runtime import run_service
+
+POLICIES: Final = ("error", "retry", "probe", "requeue")
+JOURNALED: Final = POLICIES[:3]
+TOPIC: Final = "crash"
+
+EFFECTS: Final = Path("effects")
+GATE: Final = Path("gate")
+
+svc = Service(TOPIC)
+
+
+def tell(what: str, ctx: Context, **more: Any) -> None:
+    """Append one effect."""
+    line = {"what": what, "id": ctx.request_id, "attempt": ctx.attempt, "fence": ctx.fence, **more}
+    file = os.open(EFFECTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, f"{json.dumps(line)}\n".encode())
+    os.close(file)
+
+
+async def gate(ctx: Context, *, or_drain: bool = False) -> None:
+    while not GATE.exists() and not (or_drain and ctx.draining):
+        await asyncio.sleep(0.005)
+
+
+async def steps(ctx: Context) -> None:
+    """Three items; in the second it waits, the first one's cursor being marked."""
+    async for number in ctx.steps(range(3)):
+        tell("item", ctx, number=number)
+        if number == 1:
+            await gate(ctx, or_drain=True)
+
+
+async def stuck(ctx: Context) -> None:
+    """Does not end when it is cancelled."""
+    waiting = asyncio.create_task(gate(ctx))
+    while not waiting.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(waiting)
+
+
+async def borrow(ctx: Context, thing: str) -> None:
+    async with ctx.lease("disk", thing) as guard:
+        tell("borrowed", ctx, resource=f"disk:{thing}", token=guard.token)
+
+
+async def die(ctx: Context) -> None:
+    """End the process, the first time that this request comes here."""
+    with contextlib.suppress(FileExistsError):
+        Path(f"died-{ctx.request_id}").touch(exist_ok=False)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def work(ctx: Context, how: str = "now", thing: str = "") -> str:
+    """One request; *how* says what happens between its start and its end."""
+    tell("start", ctx, resource=f"thing:{thing}" if ctx.fence else None)
+    match how:
+        case "gate":
+            await gate(ctx)
+        case "steps":
+            await steps(ctx)
+        case "stuck":
+            await stuck(ctx)
+        case "borrow":
+            await borrow(ctx, thing)
+        case "hold":
+            await ctx.hold("operation", thing, at_most="1h")
+        case "end_hold":
+            await ctx.end_hold("operation", thing)
+        case "die":
+            await die(ctx)
+    tell("done", ctx, resource=f"thing:{thing}" if ctx.fence else None)
+    if how == "die_done":
+        await die(ctx)
+    return "done"
+
+
+async def probe(ctx: Context, **_: Any) -> Done | Retry:
+    """The truth is what the file says."""
+    done = any(one["what"] == "done" and one["id"] == ctx.request_id for one in effects())
+    tell("probe", ctx)
+    return Done("done") if done else Retry()
+
+
+async def errored(ctx: Context, reason: str, **_: Any) -> None:
+    tell("errored", ctx, reason=reason)
+
+
+def effects(path: Path = EFFECTS) -> list[dict[str, Any]]:
+    """What was done, in order."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def declare(name: str, **options: Any) -> None:
+    async def handler(ctx: Context, how: str = "now", thing: str = "") -> str:
+        return await work(ctx, how, thing)
+
+    handler.__name__ = name
+    method = svc.rpc(**options)(handler)
+    method.errored(errored)
+    if options["on_interrupt"] == "probe":
+        method.probe(probe)
+
+
+for policy in POLICIES:
+    declare(f"work_{policy}", on_interrupt=policy)
+for policy in JOURNALED:
+    declare(f"thing_{policy}", on_interrupt=policy, resource="thing")
+
+if __name__ == "__main__":
+    sys.exit(run_service(svc))
