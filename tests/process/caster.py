@@ -1,0 +1,33 @@
+"""A client process: casts at a steady rate and prints each id that was confirmed.
+
+Usage: caster.py URL PREFIX COUNT PER_SECOND
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from gracekit import RpcClient
+
+SHORT_S, LONG_S, LONG_EVERY, VMS = 0.04, 0.4, 7, 12
+METHODS = ("retried", "probed", "slow")
+
+
+async def main(url: str, prefix: str, count: int, per_second: float) -> None:
+    loop = asyncio.get_running_loop()
+    async with RpcClient(url, "shop") as client:
+        begin = loop.time()
+        for n in range(count):
+            await asyncio.sleep(begin + n / per_second - loop.time())
+            method = METHODS[n % len(METHODS)]
+            key = f"{prefix}-{method}-{n}"
+            args = {"key": key, "s": LONG_S if n % LONG_EVERY == 0 else SHORT_S}
+            if method == "retried":
+                args["vm"] = f"vm-{n % VMS}"
+            await client.prepare(request_id=key).cast(method, **args)
+            print(key, flush=True)  # noqa: T201 - what the tests read
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))

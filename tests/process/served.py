@@ -1,0 +1,256 @@
+"""The service that the process tests start: each handler is one way to behave, or to misbehave.
+
+What a handler does to the world is a line in the effects file, one `os.write` each, so that a
+killed process leaves whole lines only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from gracekit import Context, Done, Retry, Service
+from gracekit.telemetry import configure_logging
+
+EFFECTS = "GRACEKIT_TEST_EFFECTS"
+START = "GRACEKIT_TEST_START"
+PROBE_S = "GRACEKIT_TEST_PROBE_S"
+GO = Path("go")  # in the working directory, which is the site's own
+
+svc = Service("shop")
+
+
+def effect(word: str, key: str, *more: object) -> None:
+    """Append one line: monotonic nanoseconds, pid, word, key, and whatever else."""
+    line = " ".join(map(str, (time.monotonic_ns(), os.getpid(), word, key, *more)))
+    fd = os.open(os.environ[EFFECTS], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(fd, f"{line}\n".encode())
+    finally:
+        os.close(fd)
+
+
+def is_done(key: str) -> bool:
+    """Whether the effect of *key* is in the world."""
+    lines = Path(os.environ[EFFECTS]).read_text().splitlines()
+    return any(line.split()[2:4] == ["done", key] for line in lines)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether that process can still act."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+# -- ordinary work ----------------------------------------------------------------
+
+
+async def work(ctx: Context, key: str, s: float, again_s: float | None = None) -> str:
+    """Start, take *s* seconds (*again_s* from the second attempt on), take effect."""
+    effect("start", key, ctx.attempt, ctx.fence)
+    await asyncio.sleep(s if again_s is None or ctx.attempt < 2 else again_s)
+    effect("done", key)
+    return key
+
+
+async def until_go(ctx: Context, key: str) -> str:
+    """Start, and take effect when the test says so."""
+    effect("start", key, ctx.attempt)
+    while not GO.exists():
+        await asyncio.sleep(0.02)
+    effect("done", key)
+    return key
+
+
+@svc.rpc(on_interrupt="retry", resource="vm")
+async def retried(ctx: Context, key: str, vm: str, s: float, again_s: float | None = None) -> str:
+    return await work(ctx, key, s, again_s)
+
+
+@svc.rpc(on_interrupt="probe")
+async def probed(ctx: Context, key: str, s: float) -> str:
+    return await work(ctx, key, s)
+
+
+@probed.probe
+async def _(ctx: Context, key: str, s: float) -> Done | Retry:
+    effect("probe", key)
+    await asyncio.sleep(float(os.environ.get(PROBE_S, "0")))
+    return Done(key) if is_done(key) else Retry()
+
+
+@svc.rpc
+async def slow(ctx: Context, key: str, s: float) -> str:
+    return await work(ctx, key, s)
+
+
+@svc.rpc
+async def through_drain(ctx: Context, key: str, s: float) -> str:
+    """Ends *s* seconds after a drain began."""
+    effect("start", key, ctx.attempt)
+    while not ctx.draining:
+        await asyncio.sleep(0.01)
+    effect("draining", key)
+    await asyncio.sleep(s)
+    effect("done", key)
+    return key
+
+
+@svc.rpc
+def in_thread(ctx: Context, key: str, s: float) -> str:
+    """The same in a worker thread."""
+    effect("start", key, ctx.attempt)
+    while not ctx.draining:
+        time.sleep(0.01)
+    time.sleep(s)
+    effect("done", key)
+    return key
+
+
+@svc.rpc(on_interrupt="retry", resource="vm")
+async def held(ctx: Context, key: str, vm: str) -> str:
+    return await until_go(ctx, key)
+
+
+def numbers(after: int | None) -> Iterator[int]:
+    """Each number after *after*, until the test says that it is enough."""
+    at = -1 if after is None else after
+    while not GO.exists():
+        at += 1
+        yield at
+
+
+@svc.rpc
+async def count(ctx: Context, key: str) -> None:
+    async for i in ctx.steps(numbers):
+        effect("step", key, i, ctx.attempt)
+        await asyncio.sleep(0.01)
+
+
+@svc.rpc
+def count_in_thread(ctx: Context, key: str) -> None:
+    for i in ctx.steps(numbers):
+        effect("step", key, i, ctx.attempt)
+        time.sleep(0.01)
+
+
+@svc.rpc(on_interrupt="requeue")
+async def fetched(ctx: Context, key: str) -> str:
+    return await until_go(ctx, key)
+
+
+@svc.rpc
+async def leaves_a_thread(ctx: Context, key: str) -> None:
+    """Can be cancelled, but the thread that it waits for goes on."""
+    effect("start", key, ctx.attempt)
+    await asyncio.to_thread(time.sleep, 60)
+
+
+# -- ops, holds -------------------------------------------------------------------
+
+
+@svc.ops
+async def ping(ctx: Context) -> int:
+    return os.getpid()
+
+
+@svc.rpc
+async def receive(ctx: Context, key: str, at_most: float) -> str:
+    """Open a hold and return: nothing runs here until `received`."""
+    await ctx.hold("transfer", key, at_most=at_most)
+    return key
+
+
+@svc.ops
+async def received(ctx: Context, key: str) -> bool:
+    return await ctx.end_hold("transfer", key)
+
+
+# -- misbehaviour: all on one resource, for whose lease `take_over` waits ----------
+
+
+@svc.rpc(resource="disk")
+async def swallow(ctx: Context, disk: str) -> None:
+    """Swallows every cancellation."""
+    effect("start", disk, ctx.attempt, ctx.fence)
+    while True:
+        try:
+            await asyncio.sleep(0.02)
+        except asyncio.CancelledError:
+            effect("swallowed", disk)
+        effect("beat", disk)
+
+
+@svc.rpc(resource="disk")
+def never_ends(ctx: Context, disk: str) -> None:
+    """A thread that nobody can stop."""
+    effect("start", disk, ctx.attempt, ctx.fence)
+    while True:
+        time.sleep(0.02)
+        effect("beat", disk)
+
+
+@svc.rpc(resource="disk")
+async def block_loop(ctx: Context, disk: str) -> None:
+    """Takes the event loop and never gives it back."""
+    effect("start", disk, ctx.attempt, ctx.fence)
+    while True:
+        time.sleep(0.02)
+        effect("beat", disk)
+
+
+@svc.rpc(resource="disk")
+async def hold_interpreter(ctx: Context, disk: str) -> None:
+    """Once a drain has begun, enters a C call that keeps the interpreter's lock."""
+    effect("start", disk, ctx.attempt, ctx.fence)
+    while not ctx.draining:
+        await asyncio.sleep(0.01)
+    effect("beat", disk)
+    ctypes.PyDLL(None).sleep(60)
+    effect("beat", disk)
+
+
+@svc.rpc(resource="disk", on_interrupt="retry")
+async def take_over(ctx: Context, disk: str, pid: int) -> bool:
+    """Tells whether process *pid* still lived when this one got the resource."""
+    alive = is_alive(pid)
+    effect("taken", disk, alive, ctx.fence)
+    return alive
+
+
+# -- life -------------------------------------------------------------------------
+
+
+@svc.on_start
+async def _start() -> None:
+    effect("on_start", "-")
+    match os.environ.get(START):
+        case "slow":
+            await asyncio.sleep(60)
+        case "fail":
+            raise RuntimeError("the device is not there")
+
+
+@svc.on_start
+def _start_in_thread() -> None:
+    if os.environ.get(START) == "thread":
+        effect("in_thread", "-")
+        time.sleep(60)
+
+
+@svc.on_stop
+async def _stop() -> None:
+    effect("on_stop", "-")
+
+
+if __name__ == "__main__":
+    configure_logging("text", level=logging.DEBUG)
+    svc.run()

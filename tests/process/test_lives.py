@@ -1,0 +1,176 @@
+"""Starts and ends of processes: stops that come early, exit codes, siblings."""
+
+from __future__ import annotations
+
+import pytest
+
+from gracekit import RpcClient
+from tests.process import served
+from tests.process.helpers import Site, until
+
+SHORT = {
+    "drain_timeout": "1s",
+    "handover_grace": "0.5s",
+    "handover_flush": "0.5s",
+    "exit_margin": "0.5s",
+}
+
+
+async def test_term_before_the_start_has_finished_ends_in_one_clean_up(site: Site) -> None:
+    """
+    A stop that comes during `on_start` cancels it: no server was opened, the exit is 0.
+    """
+    service = site.start(test_start="slow")
+    await site.effect("on_start")
+
+    assert await service.stop() == 0
+
+    assert "service.serving" not in service.log
+    assert "Traceback" not in service.log
+    assert len(site.seen("on_stop")) == 1
+    assert (service.run["stop_by"], service.run["exit_code"]) == ("SIGTERM", 0)
+    subscriptions = "SELECT count(*) AS n FROM subscription"
+    assert site.transport_rows(subscriptions) == [{"n": 0}]
+
+
+async def test_term_while_on_start_is_stuck_in_a_thread_leaves_at_once(site: Site) -> None:
+    """
+    An `on_start` whose thread nobody can stop does not keep the process until the alarm.
+    """
+    service = site.start(test_start="thread", drain_timeout="60s")
+    await site.effect("in_thread")
+
+    assert await service.stop() == 0
+    assert service.run["exit_code"] == 0
+
+
+async def test_term_during_recovery_leaves_every_row_settled_or_claimable(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    A stop while a start is busy with slow probes ends on time; what was not settled is settled by
+    the start after it.
+    """
+    first = await site.start().serving()
+    ids = [await client.cast(served.probed, key=f"p{n}", s=300) for n in range(60)]
+    await site.effect("start", times=len(ids))
+    first.kill()
+
+    second = site.start(test_probe_s="0.7", **SHORT)
+    await site.effect("probe")
+    code = await second.stop()
+
+    assert code in {0, 75}
+    assert "Traceback" not in second.log
+    rows = site.transient()
+    assert len(rows) == len(ids)
+    assert {row["state"] for row in rows} <= {"handed_over", "accepted"}
+    assert {row["owner"] for row in rows} <= {None, second.run["run_id"]}
+
+    third = await site.start().serving()
+    await site.effect("start", times=2 * len(ids))  # each probe says Retry: each runs again
+    assert {row["crashes"] for row in site.transient()} == {1}
+    third.kill()
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "by default"])
+async def test_second_run_of_the_same_instance_is_refused(site: Site, named: bool) -> None:
+    """
+    While an instance lives, a second run of it ends with 78 and says why; without a name it takes
+    the next free slot.
+    """
+    instance = {"instance": "one"} if named else {}
+    first = await site.start(**instance).serving()
+
+    second = site.start(**instance)
+
+    if named:
+        assert await second.exit_code() == 78
+        assert "instance 'one' of service 'shop' is running" in second.log
+        assert "Traceback" not in second.log
+        assert "GRACEKIT_INSTANCE" in second.log, "the remedy is named"
+    else:
+        await second.serving()
+        assert {first.run["instance"], second.run["instance"]} == {"node-a-0", "node-a-1"}
+        assert await second.stop() == 0
+    assert await first.stop() == 0
+
+
+async def test_instance_may_start_again_when_its_run_is_dead(site: Site) -> None:
+    """
+    A killed run frees its instance at once: the next run of it is its next generation.
+    """
+    first = await site.start(instance="one").serving()
+    first.kill()
+
+    again = await site.start(instance="one").serving()
+
+    assert again.run["generation"] == 2
+    assert first.run["verdict"] == "killed"
+    assert await again.stop() == 0
+
+
+async def test_wrong_setting_is_78_and_failed_start_is_70(site: Site) -> None:
+    """
+    A setting that cannot be ends with 78, an application that cannot start with 70; both say so.
+    """
+    wrong = site.start(drain_timeout="soon")
+    failed = site.start(test_start="fail")
+
+    assert await wrong.exit_code() == 78
+    assert "'soon' is not a duration" in wrong.log
+    assert await failed.exit_code() == 70
+    assert "the device is not there" in failed.log
+    assert failed.run["exit_code"] == 70
+
+
+async def test_killed_sibling_is_settled_by_the_living_and_their_own_rows_are_not_touched(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    Of three siblings one is killed: the others finish its work without a restart, and the long
+    task of a living sibling stays that sibling's, started once.
+    """
+    names = ("node-a", "node-b", "node-c")
+    a, b, c = [site.start(host=name, reconcile_every="0.3s") for name in names]
+    for process in (a, b, c):
+        await process.serving()
+    living = await client.prepare(host="node-b").cast(served.through_drain, key="mine", s=0.1)
+    await site.effect("start", "mine")
+    ids = [await client.cast(served.held, key=f"r{n}", vm=f"v{n}") for n in range(30)]
+    await site.effect("start", times=1 + len(ids))
+    victim = await until(
+        lambda: next((p for p in (a, c) if owned(site, p.run["run_id"])), None), "a victim"
+    )
+    run_id = victim.run["run_id"]
+    victim.kill()
+    lost = adopted(site, run_id) | owned(site, run_id)
+    assert lost
+    site.go()
+
+    for one in ids:
+        await site.in_state(one, "succeeded")
+    rows = site.rows("SELECT * FROM task WHERE method = 'held'")
+    twice = {row["request_id"] for row in rows if row["attempts"] == 2}
+    assert twice == lost, "what the victim ran is run again, and nothing else"
+    assert {row["attempts"] for row in rows} == {1, 2}
+    mine = site.task(living)
+    assert (mine["state"], mine["owner"], mine["attempts"]) == ("running", b.run["run_id"], 1)
+    assert victim.run["verdict"] == "killed"
+    rest = [p for p in (a, b, c) if p is not victim]
+    assert [await p.stop() for p in rest] == [0, 0]
+    assert site.state(living) == "succeeded"
+    assert len(site.seen("start", "mine")) == 1
+
+
+def owned(site: Site, run_id: str) -> set[str]:
+    rows = site.rows("SELECT request_id FROM task WHERE owner = ? AND state = 'running'", run_id)
+    return {row["request_id"] for row in rows}
+
+
+def adopted(site: Site, run_id: str) -> set[str]:
+    rows = site.rows(
+        "SELECT request_id FROM incident WHERE what = 'adopted' AND detail LIKE ?",
+        f"% of run {run_id}",
+    )
+    return {row["request_id"] for row in rows}
