@@ -19,7 +19,8 @@ from gracekit.store.engine import Engine
 Resource = tuple[str, str]
 
 # Not while an older task's truth about the resource is unknown: it is settled first, whoever does
-# it. Older only, so that two of them do not wait for each other.
+# it. Older only, so that two of them do not wait for each other; and not those that only one host
+# may settle, which may be away for long.
 _TAKE: Final = """
 INSERT INTO lease (kind, id, lver, owner, request_id, acquired_at) VALUES (?, ?, 1, ?, ?, ?)
 ON CONFLICT (kind, id) DO UPDATE SET lver = lver + 1, owner = excluded.owner,
@@ -27,7 +28,7 @@ ON CONFLICT (kind, id) DO UPDATE SET lver = lver + 1, owner = excluded.owner,
     release_reason = NULL
 WHERE lease.owner IS NULL AND lease.not_before <= excluded.acquired_at AND NOT EXISTS (
     SELECT 1 FROM task WHERE task.resource_kind = excluded.kind AND task.resource_id = excluded.id
-        AND task.state = 'handed_over' AND task.cut <> 'safe_point'
+        AND task.state = 'handed_over' AND task.cut <> 'safe_point' AND task.target = ''
         AND task.request_id <> excluded.request_id
         AND task.id < coalesce(
             (SELECT max(id) FROM task WHERE task.request_id = excluded.request_id), task.id + 1))

@@ -32,6 +32,8 @@ from gracekit.tracker.task import Cut, Lane, OnInterrupt, Reason, TaskState
 from gracekit.tracker.tracker import Tracker
 
 CLAIM_AT_ONCE: Final = 32
+LEASE_BEAT_S: Final = 1.0
+"""A lease that is not to be had is asked for again after this time."""
 UNKNOWN_CALL_TIMEOUT_S: Final = 60.0
 """A reply of an earlier run is sent if younger than the call's timeout; this where unknown."""
 
@@ -256,12 +258,17 @@ class Reconciler:
             self._poked.set()
 
     async def _claim_accepted(self) -> None:
+        self._starved = False
+        for lane, places in self._places.items():
+            await self._claim_lane(lane, places)
+
+    async def _claim_lane(self, lane: Lane, places: Places) -> None:
         while not self._paused:
-            free = min(places.free for places in self._places.values())
-            self._starved = not free
-            if not free:
+            limit = min(places.free, CLAIM_AT_ONCE)
+            if not limit:
+                self._starved = True
                 return
-            rows = await self._claims.claim(TaskState.ACCEPTED, limit=min(free, CLAIM_AT_ONCE))
+            rows = await self._claims.claim(TaskState.ACCEPTED, limit=limit, lane=lane)
             for row in rows:
                 await self._start(row, inside=None)
             if not rows:
@@ -396,12 +403,11 @@ class Reconciler:
 
     async def _probe(self, row: TaskRow, method: Method[Any, Any]) -> None:
         """Ask the truth under the resource's lease, and act on the answer."""
-        guard = None
-        if row.resource is not None:
-            guard = await self._leases.take(row.resource, row.request_id)
-            if guard is None:  # settling still, or held elsewhere
-                await self._wait(row, None, 1.0, counts=False)
-                return
+        try:
+            guard = await self._begin_probe(row)
+        except ConflictError:  # the resource is settling still, or held elsewhere
+            await self._wait(row, None, LEASE_BEAT_S, counts=False)
+            return
         match await self._ask(row, method, guard):
             case Done(result):
                 await self._end(row, self._hands.succeeded(result), method, guard)
@@ -414,6 +420,17 @@ class Reconciler:
             case None:
                 outcome = self._hands.errored(row, Reason.INTERRUPTED, "its probe is not written")
                 await self._end(row, outcome, method, guard)
+
+    async def _begin_probe(self, row: TaskRow) -> Guard | None:
+        batch = Batch(Point.TAKE_LEASE)
+        lease = None
+        if row.resource is not None:
+            lease = self._leases.add_take(batch, row.resource, row.request_id)
+        self._claims.add_probing(batch, row)
+        rows = await self._journal.commit(batch)
+        if row.resource is None or lease is None:
+            return None
+        return Guard(resource=row.resource, token=int(rows[lease][0][0] or 0))
 
     async def _ask(
         self, row: TaskRow, method: Method[Any, Any], guard: Guard | None

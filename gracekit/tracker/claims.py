@@ -22,11 +22,11 @@ from gracekit.tracker.journal import (
     address_of,
     task_row,
 )
-from gracekit.tracker.task import TaskState
+from gracekit.tracker.task import Lane, TaskState
 
 # What a dead run left. A run with a stop record lost nothing by crashing: its handed-over rows
-# cost no attempt; everything else that was started did end with the process. A row that it had
-# only claimed keeps its cut: a stop at a safe point is no interruption, whoever died since.
+# cost no attempt; a handler or probe that was under way did end with the process. A row that it
+# had only claimed keeps its cut: a stop at a safe point is no interruption, whoever died since.
 _ADOPT: Final = (
     """
 INSERT INTO incident (at, run_id, what, request_id, method, detail)
@@ -34,7 +34,7 @@ SELECT ?2, ?1, 'adopted', request_id, method, state || ' of run ' || ?3 FROM tas
 WHERE owner = ?3 AND state IN ('running', 'handed_over', 'accepted')""",
     """
 UPDATE task SET owner = NULL,
-    crashes = crashes + (state = 'running' OR (?1 AND cut <> 'safe_point')),
+    crashes = crashes + (state = 'running' OR (?1 AND probing)), probing = 0,
     not_before = CASE WHEN state = 'running' OR cut = 'unclean' THEN ?2 + settle_s END,
     cut = CASE WHEN state = 'running' THEN 'unclean' ELSE cut END, state = 'handed_over'
 WHERE owner = ?3 AND state IN ('running', 'handed_over')""",
@@ -48,15 +48,15 @@ UPDATE task SET owner = ?1 WHERE owner = ?2 AND finished_at IS NOT NULL
 _CLAIM: Final = f"""
 UPDATE task SET owner = ? WHERE id IN (
     SELECT id FROM task WHERE owner IS NULL AND state = ? AND service = ?
-        AND target IN ('', ?, ?) AND coalesce(next_check, 0) <= ?
+        AND target IN ('', ?, ?) AND lane IN (?, ?) AND coalesce(next_check, 0) <= ?
         AND (on_interrupt = 'error' OR coalesce(not_before, 0) <= ?)
     ORDER BY id LIMIT ?)
 AND owner IS NULL AND state = ? RETURNING {ROW_COLUMNS}"""  # noqa: S608 - constants
 _AGAIN: Final = """
 UPDATE task SET state = 'accepted', cut = NULL, next_check = NULL, waiting_since = NULL,
-    not_before = NULL WHERE id = ? AND owner = ? AND state = 'handed_over'"""
+    not_before = NULL, probing = 0 WHERE id = ? AND owner = ? AND state = 'handed_over'"""
 _WAIT: Final = """
-UPDATE task SET owner = NULL, next_check = ?,
+UPDATE task SET owner = NULL, next_check = ?, probing = 0,
     waiting_since = coalesce(waiting_since, CASE WHEN ? THEN ? END)
 WHERE id = ? AND owner = ? AND state = 'handed_over'"""
 _NEXT_LOOK: Final = """
@@ -104,8 +104,10 @@ class Claims:
         batch.add(COUNT, "adopted_runs", 1)
         return index
 
-    async def claim(self, state: TaskState, *, limit: int) -> list[TaskRow]:
-        """Make up to *limit* ownerless rows of that state ours, oldest first.
+    async def claim(
+        self, state: TaskState, *, limit: int, lane: Lane | None = None
+    ) -> list[TaskRow]:
+        """Make up to *limit* ownerless rows of that state ours, oldest first; of one lane or both.
 
         ACCEPTED rows are a second intake; HANDED_OVER ones wait for their
         settle time and the next check that a probe asked for.
@@ -113,7 +115,8 @@ class Claims:
         now = self._journal.clock.wall()
         batch = Batch(Point.CLAIM)
         values: list[Value] = [self._journal.run_id, state.value, self._journal.service]
-        batch.ask(_CLAIM, *values, *self._targets, now, now, limit, state.value)
+        lanes = (lane or Lane.REQUESTS).value, (lane or Lane.OPS).value
+        batch.ask(_CLAIM, *values, *self._targets, *lanes, now, now, limit, state.value)
         rows = await self._journal.commit(batch)
         return sorted(self._readable(rows[0]), key=lambda row: row.id)
 
@@ -140,6 +143,15 @@ class Claims:
     def accepted(self, row: TaskRow) -> TaskRow:
         """*row* as it stands after `add_run_again`."""
         return replace(row, state=TaskState.ACCEPTED, cut=None, next_check=None)
+
+    def add_probing(self, batch: Batch, row: TaskRow) -> None:
+        """Record that a probe of the row begins: if the process dies of it, that counts."""
+        batch.add(
+            "UPDATE task SET probing = 1 WHERE id = ? AND owner = ? AND state = 'handed_over'",
+            row.id,
+            self._journal.run_id,
+            expect=1,
+        )
 
     def add_wait(self, batch: Batch, row: TaskRow, *, next_check: float, counts: bool) -> None:
         """Leave the row HANDED_OVER and free until wall time *next_check*.
@@ -175,7 +187,7 @@ class Claims:
     def add_postpone(self, batch: Batch, row: TaskRow, *, next_check: float) -> None:
         """Give a claimed row up until wall time *next_check*; one that moved on is left alone."""
         batch.add(
-            "UPDATE task SET owner = NULL, next_check = ? WHERE id = ? AND owner = ? "
+            "UPDATE task SET owner = NULL, next_check = ?, probing = 0 WHERE id = ? AND owner = ? "
             "AND state IN ('accepted', 'handed_over')",
             next_check,
             row.id,

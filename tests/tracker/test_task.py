@@ -52,7 +52,7 @@ def test_every_state_is_terminal_or_leads_somewhere():
     """
     Terminal is final, and nothing is both.
     """
-    assert TERMINAL | TRANSIENT == set(TaskState)
+    assert set(TaskState) == TERMINAL | TRANSIENT
     assert not TERMINAL & TRANSIENT
     assert {state.value for state in TRANSIENT} == set(DRAWN)
     assert all(not _NEXT[state] for state in TERMINAL)

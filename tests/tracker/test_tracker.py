@@ -15,7 +15,7 @@ pytestmark = pytest.mark.looptime
 
 
 def a_task(request_id: str = "r", lane: Lane = Lane.REQUESTS, **more: object) -> TrackedTask:
-    return TrackedTask(request_id=request_id, method="m", lane=lane, **more)  # type: ignore[arg-type]
+    return TrackedTask(request_id=request_id, method="m", lane=lane, **more)
 
 
 def run(tracker: Tracker, task: TrackedTask) -> TrackedTask:
@@ -132,10 +132,15 @@ async def test_background_work_is_counted_whatever_becomes_of_it():
     A block of work is in flight exactly while it runs, also if it raises.
     """
     tracker = Tracker()
-    with pytest.raises(ValueError, match="boom"), tracker.background("sync", Clock()) as task:
-        assert tracker.running == 1
-        assert task.handler is asyncio.current_task()
-        raise ValueError("boom")
+
+    def fail() -> None:
+        with tracker.background("sync", Clock()) as task:
+            assert tracker.running == 1
+            assert task.handler is asyncio.current_task()
+            raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        fail()
 
     assert (tracker.running, len(tracker)) == (0, 0)
 

@@ -63,6 +63,7 @@ CREATE TABLE task (
     not_before    REAL,                      -- recovery waits until then
     attempts      INTEGER NOT NULL DEFAULT 0,-- starts of the handler, each counted before it runs
     crashes       INTEGER NOT NULL DEFAULT 0,-- since the last progress
+    probing       INTEGER NOT NULL DEFAULT 0,-- a probe of it was begun and has not answered
     token         INTEGER,                   -- fencing token of the last attempt
     cursor        TEXT,                      -- JSON; the last safe point
     cursor_at     REAL,

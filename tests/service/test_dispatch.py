@@ -1,0 +1,882 @@
+"""One request's life through a whole Runtime: lanes, lines, leases, ends of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from gracekit import CallTimeoutError, Context, LeaseHeld, RpcError, Service
+from gracekit.errors import (
+    ConflictingRequestError,
+    MethodTimeoutError,
+    TaskInterruptedError,
+    Undeliverable,
+)
+from gracekit.process import Point
+from tests.service.kit import Doors, Fault, World
+
+pytestmark = pytest.mark.looptime
+
+
+# -- lanes and lines ------------------------------------------------------------------------
+
+
+async def test_a_lane_runs_so_many_at_a_time_in_order(world: World, svc: Service):
+    """
+    Beyond max_running tasks are accepted and wait, first come, first served.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    await world.start(svc, max_running=2)
+    client = await world.client(svc)
+    ids = [await client.cast(work, n=n) for n in range(4)]
+    await world.settle()
+
+    assert doors.entered == [0, 1]
+    assert [world.state(one) for one in ids] == ["running", "running", "accepted", "accepted"]
+    doors.open(1)
+    assert await doors.wait(3) == [0, 1, 2]
+    doors.open(0, 2, 3)
+    await doors.wait(4)
+
+
+async def test_beyond_the_places_nothing_is_accepted(world: World, svc: Service):
+    """
+    While no place is free a delivery waits; after 30 s it goes back to the queue for others.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    await world.start(svc, max_accepted=2)
+    client = await world.client(svc)
+    for n in range(5):
+        await client.cast(work, n=n)
+    await world.settle()
+    assert world.tally()["accepted"] == 2
+    assert world.broker.waiting("compute") == 0
+
+    await asyncio.sleep(31)
+    assert world.broker.waiting("compute") == 3
+
+    doors.open(0, 1, 2, 3, 4)
+    await doors.wait(5)
+    assert doors.entered == [0, 1, 2, 3, 4]
+
+
+async def test_a_method_has_slots_of_its_own(world: World, svc: Service):
+    """
+    max_running of one method holds back that method only.
+    """
+    doors = Doors()
+
+    @svc.rpc(max_running=1)
+    async def heavy(ctx: Context, n: int) -> None:
+        await doors.pass_(("heavy", n))
+
+    @svc.rpc
+    async def light(ctx: Context) -> None:
+        await doors.pass_("light")
+
+    await world.start(svc)
+    client = await world.client(svc)
+    for n in range(2):
+        await client.cast(heavy, n=n)
+    await client.cast(light)
+    await world.settle()
+
+    assert doors.entered == [("heavy", 0), "light"]
+    doors.open(("heavy", 0), ("heavy", 1), "light")
+    await doors.wait(3)
+
+
+async def test_full_requests_do_not_hold_up_ops(world: World, svc: Service):
+    """
+    Each lane has its own places and slots.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    @svc.ops
+    async def ping(ctx: Context) -> str:
+        return "pong"
+
+    await world.start(svc, max_accepted=1, max_running=1)
+    client = await world.client(svc)
+    for _ in range(3):
+        await client.cast(work)
+    await doors.wait(1)
+
+    assert await client.prepare(timeout=1).call(ping) == "pong"
+    doors.open("work")
+
+
+async def test_tasks_of_a_resource_go_one_by_one_in_order(world: World, svc: Service):
+    """
+    One line a resource, first in, first out; other resources pass by; tokens only rise.
+    """
+    doors, tokens = Doors(), []
+
+    @svc.rpc(resource="vm")
+    async def change(ctx: Context, vm: str, n: int) -> None:
+        tokens.append((vm, n, ctx.fence))
+        await doors.pass_((vm, n))
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    for n in range(3):
+        await client.cast(change, vm="v1", n=n)
+    await client.cast(change, vm="v2", n=0)
+    await world.settle()
+    assert doors.entered == [("v1", 0), ("v2", 0)]
+
+    doors.open(*[("v1", n) for n in range(3)], ("v2", 0))
+    await life.hears("task.finished", 4)
+    assert tokens == [("v1", 0, 1), ("v2", 0, 1), ("v1", 1, 2), ("v1", 2, 3)]
+    assert world.rows("SELECT owner FROM lease WHERE owner IS NOT NULL") == []
+
+
+async def test_a_lease_held_by_another_process_is_waited_for_without_a_slot(
+    world: World, svc: Service
+):
+    """
+    The task stays accepted, others run past it, and it starts when the lease is free.
+    """
+    doors = Doors()
+
+    @svc.rpc(resource="vm")
+    async def change(ctx: Context, vm: str, who: str) -> str:
+        await doors.pass_(who)
+        return f"{who} {ctx.fence}"
+
+    await world.start(svc, instance="a", host="a", max_running=1)
+    await world.start(svc, instance="b", host="b", max_running=1)
+    client = await world.client(svc)
+    first = asyncio.create_task(client.prepare(host="a").call(change, vm="v", who="a"))
+    await doors.wait(1)
+    second = asyncio.create_task(client.prepare(host="b").call(change, vm="v", who="b"))
+    other = asyncio.create_task(client.prepare(host="b").call(change, vm="w", who="other"))
+    assert await doors.wait(2) == ["a", "other"]
+
+    doors.open("a", "b", "other")
+    assert await asyncio.gather(first, second, other) == ["a 1", "b 2", "other 1"]
+
+
+async def test_a_task_whose_caller_left_while_the_lease_was_away_expires(
+    world: World, svc: Service
+):
+    """
+    Waiting for a lease ends with the caller's patience: ERRORED(expired), no handler.
+    """
+    doors = Doors()
+
+    @svc.rpc(resource="vm")
+    async def change(ctx: Context, vm: str, who: str) -> None:
+        await doors.pass_(who)
+
+    await world.start(svc, instance="a", host="a")
+    await world.start(svc, instance="b", host="b")
+    client = await world.client(svc)
+    await client.prepare(host="a").cast(change, vm="v", who="a")
+    await doors.wait(1)
+
+    with pytest.raises((CallTimeoutError, TaskInterruptedError)):
+        await client.prepare(host="b", timeout=5, request_id="late").call(change, vm="v", who="b")
+    await world.until(lambda: world.state("late") == "errored", within_s=3)
+
+    assert world.task("late")["reason"] == "expired"
+    doors.open("a")
+    await asyncio.sleep(5)
+    assert doors.entered == ["a"]
+
+
+async def test_a_further_lease_never_waits(world: World, svc: Service):
+    """
+    ctx.lease raises LeaseHeld, naming the task that has it; free, it is granted and given back.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def take(ctx: Context, who: str) -> int:
+        async with ctx.lease("volume", "vol-1") as guard:
+            await doors.pass_(who)
+            return guard.token
+
+    await world.start(svc)
+    client = await world.client(svc)
+    first = asyncio.create_task(client.prepare(request_id="holder").call(take, who="a"))
+    await doors.wait(1)
+    with pytest.raises(LeaseHeld, match=r"volume:vol-1 is held by task holder"):
+        await client.call(take, who="b")
+    doors.open("a", "c")
+
+    assert await first == 1
+    assert await client.call(take, who="c") == 2
+
+
+# -- dedupe -----------------------------------------------------------------------------------
+
+
+async def test_a_known_request_starts_no_second_handler(world: World, svc: Service):
+    """
+    In flight, the duplicate's caller is answered with the first; after it, from the record.
+    """
+    doors, starts = Doors(), []
+
+    @svc.rpc
+    async def work(ctx: Context) -> int:
+        starts.append(ctx.request_id)
+        await doors.pass_("in")
+        return len(starts)
+
+    await world.start(svc)
+    client = (await world.client(svc)).prepare(request_id="same")
+    first = asyncio.create_task(client.call(work))
+    await doors.wait(1)
+    second = asyncio.create_task(client.call(work))
+    await world.until(lambda: world.tally().get("duplicate") == 1)
+    doors.open("in")
+
+    assert await asyncio.gather(first, second) == [1, 1]
+    assert await client.call(work) == 1
+    await client.cast(work)
+    await world.until(lambda: world.tally()["duplicate"] == 3)
+    assert starts == ["same"]
+    assert world.rows("SELECT * FROM reply") == []
+
+
+async def test_a_failure_is_answered_from_the_record_too(world: World, svc: Service):
+    """
+    A handler that raised is FAILED and not run again; its error is the record.
+    """
+    starts = []
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        starts.append(1)
+        raise ValueError("no")
+
+    await world.start(svc)
+    client = (await world.client(svc)).prepare(request_id="same")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"):
+            await client.call(work)
+
+    assert starts == [1]
+    assert world.state("same") == "failed"
+
+
+async def test_a_known_id_with_other_content_is_a_conflict(world: World, svc: Service):
+    """
+    The second is REJECTED with a row of its own, its caller is told, the first is untouched.
+    """
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> int:
+        return n
+
+    await world.start(svc)
+    client = (await world.client(svc)).prepare(request_id="same")
+    assert await client.call(work, n=1) == 1
+    with pytest.raises(ConflictingRequestError, match="same is known with other content"):
+        await client.call(work, n=2)
+
+    (rejected,) = world.rows("SELECT * FROM task WHERE state = 'rejected'")
+    assert rejected["reason"] == "conflicting_id"
+    assert world.states() == {"same": "succeeded"}
+
+
+async def test_a_request_without_an_id_gets_one_and_is_never_a_duplicate(
+    world: World, svc: Service
+):
+    """
+    Each delivery without an id is a request of its own.
+    """
+    seen = []
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        seen.append(ctx.request_id)
+
+    life = await world.start(svc)
+    for _ in range(2):
+        await world.deliver("compute", b'{"method": "work", "args": {}}')
+    await life.hears("task.finished", 2)
+
+    assert len(set(seen)) == 2
+    assert world.tally()["accepted"] == 2
+
+
+async def test_copies_of_a_requeue_request_end_with_it(world: World, svc: Service):
+    """
+    A second copy in flight starts nothing; in the end all are acked and every caller is answered.
+    """
+    doors = Doors()
+
+    @svc.rpc(on_interrupt="requeue")
+    async def read(ctx: Context) -> int:
+        await doors.pass_(ctx.request_id)
+        return 5
+
+    @svc.rpc(on_interrupt="requeue")
+    async def other(ctx: Context) -> None: ...
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    view = client.prepare(request_id="same")
+    await view.cast(read)
+    calls = [asyncio.create_task(view.call(read)) for _ in range(3)]
+    await world.settle()
+    with pytest.raises(ConflictingRequestError, match="read was accepted under it"):
+        await view.call(other)
+    doors.open("same")
+
+    assert await asyncio.gather(*calls) == [5, 5, 5]
+    assert doors.entered == ["same"]
+    report = await life.drain()
+    assert report.given_back == 0
+    assert world.broker.waiting("compute") == 0
+
+
+async def test_copies_of_a_requeue_request_survive_a_crash(world: World, svc: Service):
+    """
+    None was acked: each caller is answered after the restart.
+    """
+    doors = Doors()
+
+    @svc.rpc(on_interrupt="requeue", settle=0)
+    async def read(ctx: Context) -> int:
+        await doors.pass_("in")
+        return 5
+
+    life = await world.start(svc)
+    view = (await world.client(svc)).prepare(request_id="same")
+    calls = [asyncio.create_task(view.call(read)) for _ in range(2)]
+    await view.cast(read)
+    await world.settle()
+    await life.crash()
+    doors.open("in")
+    await world.start(svc)
+
+    assert await asyncio.gather(*calls) == [5, 5]
+    assert world.broker.waiting("compute") == 0
+
+
+async def test_every_instance_has_its_copy_of_a_fanout(world: World, svc: Service):
+    """
+    One fanout, one task an instance, each deduped by itself.
+    """
+    seen = []
+
+    @svc.rpc
+    async def refresh(ctx: Context, tag: str) -> None:
+        seen.append(ctx.request_id)
+
+    lives = [
+        await world.start(svc, host=f"node-{n}", instance=f"node-{n}-0", max_accepted=9)
+        for n in range(3)
+    ]
+    client = (await world.client(svc)).prepare(request_id="f")
+    await client.fanout(refresh, tag="x")
+    for life in lives:
+        await life.hears("task.finished")
+    await client.fanout(refresh, tag="x")
+    await world.until(lambda: world.tally().get("duplicate") == 3)
+
+    assert seen == ["f", "f", "f"]
+    recipients = world.rows("SELECT recipient, route, target FROM task ORDER BY recipient")
+    assert recipients == [
+        {"recipient": f"node-{n}-0", "route": "fanout", "target": f"node-{n}-0"} for n in range(3)
+    ]
+
+
+async def test_a_directed_request_goes_to_its_host_alone(world: World, svc: Service):
+    """
+    The directed queue is that host's; to an unknown host nothing is kept.
+    """
+
+    @svc.rpc
+    async def where(ctx: Context) -> str:
+        return ctx.request_id
+
+    one = await world.start(svc, host="node-1", instance="node-1-0")
+    two = await world.start(svc, host="node-2", instance="node-2-0")
+    client = await world.client(svc)
+    for host in ("node-2", "node-2", "node-1"):
+        await client.prepare(host=host).call(where)
+
+    assert len(one.told("task.finished")) == 1
+    assert len(two.told("task.finished")) == 2
+    targets = world.rows("SELECT target FROM task ORDER BY id")
+    assert [row["target"] for row in targets] == ["node-2", "node-2", "node-1"]
+    with pytest.raises(Undeliverable):
+        await client.prepare(host="nowhere").cast(where)
+
+
+# -- ends of every kind ------------------------------------------------------------------------
+
+
+async def test_at_a_timeout_the_caller_is_answered_at_once_and_the_task_stays(
+    world: World, svc: Service
+):
+    """
+    A handler that winds up slowly keeps its place and its lease until it has returned.
+    """
+    loop = asyncio.get_running_loop()
+
+    @svc.rpc(resource="vm", timeout="5s")
+    async def slow(ctx: Context, vm: str) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(10)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    begun = loop.time()
+    with pytest.raises(MethodTimeoutError, match="exceeded its timeout of 5 s"):
+        await client.prepare(request_id="t").call(slow, vm="v")
+
+    assert loop.time() - begun == pytest.approx(5, abs=0.1)
+    assert world.state("t") == "running"
+    assert world.rows("SELECT owner FROM lease")[0]["owner"] == life.runtime.run_id
+    await life.hears("task.finished")
+    assert loop.time() - begun == pytest.approx(15, abs=0.1)
+    assert world.state("t") == "failed"
+    assert world.rows("SELECT * FROM reply") == []
+
+
+async def test_a_deadline_is_the_earliest_of_all(world: World, svc: Service):
+    """
+    Method timeout, the caller's patience and the drain's deadline: ctx knows the nearest.
+    """
+    loop = asyncio.get_running_loop()
+    seen: dict[str, float | None] = {}
+    asked, again = asyncio.Event(), asyncio.Event()
+
+    @svc.rpc
+    async def look(ctx: Context) -> None:
+        seen["caller"] = ctx.time_left
+
+    @svc.rpc(timeout=20)
+    async def limited(ctx: Context) -> None:
+        seen["method"] = ctx.time_left
+        asked.set()
+        await again.wait()
+        seen["drain"] = ctx.time_left
+        assert ctx.draining
+
+    @svc.rpc
+    async def free(ctx: Context) -> None:
+        seen["none"] = ctx.deadline
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.prepare(timeout=30).call(look)
+    await client.cast(free)
+    call = asyncio.create_task(client.prepare(timeout=60).call(limited))
+    await asked.wait()
+    life.runtime.request_stop(source="signal", by="test", reason="test")
+    await life.hears("intake.closed", 1)
+    await asyncio.sleep(15)
+    again.set()
+    await call
+    await life.wait_end()
+
+    assert seen == {
+        "caller": pytest.approx(30, abs=0.1),
+        "method": pytest.approx(20, abs=0.1),
+        "drain": pytest.approx(5, abs=0.2),
+        "none": None,
+    }
+    assert loop.time() < 60
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+async def test_a_handler_cannot_end_the_service(world: World, svc: Service, error: BaseException):
+    """
+    Whatever a handler raises is its own failure: its caller is told and the next request runs.
+    """
+
+    @svc.rpc
+    async def bad(ctx: Context) -> None:
+        raise error
+
+    @svc.rpc
+    async def good(ctx: Context) -> int:
+        return 1
+
+    await world.start(svc)
+    client = await world.client(svc)
+    with pytest.raises(RpcError, match=type(error).__name__):
+        await client.prepare(request_id="b").call(bad)
+
+    assert await client.call(good) == 1
+    assert world.state("b") == "failed"
+
+
+async def test_a_cancellation_that_nobody_asked_for_is_a_failure(world: World, svc: Service):
+    """
+    A library may raise CancelledError; the task is FAILED and says so.
+    """
+
+    @svc.rpc
+    async def odd(ctx: Context) -> None:
+        raise asyncio.CancelledError("from a library")
+
+    await world.start(svc)
+    client = await world.client(svc)
+    with pytest.raises(RuntimeError, match="CancelledError: from a library"):
+        await client.prepare(request_id="c").call(odd)
+    assert world.state("c") == "failed"
+
+
+async def test_a_handler_that_cancels_itself_hurts_nobody_else(world: World, svc: Service):
+    """
+    A cancellation left behind by the handler never reaches gracekit's own steps.
+    """
+
+    @svc.rpc
+    async def odd(ctx: Context) -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return "done"
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+
+    assert await client.prepare(request_id="c", timeout=10).call(odd) == "done"
+    assert world.rows("SELECT * FROM reply") == []
+    report = await life.drain()
+    assert report.waited_s == pytest.approx(0, abs=0.1)
+
+
+async def test_a_swallowed_cancellation_ends_by_itself(world: World, svc: Service):
+    """
+    A handler that catches its cancellation and returns has ended: its result is the record.
+    """
+
+    @svc.rpc(timeout=5)
+    async def stubborn(ctx: Context) -> str:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            assert ctx.cancelled
+        return "done anyway"
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    with pytest.raises(MethodTimeoutError):
+        await client.prepare(request_id="s").call(stubborn)
+    await life.hears("task.finished")
+
+    assert world.task("s")["result"] == '"done anyway"'
+
+
+async def test_a_result_that_cannot_be_sent_is_a_failure_that_says_where(
+    world: World, svc: Service
+):
+    """
+    The caller learns which part of the result is no plain data; nothing is stuck.
+    """
+
+    @svc.rpc
+    async def bad(ctx: Context) -> dict[str, object]:
+        return {"vm": {"handle": object()}}
+
+    await world.start(svc)
+    client = await world.client(svc)
+    with pytest.raises(RpcError, match=r"result\.vm\.handle: object of type object"):
+        await client.prepare(request_id="u").call(bad)
+    assert world.state("u") == "failed"
+
+
+@pytest.mark.parametrize("depth", range(28, 34))
+async def test_a_deep_result_is_sent_or_refused_but_never_lost(
+    world: World, svc: Service, depth: int
+):
+    """
+    At the edge of what a message may nest the caller gets the result or a clear error.
+    """
+
+    @svc.rpc
+    async def deep(ctx: Context) -> object:
+        value: object = 1
+        for _ in range(depth):
+            value = [value]
+        return value
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    try:
+        await client.prepare(timeout=10).call(deep)
+    except CallTimeoutError:
+        pytest.fail("nothing came back")
+    except RpcError as error:
+        assert "nest" in str(error)  # noqa: PT017 - either end is fine
+    await life.drain()
+    assert world.rows("SELECT * FROM reply") == []
+
+
+async def test_a_cursor_that_cannot_be_kept_fails_its_own_task_only(world: World, svc: Service):
+    """
+    A safe point takes plain data; other tasks' commits do not suffer from one that is not.
+    """
+
+    @svc.rpc
+    async def bad(ctx: Context) -> None:
+        await ctx.safe_point(object())
+
+    @svc.rpc
+    async def good(ctx: Context) -> int:
+        return 1
+
+    await world.start(svc)
+    client = await world.client(svc)
+    with pytest.raises(RpcError, match="cursor"):
+        await client.prepare(timeout=5).call(bad)
+    assert await client.prepare(timeout=5).call(good) == 1
+
+
+@pytest.mark.looptime(False)
+async def test_plain_handlers_run_in_threads_of_their_lane(world: World, svc: Service):
+    """
+    A plain `def` runs beside the loop, its result comes back, and a full lane leaves ops alone.
+    """
+    go = threading.Event()
+
+    @svc.rpc
+    def work(ctx: Context) -> str:
+        go.wait(30)
+        return threading.current_thread().name
+
+    @svc.ops
+    def ping(ctx: Context) -> str:
+        return threading.current_thread().name
+
+    life = await world.start(svc, threads=1)
+    client = await world.client(svc)
+    calls = [asyncio.create_task(client.call(work)) for _ in range(2)]
+    await life.hears("task.started", 2)
+    pong = await client.call(ping)
+    go.set()
+    names = await asyncio.gather(*calls)
+
+    assert threading.main_thread().name not in {pong, *names}
+    report = await life.drain()
+    assert report.exit_code == 0
+
+
+@pytest.mark.looptime(False)
+async def test_a_thread_that_raises_system_exit_is_a_failed_task(world: World, svc: Service):
+    """
+    sys.exit in a plain handler ends that handler.
+    """
+
+    @svc.rpc
+    def bad(ctx: Context) -> None:
+        raise SystemExit(1)
+
+    await world.start(svc)
+    client = await world.client(svc)
+    with pytest.raises(RpcError, match="SystemExit"):
+        await client.prepare(timeout=10).call(bad)
+
+
+@pytest.mark.looptime(False)
+async def test_a_thread_is_over_when_it_has_returned(world: World, svc: Service):
+    """
+    A timed-out thread keeps task and lease until it returns; it can ask whether it was cancelled.
+    """
+    go = threading.Event()
+    seen = []
+
+    @svc.rpc(resource="vm", timeout=0.1)
+    def work(ctx: Context, vm: str) -> None:
+        go.wait(30)
+        seen.append(ctx.cancelled)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    with pytest.raises(MethodTimeoutError):
+        await client.prepare(request_id="t").call(work, vm="v")
+    assert world.state("t") == "running"
+    go.set()
+    await life.hears("task.finished")
+
+    assert seen == [True]
+    assert world.rows("SELECT owner FROM lease") == [{"owner": None}]
+
+
+# -- the store in doubt ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.REFUSED])
+@pytest.mark.parametrize("point", [Point.ACCEPT_AND_BEGIN, Point.FINISH])
+async def test_a_commit_in_doubt_loses_nothing_and_runs_nothing_twice(
+    world: World, svc: Service, point: Point, fault: Fault
+):
+    """
+    The row decides: the handler runs once, its caller is answered soon, the row is terminal.
+    """
+    starts = []
+
+    @svc.rpc(resource="vm")
+    async def work(ctx: Context, vm: str) -> int:
+        starts.append(ctx.attempt)
+        return 7
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    life.engine.plan(point, fault)
+
+    assert await client.prepare(request_id="d", timeout=5).call(work, vm="v") == 7
+    assert starts == [1]
+    assert world.state("d") == "succeeded"
+    assert await client.prepare(timeout=5).call(work, vm="v") == 7
+    await asyncio.sleep(100)
+    assert world.rows("SELECT * FROM reply") == []
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.REFUSED])
+async def test_a_begin_in_doubt_runs_once_in_the_end(world: World, svc: Service, fault: Fault):
+    """
+    A task whose turn came while the store hesitated is started once, at the latest when
+    recovery looks.
+    """
+    doors = Doors()
+
+    @svc.rpc(resource="vm")
+    async def work(ctx: Context, vm: str, n: int) -> None:
+        await doors.pass_(n)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    ids = [await client.cast(work, vm="v", n=n) for n in range(2)]
+    await doors.wait(1)
+    life.engine.plan(Point.BEGIN, fault)
+    doors.open(0, 1)
+    await world.until(lambda: set(world.states().values()) == {"succeeded"})
+
+    assert doors.entered == [0, 1]
+    assert world.task(ids[1])["attempts"] == 1
+
+
+@pytest.mark.parametrize("on_interrupt", ["error", "retry"])
+async def test_an_acceptance_whose_trace_is_lost_is_settled_by_the_living_run(
+    world: World, svc: Service, on_interrupt: str
+):
+    """
+    Commit unknown and the read after it failed too: the row is found, its lease freed, and it
+    ends, without a restart.
+    """
+    starts = []
+
+    @svc.rpc(resource="vm", on_interrupt=on_interrupt)
+    async def work(ctx: Context, vm: str) -> None:
+        starts.append(ctx.attempt)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    life.engine.plan(Point.ACCEPT_AND_BEGIN, Fault.LOST_AFTER)
+    life.engine.lost_reads = 1
+    request_id = await client.cast(work, vm="v")
+    await world.until(lambda: world.state(request_id) in {"errored", "succeeded"}, within_s=120)
+
+    # That it never started is known to the run that accepted it: also `error` may be run.
+    assert (world.state(request_id), len(starts)) in {("succeeded", 1), ("errored", 0)}
+    assert world.task(request_id)["attempts"] <= 2
+    assert world.rows("SELECT owner FROM lease") == [{"owner": None}]
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER])
+async def test_a_duplicate_in_doubt_starts_nothing(world: World, svc: Service, fault: Fault):
+    """
+    The duplicate of an ended task meets a commit of unknown outcome: the old row is not mistaken
+    for a new acceptance.
+    """
+    starts = []
+
+    @svc.rpc
+    async def work(ctx: Context) -> int:
+        starts.append(1)
+        return len(starts)
+
+    life = await world.start(svc)
+    client = (await world.client(svc)).prepare(request_id="same", timeout=5)
+    assert await client.call(work) == 1
+    life.engine.plan(Point.ACCEPT_AND_BEGIN, fault)
+
+    assert await client.call(work) == 1
+    assert starts == [1]
+
+
+@pytest.mark.parametrize("policy", ["error", "requeue"])
+async def test_an_ack_that_fails_costs_nothing(world: World, svc: Service, policy: str):
+    """
+    The request runs once and is answered; the unacked copy comes again after the connection and
+    is a duplicate, or an idempotent second read; no slot and no count is lost.
+    """
+    starts = []
+
+    @svc.rpc(on_interrupt=policy, max_running=1)
+    async def work(ctx: Context) -> int:
+        starts.append(1)
+        return 3
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    life.transport.failing_acks = 1
+    for _ in range(2):
+        assert await client.prepare(timeout=5).call(work) == 3
+    await world.settle()
+    assert life.runtime.tracker.running == 0
+    report = await life.drain()
+    assert (report.exit_code, report.waited_s) == (0, pytest.approx(0, abs=0.1))
+    assert world.broker.waiting("compute") == 1
+
+    await world.start(svc)
+    await world.until(lambda: world.broker.waiting("compute") == 0)
+    await asyncio.sleep(1)
+    assert len(starts) == (2 if policy == "error" else 3)
+
+
+async def test_a_broken_store_ends_the_service_in_order(world: World, svc: Service):
+    """
+    Intake stops, what was not accepted stays in the queue, what runs may end, and the exit is 70.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    running = await client.cast(work, n=0)
+    await doors.wait(1)
+    life.engine.plan(Point.ACCEPT_AND_BEGIN, Fault.BROKEN)
+    await client.cast(work, n=1)
+    await life.hears("drain.started")
+    doors.open(0)
+    world.expects_faults = True
+    report = await life.wait_end()
+
+    assert report.exit_code == 70
+    assert "the disk is gone" in (report.failure or "")
+    assert doors.ended == [0]
+    assert world.broker.waiting("compute") == 1
+    assert world.state(running) == "running"
+    assert "store.broken" in life.names()

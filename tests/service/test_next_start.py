@@ -1,0 +1,927 @@
+"""What the next start makes of the unfinished: after a crash, and after a drain, by policy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gracekit import (
+    CallTimeoutError,
+    Context,
+    Done,
+    Fail,
+    GracekitError,
+    Retry,
+    RpcClient,
+    Service,
+    Wait,
+)
+from gracekit.errors import AlreadyRunningError, TaskInterruptedError
+from gracekit.process import Point
+from tests.service.kit import EPOCH_S, Fault, Life, World
+
+pytestmark = pytest.mark.looptime
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Job:
+    """One method, started once and cut: what every test here begins with.
+
+    The first attempt sleeps for ever; later ones return their number.
+    """
+
+    def __init__(self, world: World, svc: Service, **options: Any) -> None:
+        self.world = world
+        self.svc = svc
+        self.attempts: list[tuple[int, float]] = []
+        self.tokens: list[int | None] = []
+        self.asked: list[float] = []
+        self.told: list[str] = []
+        self.probe_answers: Callable[[int], Any] = lambda n: Retry()
+        self._begun = asyncio.Event()
+
+        @svc.rpc(resource="vm", **options)
+        async def work(ctx: Context, vm: str) -> int:
+            self.attempts.append((ctx.attempt, now()))
+            self.tokens.append(ctx.fence)
+            self._begun.set()
+            if ctx.attempt == 1:
+                await asyncio.sleep(100_000)
+            return ctx.attempt
+
+        self.work = work
+
+    def with_probe(self) -> None:
+        @self.work.probe
+        async def probe(ctx: Context, vm: str) -> Any:
+            self.asked.append(now())
+            answer = self.probe_answers(len(self.asked))
+            return await answer if asyncio.iscoroutine(answer) else answer
+
+    def with_errored(self) -> None:
+        @self.work.errored
+        async def errored(ctx: Context, vm: str, reason: str) -> None:
+            self.told.append(f"{vm}: {reason}")
+
+    async def begin(self, **settings: Any) -> tuple[Life, asyncio.Task[int]]:
+        """A life in which the first attempt runs, and the call that waits for it."""
+        life = await self.world.start(self.svc, **settings)
+        client = await self.world.client(self.svc)
+        view = client.prepare(request_id="w", timeout=50_000)
+        call = asyncio.create_task(view.call(self.work, vm="v"))
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await self._begun.wait()
+        return life, call
+
+    def row(self) -> dict[str, Any]:
+        return self.world.task("w")
+
+
+async def end(life: Life, how: str) -> None:
+    await (life.crash() if how == "crash" else life.drain())
+
+
+BOTH = pytest.mark.parametrize("how", ["crash", "drain"])
+
+
+# -- each policy ---------------------------------------------------------------------------
+
+
+@BOTH
+async def test_error_is_never_started_a_second_time(world: World, svc: Service, how: str):
+    """
+    ERRORED(interrupted) at once, the hook told, the caller answered, the lease free in the end.
+    """
+    job = Job(world, svc)
+    job.with_errored()
+    life, call = await job.begin()
+    await end(life, how)
+    begun = now()
+    await world.start(svc)
+
+    with pytest.raises(TaskInterruptedError, match=r"ERRORED\(interrupted\)"):
+        await call
+    assert now() - begun < 1
+    await world.until(lambda: job.told == ["v: interrupted"])
+    await world.until(lambda: not job.row()["errored_due"])
+    assert len(job.attempts) == 1
+    row = job.row()
+    assert (row["state"], row["reason"], row["args"], row["errored_due"]) == (
+        "errored",
+        "interrupted",
+        None,
+        0,
+    )
+    await asyncio.sleep(20)
+    assert world.rows("SELECT owner FROM lease") == [{"owner": None}]
+
+
+@BOTH
+async def test_retry_runs_again_with_a_higher_token(world: World, svc: Service, how: str):
+    """
+    Same request id, next attempt; after a crash not before the settle time, after a clean
+    hand-over at once.
+    """
+    job = Job(world, svc, on_interrupt="retry", settle="7s")
+    life, call = await job.begin()
+    await end(life, how)
+    begun = now()
+    await world.start(svc)
+
+    assert await call == 2
+    assert [attempt for attempt, _ in job.attempts] == [1, 2]
+    assert job.tokens == [1, 2]
+    waited = job.attempts[1][1] - begun
+    assert waited == pytest.approx(7 if how == "crash" else 0, abs=1.2)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("answer", "state", "reason"),
+    [
+        (Done({"host": "n2"}), "succeeded", None),
+        (Retry(), "succeeded", None),
+        (Fail("the disk is gone"), "failed", None),
+    ],
+)
+async def test_a_probe_decides(
+    world: World, svc: Service, how: str, answer: Any, state: str, reason: str | None
+):
+    """
+    Done ends it with its result, Retry starts it again, Fail ends it with its words.
+    """
+    job = Job(world, svc, on_interrupt="probe")
+    job.with_probe()
+    job.probe_answers = lambda n: answer
+    life, call = await job.begin()
+    await end(life, how)
+    await world.start(svc)
+    result = await asyncio.gather(call, return_exceptions=True)
+
+    assert (job.row()["state"], job.row()["reason"]) == (state, reason)
+    match answer:
+        case Done(value):
+            assert result == [value]
+        case Retry():
+            assert result == [2]
+        case _:
+            assert "the disk is gone" in str(result[0])
+    assert len(job.asked) == 1
+    assert len(job.attempts) == (2 if isinstance(answer, Retry) else 1)
+    assert world.rows("SELECT owner FROM lease") == [{"owner": None}]
+
+
+async def test_an_unclean_task_is_not_probed_before_it_has_settled(world: World, svc: Service):
+    """
+    The old owner's last request may be in flight: 10 s by default, in virtual time to the tick;
+    new requests for the resource wait as long, others do not.
+    """
+    job = Job(world, svc, on_interrupt="probe")
+    job.with_probe()
+    job.probe_answers = lambda n: Done(1)
+    life, call = await job.begin()
+    await life.crash()
+    begun = now()
+    await world.start(svc)
+    client = await world.client(svc)
+
+    other = asyncio.create_task(client.prepare(timeout=40).call(job.work, vm="other"))
+    same = asyncio.create_task(client.prepare(timeout=40).call(job.work, vm="v"))
+    assert await call == 1
+    assert job.asked == [pytest.approx(begun + 10, abs=1.2)]
+    await world.until(lambda: len(job.attempts) == 3)
+    assert job.attempts[1][1] - begun < 1
+    assert job.attempts[2][1] - begun >= 10
+    for one in (other, same):
+        one.cancel()
+
+
+async def test_the_mark_of_an_unclean_end_survives_a_restart(world: World, svc: Service):
+    """
+    Crash, a life of 4 s, crash, a life: still not asked before the settle time of the first.
+    """
+    job = Job(world, svc, on_interrupt="probe", settle=30)
+    job.with_probe()
+    job.probe_answers = lambda n: Done(1)
+    life, call = await job.begin()
+    await life.crash()
+    begun = now()
+    second = await world.start(svc)
+    await asyncio.sleep(4)
+    await second.crash()
+    await world.start(svc)
+    await call
+
+    assert job.asked[0] - begun >= 30
+
+
+async def test_wait_asks_again_and_gives_up_in_the_end(world: World, svc: Service):
+    """
+    Wait(seconds) is honoured; in all at most max_wait, then ERRORED(gave_up).
+    """
+    job = Job(world, svc, on_interrupt="probe", settle=0, max_wait="5m")
+    job.with_probe()
+    job.with_errored()
+    job.probe_answers = lambda n: Wait(60)
+    life, call = await job.begin()
+    await life.crash()
+    begun = now()
+    await world.start(svc)
+
+    with pytest.raises(GracekitError, match="gave_up"):
+        await call
+    assert now() - begun == pytest.approx(300, abs=3)
+    assert [round(at - begun) for at in job.asked] == [0, 60, 120, 180, 240, 300]
+    await world.until(lambda: job.told == ["v: gave_up"])
+    assert len(job.attempts) == 1
+
+
+@pytest.mark.parametrize("trouble", ["raises", "slow", "odd", "exits", "cancelled"])
+async def test_a_probe_in_trouble_counts_as_wait_with_back_off(
+    world: World, svc: Service, trouble: str
+):
+    """
+    It is told, asked again after growing pauses, and its next good answer counts.
+    """
+
+    async def bad() -> Any:
+        match trouble:
+            case "raises":
+                raise OSError("backend away")
+            case "slow":
+                await asyncio.sleep(1000)
+            case "exits":
+                raise SystemExit(1)
+            case "cancelled":
+                raise asyncio.CancelledError
+        return "what?"
+
+    job = Job(world, svc, on_interrupt="probe", settle=0, probe_timeout=3)
+    job.with_probe()
+    job.probe_answers = lambda n: bad() if n <= 4 else Done("found")
+    life, call = await job.begin()
+    await life.crash()
+    second = await world.start(svc)
+
+    assert await call == "found"
+    gaps = [b - a for a, b in zip(job.asked, job.asked[1:], strict=False)]
+    assert gaps == sorted(gaps)
+    assert gaps[0] >= 1
+    assert len(second.told("hook.failed")) == 4
+
+
+@pytest.mark.parametrize("kind", ["not implemented", "none"])
+async def test_a_probe_that_is_not_written_means_error(world: World, svc: Service, kind: str):
+    """
+    NotImplementedError, or no probe at all: as `error`.
+    """
+    job = Job(world, svc, on_interrupt="probe", settle=0)
+    if kind != "none":
+        job.with_probe()
+
+        async def missing() -> Any:
+            raise NotImplementedError
+
+        job.probe_answers = lambda n: missing()
+    life, call = await job.begin()
+    await life.crash()
+    await world.start(svc)
+
+    with pytest.raises(TaskInterruptedError, match="interrupted"):
+        await call
+    assert len(job.attempts) == 1
+
+
+async def test_a_killer_message_ends(world: World, svc: Service):
+    """
+    Crashes since the last progress are capped: ERRORED(attempts).
+    """
+    starts = []
+
+    @svc.rpc(on_interrupt="retry", settle=0)
+    async def killer(ctx: Context) -> None:
+        starts.append(ctx.attempt)
+        await asyncio.sleep(100_000)
+
+    client = await world.client(svc)
+    life = await world.start(svc)
+    await client.prepare(request_id="k").cast(killer)
+    for number in range(1, 4):
+        await world.until(lambda number=number: len(starts) == number)
+        await life.crash()
+        life = await world.start(svc)
+    await world.until(lambda: world.state("k") == "errored")
+
+    assert starts == [1, 2, 3]
+    assert world.task("k")["reason"] == "attempts"
+
+
+async def test_a_killer_of_the_transports_own_ends_too(world: World, svc: Service):
+    """
+    A `requeue` request has no row at first; redelivered it gets one, and its attempts are capped.
+    """
+    starts = []
+
+    @svc.rpc(on_interrupt="requeue", settle=0)
+    async def killer(ctx: Context) -> None:
+        starts.append(ctx.attempt)
+        await asyncio.sleep(100_000)
+
+    client = await world.client(svc)
+    life = await world.start(svc)
+    await client.prepare(request_id="k").cast(killer)
+    for number in range(1, 5):
+        await world.until(lambda number=number: len(starts) == number)
+        await life.crash()
+        life = await world.start(svc)
+    await world.until(lambda: world.state("k") == "errored")
+
+    assert starts == [1, 1, 2, 3]
+
+
+async def test_hand_overs_and_progress_cost_no_attempt(world: World, svc: Service):
+    """
+    Ten drains, and crashes with progress between them: the task still ends well.
+    """
+    seen: list[int] = []
+
+    @svc.rpc(on_interrupt="retry", settle=0)
+    async def copy(ctx: Context) -> int:
+        async for block in ctx.steps(range(24)):
+            seen.append(block)
+            await asyncio.sleep(2)
+        return ctx.attempt
+
+    client = await world.client(svc)
+    life = await world.start(svc)
+    call = asyncio.create_task(client.prepare(timeout=5000).call(copy))
+    for n in range(10):
+        await asyncio.sleep(4.5)
+        await end(life, "crash" if n % 2 else "drain")
+        life = await world.start(svc)
+
+    assert await call == 11
+    assert set(seen) == set(range(24))
+    assert len(seen) - 24 <= 20  # the item under way, and what was done in the last second
+
+
+# -- rows of every kind -----------------------------------------------------------------------
+
+
+async def test_what_was_accepted_and_not_started_is_simply_run(world: World, svc: Service):
+    """
+    Under every policy, after a crash too: nobody has begun it.
+    """
+    entered = []
+
+    @svc.rpc(max_running=1)
+    async def work(ctx: Context, n: int) -> int:
+        entered.append(n)
+        if len(entered) == 1:
+            await asyncio.sleep(100_000)
+        return ctx.attempt
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.prepare(request_id="r0").cast(work, n=0)
+    call = asyncio.create_task(client.prepare(request_id="r1").call(work, n=1))
+    await world.until(lambda: world.state("r1") == "accepted")
+    await life.crash()
+    await world.start(svc)
+
+    assert await call == 1
+    assert entered == [0, 1]
+    await world.until(lambda: world.state("r0") == "errored")
+
+
+async def test_an_accepted_call_whose_caller_has_left_expires(world: World, svc: Service):
+    """
+    ERRORED(expired), no handler, the hook told; a cast of the same age is run.
+    """
+    entered, told = [], []
+
+    @svc.rpc(max_running=1)
+    async def work(ctx: Context, n: int) -> None:
+        entered.append(n)
+        if len(entered) == 1:
+            await asyncio.sleep(100_000)
+
+    @work.errored
+    async def _(ctx: Context, n: int, reason: str) -> None:
+        told.append((n, reason))
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.prepare(request_id="r0").cast(work, n=0)
+    call = asyncio.create_task(client.prepare(request_id="r1", timeout=20).call(work, n=1))
+    await client.prepare(request_id="r2").cast(work, n=2)
+    await asyncio.sleep(1)
+    await life.crash()
+    with pytest.raises(CallTimeoutError):
+        await call
+    await asyncio.sleep(20)
+    await world.start(svc)
+    await world.until(lambda: world.state("r2") == "succeeded")
+
+    assert entered == [0, 2]
+    assert (world.task("r1")["state"], world.task("r1")["reason"]) == ("errored", "expired")
+    await world.until(lambda: len(told) == 2)
+    assert (1, "expired") in told
+
+
+async def test_a_method_that_is_gone_ends_its_tasks(world: World):
+    """
+    Accepted or started: ERRORED(method_gone), and the caller hears.
+    """
+    old, new = Service("compute"), Service("compute")
+    entered = []
+
+    @old.rpc(max_running=1, on_interrupt="retry")
+    async def removed(ctx: Context) -> None:
+        entered.append(1)
+        await asyncio.sleep(100_000)
+
+    @new.rpc
+    async def other(ctx: Context) -> None: ...
+
+    life = await world.start(old)
+    client = await world.client(old)
+    calls = [
+        asyncio.create_task(client.prepare(request_id=f"r{n}").call(removed)) for n in range(2)
+    ]
+    await world.until(lambda: world.state("r1") == "accepted")
+    await life.crash()
+    await world.start(new)
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+
+    assert all("method_gone" in str(one) for one in ends)
+    assert entered == [1]
+    assert world.rows("SELECT DISTINCT reason FROM task") == [{"reason": "method_gone"}]
+
+
+async def test_replies_that_a_dead_run_owed_are_sent_once(world: World, svc: Service):
+    """
+    The outcome was committed, the answer was not sent: the next start sends it.
+    """
+
+    @svc.rpc
+    async def work(ctx: Context) -> int:
+        return 42
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    life.crash_at(Point.REPLY, "before")
+    call = asyncio.create_task(client.prepare(request_id="w").call(work))
+    await life.over.wait()
+    assert world.state("w") == "succeeded"
+    await world.start(svc)
+
+    assert await call == 42
+    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
+    assert client.ignored_replies == 0
+
+
+async def test_replies_that_nobody_waits_for_any_more_are_given_up(world: World, svc: Service):
+    """
+    Older than the call's timeout: counted and listed, not sent.
+    """
+
+    @svc.rpc
+    async def work(ctx: Context) -> int:
+        return 42
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    life.crash_at(Point.REPLY, "before")
+    with pytest.raises(CallTimeoutError):
+        await client.prepare(request_id="w", timeout=30).call(work)
+    await asyncio.sleep(5)
+    await world.start(svc)
+    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
+
+    assert world.tally()["reply_given_up"] == 1
+
+
+async def test_the_errored_hook_is_called_at_least_once(world: World, svc: Service):
+    """
+    A crash between the verdict and the hook, or in the hook: the next start calls it.
+    """
+    job = Job(world, svc)
+    job.with_errored()
+    life, _ = await job.begin()
+    await life.crash()
+    second = world.life(svc)
+    second.crash_at(Point.ERRORED_DONE, "before")
+    await second.start()
+    await second.over.wait()
+    assert job.told == ["v: interrupted"]
+    assert job.row()["args"] is not None
+    await world.start(svc)
+    await world.until(lambda: job.row()["errored_due"] == 0)
+
+    assert job.told == ["v: interrupted"] * 2
+    assert job.row()["args"] is None
+
+
+async def test_an_errored_hook_that_fails_is_told_and_not_repeated(world: World, svc: Service):
+    """
+    It was called; what it did is its own affair; the service goes on.
+    """
+    job = Job(world, svc)
+
+    @job.work.errored
+    async def _(ctx: Context, vm: str, reason: str) -> None:
+        job.told.append(vm)
+        raise SystemExit(1)
+
+    life, _ = await job.begin()
+    await life.crash()
+    second = await world.start(svc)
+    await second.hears("hook.failed")
+    await asyncio.sleep(120)
+
+    assert job.told == ["v"]
+    assert job.row()["errored_due"] == 0
+    client = await world.client(svc)
+    call = asyncio.create_task(client.prepare(timeout=99).call(job.work, vm="x"))
+    await world.until(lambda: len(job.attempts) == 2)
+    call.cancel()
+
+
+@pytest.mark.parametrize("at", [Point.CLAIM, Point.SETTLE])
+@pytest.mark.parametrize("phase", ["before", "after"])
+async def test_a_crash_of_recovery_itself_changes_no_verdict(
+    world: World, svc: Service, at: Point, phase: Any
+):
+    """
+    A task that had stopped at a safe point goes on from there, whoever died since.
+    """
+    seen: list[int] = []
+
+    @svc.rpc
+    async def copy(ctx: Context) -> int:
+        async for block in ctx.steps(range(6)):
+            seen.append(block)
+            await asyncio.sleep(1)
+        return ctx.attempt
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    call = asyncio.create_task(client.prepare(timeout=500).call(copy))
+    await asyncio.sleep(2.5)
+    await life.drain()
+    second = world.life(svc)
+    second.crash_at(at, phase)
+    await second.start()
+    await second.over.wait()
+    await world.start(svc)
+
+    assert await call == 2
+    assert seen == list(range(6))
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.REFUSED])
+@pytest.mark.parametrize("point", [Point.CLAIM, Point.SETTLE, Point.TAKE_LEASE])
+@pytest.mark.parametrize("policy", ["error", "retry", "probe"])
+async def test_recovery_survives_a_store_that_hesitates(
+    world: World, svc: Service, policy: str, point: Point, fault: Fault
+):
+    """
+    One commit of recovery fails, in any way: the row is settled all the same, without a restart.
+    """
+    job = Job(world, svc, on_interrupt=policy, settle=0)
+    job.with_probe()
+    life, call = await job.begin()
+    await life.crash()
+    second = world.life(svc)
+    second.engine.plan(point, fault)
+    await second.start()
+    await asyncio.gather(call, return_exceptions=True)
+
+    assert job.row()["state"] == ("errored" if policy == "error" else "succeeded")
+    await asyncio.sleep(100)
+    assert world.rows("SELECT owner FROM lease") == [{"owner": None}]
+    assert world.rows("SELECT * FROM reply") == []
+    report = await second.drain()
+    assert report.exit_code == 0
+
+
+async def test_without_reconciliation_nothing_started_is_judged(world: World, svc: Service):
+    """
+    startup_reconciliation_enabled=false: what was started stays, what was not is run, new work
+    is taken; and the service does not spin.
+    """
+    job = Job(world, svc, on_interrupt="retry", settle=0)
+    life, call = await job.begin()
+    await life.crash()
+    second = await world.start(svc, startup_reconciliation_enabled=False)
+    before = world.rows("SELECT count(*) AS n FROM incident")
+    await asyncio.sleep(600)
+
+    row = job.row()
+    assert (row["state"], row["owner"], len(job.attempts)) == ("handed_over", None, 1)
+    assert world.rows("SELECT count(*) AS n FROM incident") == before
+    await second.drain()
+    await world.start(svc)
+    assert await call == 2
+
+
+async def test_rows_of_a_living_sibling_are_never_touched(world: World, svc: Service):
+    """
+    A start beside a living run leaves its tasks alone, for good.
+    """
+    job = Job(world, svc, on_interrupt="retry", settle=0)
+    life, call = await job.begin(instance="a")
+    second = await world.start(svc, instance="b")
+    await asyncio.sleep(1800)
+    assert (job.row()["state"], job.row()["owner"]) == ("running", life.runtime.run_id)
+
+    await life.crash()
+    assert await call == 2
+    assert job.row()["owner"] == second.runtime.run_id
+
+
+async def test_of_two_siblings_exactly_one_takes_over(world: World, svc: Service):
+    """
+    Both see the dead run; one adopts it, each task is settled once.
+    """
+    attempts: list[str] = []
+
+    @svc.rpc(on_interrupt="retry", settle=0)
+    async def work(ctx: Context, n: int) -> None:
+        attempts.append(ctx.request_id)
+        if ctx.attempt == 1:
+            await asyncio.sleep(100_000)
+
+    life = await world.start(svc, instance="a")
+    client = await world.client(svc)
+    for n in range(20):
+        await client.prepare(request_id=f"r{n:02}").cast(work, n=n)
+    await world.until(lambda: len(attempts) == 20)
+    for name in ("b", "c"):
+        await world.start(svc, instance=name)
+    await life.crash()
+    await world.until(lambda: set(world.states().values()) == {"succeeded"})
+
+    assert sorted(attempts[20:]) == sorted(set(attempts[:20]))
+    assert world.tally()["adopted_runs"] == 1
+
+
+async def test_a_second_run_of_an_instance_is_refused(world: World, svc: Service):
+    """
+    One process, one instance, one run.
+    """
+    life = await world.start(svc, instance="a")
+    second = world.life(svc, instance="a")
+    second.process.identity = life.process.identity
+
+    with pytest.raises(AlreadyRunningError, match="instance 'a' of service 'compute' is running"):
+        await second.runtime.open()
+    world.living.add(life.process.identity)
+
+
+# -- directed, fanout, holds ---------------------------------------------------------------------
+
+
+async def test_a_directed_task_waits_for_its_host_unless_any_may_run_it(world: World, svc: Service):
+    """
+    Another host leaves it alone; `anywhere=True` lets it go.
+    """
+    ran: list[tuple[str, int]] = []
+
+    def declare(name: str, **options: Any) -> Any:
+        async def handler(ctx: Context) -> None:
+            ran.append((name, ctx.attempt))
+            if ctx.attempt == 1:
+                await asyncio.sleep(100_000)
+
+        handler.__name__ = name
+        return svc.rpc(on_interrupt="retry", settle=0, **options)(handler)
+
+    tied, free = declare("tied"), declare("free", anywhere=True)
+    life = await world.start(svc, host="node-1")
+    client = (await world.client(svc)).prepare(host="node-1")
+    await client.prepare(request_id="tied").cast(tied)
+    await client.prepare(request_id="free").cast(free)
+    await world.until(lambda: len(ran) == 2)
+    await life.crash()
+    await world.start(svc, host="node-2")
+    await asyncio.sleep(3600)
+    assert world.states() == {"tied": "handed_over", "free": "succeeded"}
+
+    await world.start(svc, host="node-1")
+    await world.until(lambda: world.state("tied") == "succeeded")
+
+
+async def test_a_host_that_does_not_come_back_is_given_up(world: World, svc: Service):
+    """
+    After host_gone_after any live run of the store marks its rows ERRORED(gave_up).
+    """
+    ran, told = [], []
+
+    @svc.rpc(on_interrupt="retry", settle=0)
+    async def tied(ctx: Context) -> None:
+        ran.append(1)
+        await asyncio.sleep(100_000)
+
+    @tied.errored
+    async def _(ctx: Context, reason: str) -> None:
+        told.append(reason)
+
+    life = await world.start(svc, host="node-1")
+    client = await world.client(svc)
+    await client.prepare(host="node-1", request_id="t").cast(tied)
+    await world.until(lambda: ran == [1])
+    await life.crash()
+    await world.start(svc, host="node-2", host_gone_after_s=3600.0)
+    await asyncio.sleep(3500)
+    assert world.state("t") == "handed_over"
+    await world.until(lambda: world.state("t") == "errored", within_s=300)
+
+    assert world.task("t")["reason"] == "gave_up"
+    await world.until(lambda: told == ["gave_up"])
+
+
+async def test_a_fanout_of_an_instance_that_is_gone_is_cancelled(world: World, svc: Service):
+    """
+    Accepted and never started, for one instance alone: CANCELLED after 60 s; other instances
+    do not run it.
+    """
+    entered = []
+
+    @svc.rpc(max_running=1)
+    async def refresh(ctx: Context, n: int) -> None:
+        entered.append(n)
+        if n == 0:
+            await asyncio.sleep(100_000)
+
+    life = await world.start(svc, host="a", instance="a")
+    client = await world.client(svc)
+    for n in range(2):
+        await client.prepare(request_id=f"f{n}").fanout(refresh, n=n)
+    await world.until(lambda: world.state("f1") == "accepted")
+    await life.crash()
+    await world.start(svc, host="b", instance="b")
+    begun = now()
+    await world.until(lambda: world.state("f1") == "cancelled", within_s=200)
+
+    assert 55 <= now() - begun <= 130
+    assert entered == [0]
+    assert world.state("f0") == "errored"
+
+
+async def left_over_hold(
+    world: World, svc: Service, answer: Any, *, probe: bool = True
+) -> tuple[list[float], list[str]]:
+    """A hold of 10 minutes whose run has died, and a next start; when asked, and what was told."""
+    asked: list[float] = []
+    told: list[str] = []
+
+    @svc.rpc
+    async def prepare_host(ctx: Context, vm: str) -> None:
+        await ctx.hold("migration", vm, at_most="10m")
+
+    if probe:
+
+        @prepare_host.probe
+        async def _(ctx: Context, vm: str) -> Any:
+            asked.append(now())
+            return answer
+
+    @prepare_host.errored
+    async def _(ctx: Context, vm: str, reason: str) -> None:
+        told.append(f"{vm}: {reason}")
+
+    life = await world.start(svc)
+    client: RpcClient = await world.client(svc)
+    await client.call(prepare_host, vm="v")
+    await life.crash()
+    await world.start(svc)
+    return asked, told
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "told"),
+    [
+        (Done(), "done", []),
+        (Fail("no"), "failed", ["v: hold"]),
+        (Retry(), "failed", ["v: hold"]),
+    ],
+)
+async def test_a_left_over_hold_is_settled_by_the_probe_of_its_method(
+    world: World, svc: Service, answer: Any, reason: str, told: list[str]
+):
+    """
+    Done ends it; Fail and Retry end it and tell the hook.
+    """
+    asked, heard = await left_over_hold(world, svc, answer)
+    await world.until(lambda: world.rows("SELECT end_reason FROM hold")[0]["end_reason"] == reason)
+    await asyncio.sleep(60)
+
+    assert heard == told
+    assert len(asked) == 1
+    assert world.rows("SELECT args, errored_due FROM hold") == [{"args": None, "errored_due": 0}]
+
+
+async def test_a_left_over_hold_that_waits_lapses_in_its_time(world: World, svc: Service):
+    """
+    Wait keeps it until at_most.
+    """
+    begun = now()
+    asked, heard = await left_over_hold(world, svc, Wait(45))
+    await world.until(
+        lambda: world.rows("SELECT end_reason FROM hold")[0]["end_reason"] == "lapsed",
+        within_s=700,
+    )
+
+    assert now() - begun == pytest.approx(600, abs=31)
+    assert len(asked) > 5
+    assert heard == []
+
+
+async def test_a_left_over_hold_without_probe_is_ended_and_told(world: World, svc: Service):
+    """
+    Nobody can be asked.
+    """
+    asked, heard = await left_over_hold(world, svc, None, probe=False)
+    await world.until(lambda: heard == ["v: hold"])
+
+    assert asked == []
+    assert world.rows("SELECT end_reason FROM hold") == [{"end_reason": "no_probe"}]
+
+
+# -- what is on record -----------------------------------------------------------------------------
+
+
+async def test_how_each_run_ended_is_told_apart_once(world: World, svc: Service):
+    """
+    Drained, handed over, killed, and a stop begun but not ended: by evidence, not by a clock.
+    """
+
+    @svc.rpc
+    async def work(ctx: Context, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    client = await world.client(svc)
+    life = await world.start(svc)
+    await life.drain()
+    life = await world.start(svc)
+    await client.cast(work, seconds=9999)
+    await asyncio.sleep(1)
+    await life.drain()
+    life = await world.start(svc)
+    await life.crash()
+    life = await world.start(svc)
+    await client.cast(work, seconds=9999)
+    await asyncio.sleep(1)
+    life.ask_to_stop()
+    await asyncio.sleep(5)
+    await life.crash()
+    life = await world.start(svc)
+
+    verdicts = [row["verdict"] for row in world.rows("SELECT verdict FROM run ORDER BY started_at")]
+    assert verdicts == ["drained", "handed_over", "killed", "stop_timeout", None]
+    assert world.tally()["adopted_runs"] == 4
+
+
+async def test_wall_time_that_steps_back_costs_a_delay_at_most(world: World, svc: Service):
+    """
+    Liveness and ownership ask no clock: an hour back, and the task is still settled in the end.
+    """
+    job = Job(world, svc, on_interrupt="retry", settle=5)
+    life, call = await job.begin()
+    await life.crash()
+    world.clock.shift_s = -3600
+    await world.start(svc)
+    assert await call == 2
+    assert world.clock.wall() > EPOCH_S - 3600
+
+
+async def test_retention_removes_only_after_this_run_has_served_long_enough(
+    world: World, svc: Service
+):
+    """
+    A restart after a long pause must not forget ids whose duplicates are still in the queue.
+    """
+
+    @svc.rpc
+    async def work(ctx: Context) -> int:
+        return 1
+
+    client = await world.client(svc)
+    life = await world.start(svc, retention_s=100.0)
+    await client.prepare(request_id="old").call(work)
+    await life.drain()
+    await asyncio.sleep(1000)
+    await world.start(svc, retention_s=100.0)
+    await asyncio.sleep(500)
+    assert world.states() == {"old": "succeeded"}
+    await world.until(lambda: world.states() == {}, within_s=200)
+
+    assert world.tally() == {"accepted": 1, "removed": 1, "adopted_runs": 1}

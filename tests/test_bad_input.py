@@ -1,0 +1,464 @@
+"""Bad input of every kind: a clear error each, nothing lost, and the service stays up.
+
+Only a disk that fails ends a service: intake stops, what was not accepted stays in its queue,
+and the exit is orderly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import looptime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gracekit import (
+    ConfigError,
+    Context,
+    RpcClient,
+    RpcError,
+    Runtime,
+    Service,
+    Settings,
+)
+from gracekit.config import load
+from gracekit.errors import (
+    DeclarationError,
+    InvalidArgumentsError,
+    MessageTooLargeError,
+    NoSuchMethodError,
+    SchemaTooNewError,
+    UnserialisableError,
+    UnsupportedVersionError,
+)
+from gracekit.exits import ExitCode
+from gracekit.process import Process
+from gracekit.runtime import MIGRATIONS, run_service
+from gracekit.store.engine import SqliteEngine
+from gracekit.store.migrate import load_migrations
+from tests.scale import scale
+from tests.service.kit import Life, PlayedProcess, World
+
+
+def a_service(done: list[int] | None = None) -> Service:
+    """A method that adds, one on a resource, one whose result cannot be sent."""
+    svc = Service("compute", version="1.2")
+
+    @svc.rpc
+    async def add(ctx: Context, a: int, b: int = 0) -> int:
+        if done is not None:
+            done.append(a)
+        return a + b
+
+    @svc.rpc(resource="vm")
+    async def change(ctx: Context, vm: str) -> str:
+        return vm
+
+    @svc.rpc
+    async def odd(ctx: Context) -> object:
+        return object()
+
+    @svc.ops
+    async def ping(ctx: Context) -> str:
+        return "pong"
+
+    return svc
+
+
+class Site:
+    """A service in virtual time, and a caller that knows methods by name only."""
+
+    def __init__(self, world: World, life: Life, client: RpcClient) -> None:
+        self.world = world
+        self.life = life
+        self.client = client
+
+    async def check_up(self) -> None:
+        """Both lanes answer, nothing is in flight, the accounts are right."""
+        view = self.client.prepare(timeout=5)
+        assert await view.call("add", a=1, b=2) == 3
+        assert await view.prepare(ops=True).call("ping") == "pong"
+        await self.world.settle()
+        assert len(self.life.runtime.tracker) == 0
+        assert self.world.broker.waiting("compute") == 0
+        assert self.world.rows("SELECT * FROM reply") == []
+        self.world.check_accounts()
+        assert self.life.told("dispatch.failed") == []
+
+    def rejected(self) -> list[str]:
+        sql = "SELECT reason FROM task WHERE state = 'rejected' ORDER BY id"
+        return [row["reason"] for row in self.world.rows(sql)]
+
+
+async def make_site() -> Site:
+    world = World()
+    svc = a_service()
+    life = await world.start(svc, max_body_bytes=10_000)
+    return Site(world, life, await world.client(svc))
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    made = await make_site()
+    yield made
+    await made.check_up()
+    await made.world.close()
+
+
+# -- requests -------------------------------------------------------------------------------
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("options", "method", "args", "error", "words", "reason"),
+    [
+        ({}, "ad", {}, NoSuchMethodError, "did you mean 'add'", "unknown_method"),
+        ({}, "__init__", {}, NoSuchMethodError, "not served", "unknown_method"),
+        ({}, "add", {}, TypeError, "missing a required argument: 'a'", "arguments"),
+        ({}, "add", {"a": 1, "bb": 2}, TypeError, "did you mean 'b'", "arguments"),
+        ({}, "change", {"vm": ""}, TypeError, "needs a value for 'vm'", "arguments"),
+        ({}, "change", {"vm": None}, TypeError, "needs a value for 'vm'", "arguments"),
+        ({"version": "2.0"}, "add", {"a": 1}, UnsupportedVersionError, "served at 1.2", ""),
+        ({"version": "1.3"}, "add", {"a": 1}, UnsupportedVersionError, "minor not be above", ""),
+        ({"version": "x"}, "add", {"a": 1}, UnsupportedVersionError, "not at 'x'", ""),
+        ({"namespace": "ns"}, "add", {"a": 1}, UnsupportedVersionError, "'ns' is not served", ""),
+    ],
+)
+async def test_a_request_that_cannot_be_served_is_refused_with_the_reason(
+    site: Site,
+    options: dict[str, Any],
+    method: str,
+    args: dict[str, Any],
+    error: type[Exception],
+    words: str,
+    reason: str,
+):
+    """
+    Its caller is told what is wrong and what would be right; the refusal is on record.
+    """
+    with pytest.raises(error, match=words):
+        await site.client.prepare(timeout=5, **options).call(method, **args)
+
+    assert site.rejected() == [reason or "unknown_method"]
+    assert site.world.tally()["rejected"] == 1
+
+
+@pytest.mark.looptime
+async def test_a_refused_id_stays_free(site: Site):
+    """
+    The same id may come again, mended.
+    """
+    view = site.client.prepare(request_id="r", timeout=5)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="missing"):
+            await view.call("add")
+
+    assert await view.call("add", a=4) == 4
+
+
+@pytest.mark.looptime
+async def test_an_oversize_message_is_refused_before_it_is_parsed(site: Site):
+    """
+    Counted, recorded and kept aside; a caller of ours is told before anything is sent.
+    """
+    await site.world.deliver("compute", b'{"method": "add", "args": {"a": ' + b"1" * 20_000 + b"}}")
+    await site.world.until(lambda: site.rejected() == ["oversize"])
+
+    (letter,) = site.world.broker.dead_letters
+    assert "exceeds the limit of 10000" in letter.reason
+    with pytest.raises(MessageTooLargeError, match="pass a reference"):
+        await site.client.cast("add", a="x" * 2_000_000)
+
+
+@pytest.mark.looptime
+async def test_a_result_too_odd_to_send_is_a_failure(site: Site):
+    """
+    The caller hears which part; the row is FAILED.
+    """
+    with pytest.raises(UnserialisableError, match=r"odd\(\) returned what is no JSON: result"):
+        await site.client.prepare(timeout=5).call("odd")
+
+
+JUNK: dict[str, bytes] = {
+    "nothing": b"",
+    "half": b'{"method": "add"',
+    "no JSON": b"\x00\x01\x02",
+    "no UTF-8": b'{"method": "\xff\xfe"}',
+    "null": b"null",
+    "a list": b"[1, 2]",
+    "text": b'"add"',
+    "NaN": b'{"method": "add", "args": {"a": NaN}}',
+    "no method": b'{"args": {}}',
+    "method is no text": b'{"method": 5}',
+    "method is empty": b'{"method": ""}',
+    "endless method": json.dumps({"method": "m" * 5000}).encode(),
+    "args are a list": b'{"method": "add", "args": [1]}',
+    "id is a number": b'{"method": "add", "args": {"a": 1}, "_unique_id": 7}',
+    "version is a list": b'{"method": "add", "args": {"a": 1}, "version": [1]}',
+    "timeout is text": b'{"method": "add", "args": {"a": 1}, "_msg_id": "m", "_reply_q": "q",'
+    b' "_timeout": "x"}',
+    "too deep": b'{"method": "add", "args": {"a": ' + b"[" * 500 + b"]" * 500 + b"}}",
+    "envelope of tomorrow": b'{"oslo.version": "3.0", "oslo.message": "{}"}',
+    "envelope with an object": b'{"oslo.version": "2.0", "oslo.message": {}}',
+    "lone surrogate": b'{"method": "add", "args": {"a": "\\ud800"}}',
+    "long number": b'{"method": "add", "args": {"a": ' + b"9" * 6000 + b"}}",
+}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("queue", ["compute", "compute-ops"])
+@pytest.mark.parametrize("body", JUNK.values(), ids=JUNK)
+async def test_junk_is_kept_aside(site: Site, body: bytes, queue: str):
+    """
+    Recorded as unreadable, in the dead letters with the reason, and never seen again.
+    """
+    await site.world.deliver(queue, body)
+    await site.world.until(lambda: len(site.rejected()) == 1)
+
+    assert site.rejected() == ["unreadable"]
+    (letter,) = site.world.broker.dead_letters
+    assert letter.body == body
+    assert letter.reason.startswith("unreadable: ")
+
+
+VALID = {
+    "method": "add",
+    "args": {"a": 1, "b": 2},
+    "version": "1.0",
+    "_unique_id": "u",
+    "_msg_id": "m",
+    "_reply_q": "nowhere",
+    "_context_user": "ann",
+}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+ODD_REQUESTS = st.fixed_dictionaries(
+    {}, optional={key: st.just(value) | JSON for key, value in VALID.items()}
+).map(lambda request: json.dumps(request).encode())
+
+
+@given(bodies=st.lists(st.binary(max_size=60) | ODD_REQUESTS, min_size=1, max_size=12))
+@settings(max_examples=scale(60, 5000))
+def test_no_bytes_whatever_stop_the_service(bodies: list[bytes]):
+    """
+    Each delivery is accepted, refused or kept aside; none is left, none comes twice.
+    """
+
+    async def feed() -> None:
+        site = await make_site()
+        for number, body in enumerate(bodies):
+            await site.world.deliver(("compute", "compute-ops")[number % 2], body)
+        await site.world.settle()
+        await site.check_up()
+        counted = site.world.tally()
+        seen = sum(counted.get(what, 0) for what in ("accepted", "rejected", "duplicate"))
+        assert seen == len(bodies) + 2  # and the two of the check
+        await site.life.drain()
+        await site.world.close()
+
+    loop = looptime.new_event_loop(noop_cycles=4)
+    try:
+        loop.run_until_complete(feed())
+    finally:
+        loop.close()
+
+
+# -- declarations, options, settings -----------------------------------------------------------
+
+
+def test_an_unknown_option_of_a_decorator_is_refused():
+    """
+    With the option that was meant.
+    """
+    svc = Service("compute")
+
+    async def work(ctx: Context) -> None: ...
+
+    with pytest.raises(DeclarationError, match=r"work: unknown option 'on_interupt'.*on_interrupt"):
+        svc.rpc(on_interupt="retry")(work)
+    with pytest.raises(DeclarationError, match="none of error, retry, probe, requeue"):
+        svc.rpc(on_interrupt="restart")(work)
+    with pytest.raises(DeclarationError, match=r"requeue.*lease"):
+        svc.rpc(on_interrupt="requeue", resource="vm")(work)
+    with pytest.raises(DeclarationError, match="'vm' is not in"):
+        svc.rpc(resource="vm")(work)
+    with pytest.raises(ConfigError, match="'soon' is not a duration"):
+        svc.rpc(timeout="soon")(work)
+    with pytest.raises(DeclarationError, match="topic 'a b'"):
+        Service("a b")
+
+
+@pytest.mark.looptime
+async def test_an_unknown_option_of_prepare_is_refused(site: Site):
+    """
+    Before anything is sent; options are never taken for arguments.
+    """
+    with pytest.raises(TypeError, match=r"no option 'timout'; did you mean timeout"):
+        site.client.prepare(timout=5)
+    with pytest.raises(ConfigError, match="must be above 0"):
+        site.client.prepare(timeout=0)
+    with pytest.raises(InvalidArgumentsError, match="by name"):
+        await site.client.call(a_service_method(site), 1)
+
+
+def a_service_method(site: Site) -> Any:
+    return next(m for m in site.life.runtime.service.methods if m.name == "add")
+
+
+def test_settings_are_checked_as_a_whole():
+    """
+    Every fault is told at once, each with its remedy.
+    """
+    env = {
+        "GRACEKIT_DRAIN_TIMEOUT": "soon",
+        "GRACEKIT_MAX_RUNING": "5",
+        "GRACEKIT_STORE_URL": "postgres://x",
+    }
+    with pytest.raises(ConfigError) as caught:
+        load({}, env)
+
+    text = str(caught.value)
+    for words in ("'soon' is not a duration", "did you mean GRACEKIT_MAX_RUNNING", "sqlite:///"):
+        assert words in text
+
+
+def test_timeouts_that_contradict_each_other_are_refused():
+    """
+    The message adds up the sum, names what it collides with, and says what to set.
+    """
+    with pytest.raises(ConfigError) as caught:
+        Settings(drain_timeout_s=60.0, kill_after_s=30.0)
+
+    text = str(caught.value)
+    for words in ("= 64s must be below kill_after = 30s", "TimeoutStopSec", "DRAIN_TIMEOUT=25s"):
+        assert words in text
+
+
+# -- stores and disks ----------------------------------------------------------------------------
+
+
+def files(place: Path, **more: Any) -> Settings:
+    return Settings(
+        transport_url=f"sqlite:///{place / 'q.db'}",
+        store_url=f"sqlite:///{place / 'store.db'}",
+        host="node-1",
+        **more,
+    )
+
+
+def test_a_store_of_a_newer_gracekit_is_refused_untouched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """
+    Exit 78, the versions named, not a byte of the file changed, and no lock left behind.
+    """
+    place = tmp_path / "store.db"
+    asyncio.run(_make_store(place))
+    connection = apsw.Connection(str(place))
+    connection.execute("PRAGMA user_version = 4711")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    before = place.read_bytes()
+
+    for _ in range(2):
+        assert run_service(a_service(), files(tmp_path)) == ExitCode.CONFIG
+        assert "4711" in capsys.readouterr().err
+    assert place.read_bytes() == before
+    with pytest.raises(SchemaTooNewError):
+        asyncio.run(_make_store(place))
+
+
+async def _make_store(place: Path) -> None:
+    engine = SqliteEngine(place, load_migrations(MIGRATIONS), process=Process())
+    await engine.start()
+    await engine.stop()
+
+
+def test_a_read_only_disk_is_refused_at_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """
+    Exit 78, before any request is taken.
+    """
+    place = str(tmp_path)
+    asyncio.run(_make_store(tmp_path / "store.db"))
+    mount = subprocess.run(["mount", "--bind", place, place], capture_output=True, check=False)
+    if mount.returncode != 0:
+        pytest.skip("this user may not mount, and permission bits do not stop root")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", place], check=True)
+        assert run_service(a_service(), files(tmp_path)) == ExitCode.CONFIG
+    finally:
+        subprocess.run(["umount", place], check=True)
+    assert "store.db" in capsys.readouterr().err
+
+
+async def test_a_disk_that_fills_up_ends_the_service_in_order_and_loses_nothing(tmp_path: Path):
+    """
+    Exit 70; each request has run and is on record, or is still in its queue for the next start.
+    """
+    done: list[int] = []
+    svc = a_service(done)
+    config = files(tmp_path, drain_timeout_s=5.0)
+    living = {Process().identity}  # the caller's
+    process = PlayedProcess(living, 1)
+    engine = SqliteEngine(
+        tmp_path / "store.db", load_migrations(MIGRATIONS), process=process, max_page_count=60
+    )
+    async with svc.client(config.transport_url) as client:
+        runtime = Runtime(svc, config, engine=engine, process=process)
+        async with runtime:
+            serving = asyncio.create_task(runtime.serve())
+            for number in range(REQUESTS):
+                view = client.prepare(request_id=f"r{number}")
+                await view.cast("add", a=number, b=pad(number))
+            async with asyncio.timeout(60):
+                report = await serving
+
+    assert report.exit_code == ExitCode.INTERNAL
+    assert "the store cannot be trusted any more" in (report.failure or "")
+    assert 0 < len(set(done)) < REQUESTS
+
+    living.discard(process.identity)
+    async with Runtime(svc, config, process=PlayedProcess(living, 2)) as second:
+        serving = asyncio.create_task(second.serve())
+        async with svc.client(config.transport_url) as client:
+            ends = await asyncio.gather(
+                *(
+                    client.prepare(request_id=f"r{n}", timeout=60).call("add", a=n, b=pad(n))
+                    for n in range(REQUESTS)
+                ),
+                return_exceptions=True,
+            )
+    assert (await serving).exit_code == 0
+    for number, end in enumerate(ends):
+        # From the record, or run now; ERRORED where its end could not be written.
+        assert end == number + pad(number) or "ERRORED" in str(end)
+    assert sorted(done) == list(range(REQUESTS))
+
+
+REQUESTS = 150
+
+
+def pad(number: int) -> int:
+    """A number with many digits, so that a small disk is soon full."""
+    return random.Random(number).getrandbits(4000)
+
+
+@pytest.mark.looptime
+async def test_a_caller_of_a_service_that_refuses_all_gets_only_our_errors(site: Site):
+    """
+    Whatever is wrong, what arrives is an error that names it: never silence.
+    """
+    for method, args in (("nope", {}), ("add", {"x": 1}), ("change", {}), ("odd", {})):
+        with pytest.raises((RpcError, TypeError)):
+            await site.client.prepare(timeout=5).call(method, **args)
