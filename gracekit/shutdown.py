@@ -8,7 +8,6 @@ the eight steps of ARCHITECTURE.md, and every step is bounded.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,6 +27,7 @@ INTENT_TIMEOUT_S: Final = 1.0
 SHORTEST_STEP_S: Final = 0.25
 """What a step gets at least, even past the deadline."""
 ALARM_AFTER_HARD_LIMIT_S: Final = 0.5
+LISTED_TASKS: Final = 5
 HOLD_POLL_S: Final = 0.5
 """A hold may be ended or lapse in another process, which rings no bell here."""
 
@@ -577,27 +577,34 @@ class ShutdownCoordinator:
         while True:
             await asyncio.sleep(tick)
             running = [task for task in self._parts.tracker if task.running]
-            oldest = min(running, key=lambda task: task.started_at or 0.0, default=None)
             self._telemetry.emit(
                 "drain.progress",
                 in_flight=len(self._parts.tracker),
                 running=len(running),
                 open_holds=self._report.open_holds,
-                longest=oldest.method if oldest else "",
-                longest_s=self._age(oldest.started_at) if oldest else 0.0,
-                resource=":".join(oldest.resource) if oldest and oldest.resource else "",
+                tasks=self._list(running),
                 left_s=round(max(0.0, self._deadline - self._clock.loop()), 1),
             )
             sdnotify.status(f"draining: {len(running)} running", extend_s=3 * tick)
+
+    def _list(self, running: list[TrackedTask]) -> str:
+        """`migrate vm:vm-1 12.3s, copy 3.0s and 7 more`: what runs, oldest first."""
+        oldest = sorted(running, key=lambda task: task.started_at or 0.0)[:LISTED_TASKS]
+        shown = [
+            " ".join(
+                [
+                    task.method,
+                    *([":".join(task.resource)] if task.resource else []),
+                    f"{self._age(task.started_at)}s",
+                ]
+            )
+            for task in oldest
+        ]
+        more = len(running) - len(oldest)
+        return ", ".join(shown) + (f" and {more} more" if more else "")
 
     def _say_stopping(self) -> None:
         sdnotify.stopping(extend_s=3 * self._settings.progress_every_s)
 
     def _age(self, since: float | None) -> float:
         return 0.0 if since is None else round(self._clock.loop() - since, 1)
-
-
-async def quietly(step: Awaitable[Any]) -> None:
-    """Await a clean-up whose failure changes nothing."""
-    with contextlib.suppress(Exception):
-        await step

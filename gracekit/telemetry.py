@@ -90,7 +90,7 @@ _EVENTS: Final = (
         "drain.progress",
         _I,
         "What a drain waits for.",
-        "in_flight running open_holds longest longest_s resource left_s",
+        "in_flight running open_holds tasks left_s",
     ),
     _event(
         "drain.step_failed", _E, "A step failed or took too long; the next began.", "step error"

@@ -630,6 +630,45 @@ async def test_a_deep_result_is_sent_or_refused_but_never_lost(
     assert world.rows("SELECT * FROM reply") == []
 
 
+@pytest.mark.parametrize("keys", [9_990, 9_998, 10_000, 10_001])
+async def test_a_wide_result_is_sent_or_refused_but_never_lost(
+    world: World, svc: Service, keys: int
+):
+    """
+    At the edge of what a message may hold the caller gets the result or a clear error.
+    """
+
+    @svc.rpc
+    async def wide(ctx: Context) -> dict[str, int]:
+        return {str(n): n for n in range(keys)}
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    try:
+        assert len(await client.prepare(timeout=10).call(wide)) == keys
+    except CallTimeoutError:
+        pytest.fail("nothing came back")
+    except RpcError as error:
+        assert "keys" in str(error)  # noqa: PT017 - either end is fine
+    await life.drain()
+    assert world.rows("SELECT * FROM reply") == []
+
+
+async def test_a_result_too_long_to_send_is_told(world: World, svc: Service):
+    """
+    A caller would refuse the reply unread and wait for nothing.
+    """
+
+    @svc.rpc
+    async def long(ctx: Context) -> str:
+        return "x" * 3_000_000
+
+    await world.start(svc)
+    client = await world.client(svc)
+    with pytest.raises(RpcError, match="bytes"):
+        await client.prepare(timeout=10, request_id="l").call(long)
+
+
 async def test_a_cursor_that_cannot_be_kept_fails_its_own_task_only(world: World, svc: Service):
     """
     A safe point takes plain data; other tasks' commits do not suffer from one that is not.

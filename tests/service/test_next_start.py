@@ -202,6 +202,24 @@ async def test_an_unclean_task_is_not_probed_before_it_has_settled(world: World,
         one.cancel()
 
 
+async def test_a_resource_settles_even_where_its_task_is_judged_at_once(world: World, svc: Service):
+    """
+    The verdict of `error` need not wait, but the resource does, in a living sibling too.
+    """
+    job = Job(world, svc)
+    life, call = await job.begin(instance="a")
+    await world.start(svc, instance="b")
+    await life.crash()
+    await asyncio.gather(call, return_exceptions=True)
+    judged = now()
+    client = await world.client(svc)
+    await client.cast(job.work, vm="v")
+    await world.until(lambda: len(job.attempts) == 2)
+
+    assert job.attempts[1][1] - judged >= 9
+    assert job.tokens == [1, 2]
+
+
 async def test_the_mark_of_an_unclean_end_survives_a_restart(world: World, svc: Service):
     """
     Crash, a life of 4 s, crash, a life: still not asked before the settle time of the first.
