@@ -654,21 +654,6 @@ async def test_a_wide_result_is_sent_or_refused_but_never_lost(
     assert world.rows("SELECT * FROM reply") == []
 
 
-async def test_a_result_too_long_to_send_is_told(world: World, svc: Service):
-    """
-    A caller would refuse the reply unread and wait for nothing.
-    """
-
-    @svc.rpc
-    async def long(ctx: Context) -> str:
-        return "x" * 3_000_000
-
-    await world.start(svc)
-    client = await world.client(svc)
-    with pytest.raises(RpcError, match="bytes"):
-        await client.prepare(timeout=10, request_id="l").call(long)
-
-
 async def test_a_cursor_that_cannot_be_kept_fails_its_own_task_only(world: World, svc: Service):
     """
     A safe point takes plain data; other tasks' commits do not suffer from one that is not.
