@@ -66,6 +66,10 @@ def a_service(done: list[int] | None = None) -> Service:
     async def odd(ctx: Context) -> object:
         return object()
 
+    @svc.rpc
+    async def long(ctx: Context) -> str:
+        return "x" * 2_000_000
+
     @svc.ops
     async def ping(ctx: Context) -> str:
         return "pong"
@@ -185,6 +189,15 @@ async def test_a_result_too_odd_to_send_is_a_failure(site: Site):
     """
     with pytest.raises(UnserialisableError, match=r"odd\(\) returned what is no JSON: result"):
         await site.client.prepare(timeout=5).call("odd")
+
+
+@pytest.mark.looptime
+async def test_a_result_too_long_to_send_is_told_at_once(site: Site):
+    """
+    The work was done, and the caller hears so instead of waiting for a reply that it refuses.
+    """
+    with pytest.raises(MessageTooLargeError, match=r"the task succeeded, but its reply of 2\d+"):
+        await site.client.prepare(timeout=5).call("long")
 
 
 JUNK: dict[str, bytes] = {

@@ -6,12 +6,17 @@ import asyncio
 from typing import Final
 
 from gracekit.clock import Clock
-from gracekit.errors import StoreError, Undeliverable, UnserialisableError
+from gracekit.errors import (
+    MessageTooLargeError,
+    StoreError,
+    Undeliverable,
+    UnserialisableError,
+)
 from gracekit.process import Point, Process
 from gracekit.request.attempt import failed, failure_from, failure_text
 from gracekit.rpc.failures import failure_of
 from gracekit.rpc.message import Reply
-from gracekit.rpc.oslo_wire import encode_reply
+from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_reply
 from gracekit.rpc.transport import Message, Transport
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Journal, Outcome, from_json
@@ -72,9 +77,17 @@ class Answers:
 
     def _body(self, address: Address, outcome: Outcome) -> bytes:
         try:
-            return encode_reply(self._reply(address, outcome))
+            body = encode_reply(self._reply(address, outcome))
         except UnserialisableError as error:  # within the limits, but not with the envelope around
             return encode_reply(self._reply(address, failed(error)))
+        if len(body) <= MAX_BODY_BYTES:
+            return body
+        # The caller would refuse it unread and wait on: tell it at least that the work was done.
+        too_large = MessageTooLargeError(
+            f"the task {outcome.state.value}, but its reply of {len(body)} bytes is above "
+            f"{MAX_BODY_BYTES}: return a reference to the data instead"
+        )
+        return encode_reply(self._reply(address, failed(too_large)))
 
     def _reply(self, address: Address, outcome: Outcome) -> Reply:
         return Reply(
