@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import pytest
 
 from gracekit import RpcClient
@@ -122,6 +124,31 @@ async def test_wrong_setting_is_78_and_failed_start_is_70(site: Site) -> None:
     assert await failed.exit_code() == 70
     assert "the device is not there" in failed.log
     assert failed.run["exit_code"] == 70
+
+
+async def test_a_disk_that_takes_no_more_ends_the_service_in_order_and_loses_nothing(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    Writes that fail while it serves stop intake and end in exit 70; the next start runs the rest.
+    """
+    service = await site.start(**SHORT).serving()
+    before = [await client.cast(served.retried, key=f"b{n}", vm=f"v{n}", s=0) for n in range(5)]
+    await site.effect("done", times=len(before))
+    # From here on no file of the service grows beyond what its journal has reached.
+    size = site.store.with_name(f"{site.store.name}-wal").stat().st_size
+    resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (size, size))
+    after = [await client.cast(served.retried, key=f"a{n}", vm=f"v{n}", s=0) for n in range(20)]
+
+    assert await service.exit_code() == 70
+    assert "store.broken" in service.log
+    assert service.run["exit_code"] in {None, 70}  # the record itself may have found no room
+
+    again = await site.start().serving()
+    for request_id in before + after:
+        await site.in_state(request_id, "succeeded")
+    assert await again.stop() == 0
+    assert site.queued() == 0
 
 
 async def test_killed_sibling_is_settled_by_the_living_and_their_own_rows_are_not_touched(
