@@ -184,8 +184,6 @@ class Settings:
         host_gone_after_s: Absence of a host after which its directed tasks are given up.
         fanout_gone_after_s: As above for an instance and its fanouts.
         probe_timeout_s: Bound of one probe.
-        accept_unshared_store: Serve a shared queue although its other
-            consumers have another store.
         log_format: `text`, `json`, or `auto`: text on a terminal.
         origins: Field name to the place that its value came from.
     """
@@ -227,7 +225,6 @@ class Settings:
     host_gone_after_s: float = _seconds(7 * 86400.0)
     fanout_gone_after_s: float = _seconds(60.0)
     probe_timeout_s: float = _seconds(30.0)
-    accept_unshared_store: bool = _setting(default=False, parse=_parse_truth)
     log_format: str = _text("auto")
 
     origins: Mapping[str, str] = field(

@@ -79,7 +79,7 @@ def test_describe_lists_every_setting_with_its_origin():
     shown = {name: (value, origin) for name, value, origin in settings.describe()}
 
     assert shown["retention"] == ("14d", "GRACEKIT_RETENTION")
-    assert shown["accept_unshared_store"] == ("false", "default")
+    assert shown["startup_reconciliation_enabled"] == ("true", "default")
     assert set(shown) == {option_name(f) for f in Settings.__dataclass_fields__} - {"origins"}
 
 
@@ -160,11 +160,12 @@ def test_truth_is_read_in_the_usual_words():
     """
     yes and off mean what they say; another word is an error, not a truth.
     """
-    assert load(env={"GRACEKIT_ACCEPT_UNSHARED_STORE": "Yes"}).accept_unshared_store is True
     off = {"GRACEKIT_STARTUP_RECONCILIATION_ENABLED": "off"}
     assert load(env=off).startup_reconciliation_enabled is False
-    (problem,) = problems(env={"GRACEKIT_ACCEPT_UNSHARED_STORE": "maybe"})
-    assert problem == "GRACEKIT_ACCEPT_UNSHARED_STORE: 'maybe' is neither true nor false"
+    on = load({"startup_reconciliation_enabled": "Yes"}, env=off)
+    assert on.startup_reconciliation_enabled is True
+    (problem,) = problems(env={"GRACEKIT_STARTUP_RECONCILIATION_ENABLED": "maybe"})
+    assert problem == "GRACEKIT_STARTUP_RECONCILIATION_ENABLED: 'maybe' is neither true nor false"
 
 
 def test_empty_optional_values_mean_unset():
