@@ -175,14 +175,17 @@ class Dispatcher:
         if end.outcome is None:
             await self._give_back(job)
             return
+        await self._end_copy(job, end.outcome)
+        for copy in job.copies:  # a list that may still grow while one is settled
+            copy.answered = copy.reply == job.reply
+            await self._end_copy(copy, end.outcome)
+
+    async def _end_copy(self, job: Job, outcome: Outcome) -> None:
+        """Answer and ack one delivery of a request without a row."""
         if job.reply is not None and not job.answered:
-            await self._answers.send(job.reply, end.outcome)
-        for copy in job.copies:
-            if copy.reply is not None and copy.reply != job.reply:
-                await self._answers.send(copy.reply, end.outcome)
-        for each in (job, *job.copies):
-            if each.delivery is not None:
-                await self._ack(each.delivery)
+            await self._answers.send(job.reply, outcome)
+        if job.delivery is not None:
+            await self._ack(job.delivery)
 
     # -- track and accept: custody ------------------------------------------------------
 
@@ -413,10 +416,14 @@ class Dispatcher:
 
     async def _give_back(self, job: Job) -> None:
         """Put a delivery back that was not accepted, or whose `requeue` task was cut."""
-        for each in (job, *job.copies):
-            if each.delivery is not None:
-                self._on_give_back()
-                await each.delivery.give_back()
+        await self._give_back_one(job)
+        for copy in job.copies:  # a list that may still grow while one is settled
+            await self._give_back_one(copy)
+
+    async def _give_back_one(self, job: Job) -> None:
+        if job.delivery is not None:
+            self._on_give_back()
+            await job.delivery.give_back()
 
     def _untrack(self, job: Job) -> None:
         job.gate.entering.discard(job)

@@ -7,7 +7,6 @@ A drain starts none; a running one finishes. A singleton tries a lease and skips
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -108,5 +107,7 @@ class PeriodicJobs:
         if task.cancel_cause is not None:
             self._services.leases.kept += 1  # cut: only the death of this process frees it
             return
-        with contextlib.suppress(StoreError):  # it then ends with the process
+        try:
             await self._services.leases.release(guard, reason="clean")
+        except StoreError:
+            self._services.leases.owe(guard.resource, guard.resource[1])

@@ -367,6 +367,8 @@ class Runtime:
         await self.reconciler.adopt_dead_runs()
         await self._transport.start()
         await self._call_start_hooks()
+        if self.coordinator.stop_requested:
+            return  # a hook has swallowed the cancellation that came with it
         await self.ops.start()
         if self.settings.startup_reconciliation_enabled:
             await self.reconciler.gate()

@@ -536,9 +536,10 @@ class ShutdownCoordinator:
         self._phase.deadline = None
         self._report = DrainReport()
         self._parts.dispatcher.open_gate(Lane.REQUESTS)
-        await self._parts.requests.open_intake()
+        # Before the await: a stop that comes meanwhile pauses them again, and that must stand.
         for background in self._parts.background:
             background.resume()
+        await self._parts.requests.open_intake()
         self._telemetry.emit("drain.resumed")
         self._telemetry.emit("intake.opened", channel=Lane.REQUESTS.value)
 

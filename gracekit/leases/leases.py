@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gracekit.clock import Clock
+from gracekit.errors import StoreError
 from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
@@ -28,7 +29,9 @@ ON CONFLICT (kind, id) DO UPDATE SET lver = lver + 1, owner = excluded.owner,
     release_reason = NULL
 WHERE lease.owner IS NULL AND lease.not_before <= excluded.acquired_at AND NOT EXISTS (
     SELECT 1 FROM task WHERE task.resource_kind = excluded.kind AND task.resource_id = excluded.id
-        AND task.state = 'handed_over' AND task.cut <> 'safe_point' AND task.target = ''
+        AND task.state = 'handed_over' AND task.cut <> 'safe_point'
+        AND task.service = (SELECT service FROM run WHERE run_id = excluded.owner)
+        AND (task.target = '' OR task.owner IS NOT NULL)
         AND task.request_id <> excluded.request_id
         AND task.id < coalesce(
             (SELECT max(id) FROM task WHERE task.request_id = excluded.request_id), task.id + 1))
@@ -83,6 +86,7 @@ class Leases:
         self._engine = engine
         self._clock = clock
         self._run_id = run_id
+        self._owed: list[tuple[Resource, str]] = []
         self.kept = 0  # granted to tasks that were cut: only the death of this process frees them
 
     def add_take(self, batch: Batch, resource: Resource, request_id: str) -> int:
@@ -113,7 +117,11 @@ class Leases:
         """Take a lease by itself; None if it is held."""
         batch = Batch(Point.TAKE_LEASE)
         index = batch.ask(_TAKE, *resource, self._run_id, request_id, self._clock.wall())
-        rows = (await self._engine.commit(batch))[index]
+        try:
+            rows = (await self._engine.commit(batch))[index]
+        except StoreError:
+            self.owe(resource, request_id)  # the commit may have landed
+            raise
         return Guard(resource=resource, token=int(rows[0][0] or 0)) if rows else None
 
     async def release(self, guard: Guard, *, reason: str) -> None:
@@ -121,6 +129,24 @@ class Leases:
         batch = Batch(Point.RELEASE_LEASE)
         self.add_release(batch, guard, reason=reason)
         await self._engine.commit(batch)
+
+    def owe(self, resource: Resource, request_id: str) -> None:
+        """A lease of ours that nobody here uses could not be given back: do it later."""
+        self._owed.append((resource, request_id))
+
+    async def give_back_owed(self) -> None:
+        """Give back what is owed; what fails stays owed."""
+        if not self._owed:
+            return
+        owed, self._owed = self._owed, []
+        batch = Batch(Point.RELEASE_LEASE)
+        for resource, request_id in owed:
+            self.add_drop(batch, resource, request_id)
+        try:
+            await self._engine.commit(batch)
+        except StoreError:
+            self._owed += owed
+            raise
 
     async def look(self, resource: Resource) -> LeaseRow | None:
         """The lease as stored, without taking it; None if it was never granted."""

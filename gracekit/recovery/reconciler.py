@@ -164,6 +164,7 @@ class Reconciler:
         """One pass over everything that nobody is working on; nothing in a drain."""
         if self._paused:
             return
+        await self._leases.give_back_owed()
         await self.adopt_dead_runs()
         await self._adopt_missing()
         await self._send_due_replies()
@@ -406,6 +407,7 @@ class Reconciler:
         try:
             guard = await self._begin_probe(row)
         except ConflictError:  # the resource is settling still, or held elsewhere
+            self._leave(row.resource)  # an older row of it may stand behind us in the line
             await self._wait(row, None, LEASE_BEAT_S, counts=False)
             return
         match await self._ask(row, method, guard):

@@ -303,8 +303,10 @@ class Context(Mapping[str, Any]):
             raise
 
     async def _release(self, guard: Guard) -> None:
-        with contextlib.suppress(StoreError):  # it then ends with the process
+        try:
             await self._services.leases.release(guard, reason="clean")
+        except StoreError:
+            self._services.leases.owe(guard.resource, self.request_id)
 
 
 class Steps:

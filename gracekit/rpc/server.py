@@ -102,12 +102,13 @@ class RpcServer:
     async def start(self) -> None:
         """Declare the queues and begin to take deliveries."""
         await self._transport.declare(self._queues)
-        await self.open_intake()
-
-    async def open_intake(self) -> None:
-        """Begin, or begin again, to take deliveries."""
         self._open = True
         await self._consume(self._prefetch)
+
+    async def open_intake(self) -> None:
+        """Begin again to take deliveries; what fails is tried again."""
+        self._open = True
+        await self._consume_again()
 
     async def close_intake(self) -> int:
         """Take nothing more; returns how many deliveries were given back.

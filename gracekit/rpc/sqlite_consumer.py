@@ -53,6 +53,7 @@ class SqliteConsumer:
         self._woken = asyncio.Event()
         self._may_have_more = True  # false once a claim found less than there was room for
         self._in_doubt = False  # a claim's commit is of unknown outcome
+        self._owed: list[tuple[rows.Claimed, Settlement, str]] = []
         self._cancelled = asyncio.Event()
         self._closed = False
         self._task: asyncio.Task[None] | None = None
@@ -70,11 +71,21 @@ class SqliteConsumer:
     @property
     def is_done(self) -> bool:
         """Whether it is cancelled and everything that it held is settled."""
-        return self._cancelled.is_set() and not self._unsettled
+        return self._cancelled.is_set() and not self._unsettled and not self._in_doubt
 
     async def look_again(self) -> None:
-        """Find messages whose ring was missed; reads, and claims only if there are any."""
+        """Find messages whose ring was missed; reads, and claims only if there are any.
+
+        What could not be settled, or may have been claimed unseen, is put right first.
+        """
+        owed, self._owed = self._owed, []
+        for message, how, reason in owed:
+            with contextlib.suppress(StoreError):  # owed again
+                await self._settle(message, how, reason)
         if self._cancelled.is_set():
+            if self._in_doubt:
+                await self._put_back_unseen()
+                self._in_doubt = False
             return
         sql = rows.has_waiting(list(self._queues))
         if self._in_doubt or await self._engine.query(sql, *self._queues):
@@ -124,7 +135,9 @@ class SqliteConsumer:
             batch = rows.claim(list(self._queues), self.id, limit=room, now=self._clock.wall())
             claimed = rows.claimed_of((await self._engine.commit(batch))[0])
             if self._cancelled.is_set():
+                self._in_doubt = True
                 await self._put_back_unseen()
+                self._in_doubt = False
                 return
             self._may_have_more |= len(claimed) == room
             for message in claimed:
@@ -163,7 +176,11 @@ class SqliteConsumer:
     async def _settle(self, message: rows.Claimed, how: Settlement, reason: str) -> None:
         if self._closed:
             return
-        results = await self._commit_settlement(self._settlement(message, how, reason))
+        try:
+            results = await self._commit_settlement(self._settlement(message, how, reason))
+        except StoreError:
+            self._owed.append((message, how, reason))  # tried again at each safety poll
+            raise
         # Given back, it may have been claimed again before this line.
         if self._unsettled.get(message.message_id) is message:
             del self._unsettled[message.message_id]
