@@ -166,13 +166,21 @@ class OwnedTransport(MemoryTransport):
 
     Attributes:
         failing_acks: So many acks from now on find the transport's file locked.
+        refused_consumes: So many subscriptions from now on do.
+        slow_consume_s: Seconds that a subscription takes.
     """
 
     failing_acks = 0
+    refused_consumes = 0
+    slow_consume_s = 0.0
 
     async def consume(
         self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
     ) -> Consumer:
+        if self.refused_consumes:
+            self.refused_consumes -= 1
+            raise StoreError("the transport's file stayed locked")
+        await asyncio.sleep(self.slow_consume_s)
         context = contextvars.copy_context()
 
         def deliver(delivery: Delivery) -> None:

@@ -1133,3 +1133,81 @@ async def test_the_caller_of_a_task_cut_for_good_hears_of_it(world: World, svc: 
     with pytest.raises(GracekitError, match=r"marked ERRORED\(interrupted\)") as caught:
         await call
     assert not isinstance(caught.value, CallTimeoutError)
+
+
+# -- undone, and in trouble -----------------------------------------------------------------
+
+
+async def test_a_resume_whose_first_consume_fails_tries_again(world: World, svc: Service):
+    """
+    A transport that refuses once does not leave a service that says it serves and takes nothing.
+    """
+    world.expects_faults = True
+
+    @svc.rpc(on_interrupt="retry")
+    async def work(ctx: Context) -> int:
+        return 1
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await life.runtime.coordinator.quiet()
+    life.transport.refused_consumes = 1
+    await life.runtime.coordinator.resume()
+
+    assert await client.prepare(timeout=30).call(work) == 1
+    assert not life.runtime.reconciler.is_paused()
+
+
+async def test_a_stop_that_comes_while_intake_reopens_stands(world: World, svc: Service):
+    """
+    SIGTERM in the middle of a resume: recovery and periodic jobs stay paused in the drain.
+    """
+    doors = Doors()
+
+    @svc.rpc(on_interrupt="retry")
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.cast(work)
+    await doors.wait(1)
+    await life.runtime.coordinator.quiet()
+    life.transport.slow_consume_s = 0.2
+    resuming = world.spawn_as(life, life.runtime.coordinator.resume())
+    await asyncio.sleep(0.1)
+    life.ask_to_stop()
+    await asyncio.sleep(1)
+
+    assert life.runtime.phase.state is ServiceState.DRAINING
+    assert life.runtime.reconciler.is_paused()
+    doors.open("work")
+    await asyncio.wait({resuming})
+
+
+async def test_a_release_that_fails_is_made_up_for(world: World, svc: Service):
+    """
+    A singleton job, and a lease taken in a handler, are not lost for the life of the process.
+    """
+    world.expects_faults = True
+    ticks, done = [], []
+
+    @svc.periodic(every="10s", singleton=True)
+    async def tick(ctx: Context) -> None:
+        ticks.append(now())
+
+    @svc.rpc
+    async def borrow(ctx: Context) -> None:
+        async with ctx.lease("vm", "1"):
+            pass
+
+    @svc.rpc(resource="vm", on_interrupt="retry")
+    async def change(ctx: Context, vm: str) -> None:
+        done.append(vm)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    life.engine.plan(Point.RELEASE_LEASE, Fault.REFUSED, times=2)
+    await client.call(borrow)
+    await client.cast(change, vm="1")
+    await world.until(lambda: len(ticks) > 3 and bool(done), within_s=200)
