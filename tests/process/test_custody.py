@@ -18,7 +18,7 @@ from tests.scale import scale
 CASTS = 300
 CASTERS = 2
 PER_SECOND = 15.0  # of each caster: together about what the service can do
-INTERRUPTIONS = scale(5, 50)
+INTERRUPTIONS = scale(5, 20)
 DRAIN_S = 0.3  # the long handlers outlive it
 SETTINGS = {
     "max_attempts": "10",
@@ -142,7 +142,7 @@ async def test_every_cast_takes_effect_or_is_errored(
     Of 300 casts by two clients while the service is stopped or killed five times, each `retry` and
     `probe` one takes effect, no `error` one is started twice, and the journal counts them all.
     """
-    how_many = scale(CASTS, CASTS * 10)
+    how_many = scale(CASTS, CASTS * 4)
     table = Table(f"{how.name} x {INTERRUPTIONS}, {siblings} process(es), {how_many} casts")
     crowd = Crowd(site, siblings)
     await crowd.serving()

@@ -330,7 +330,7 @@ def test_any_history_keeps_every_promise():
     run_state_machine_as_test(
         ServiceMachine,
         settings=settings(
-            max_examples=scale(40, 1000),
+            max_examples=scale(40, 300),
             stateful_step_count=scale(20, 50),
             deadline=None,
             suppress_health_check=list(HealthCheck),
