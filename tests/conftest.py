@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -11,6 +12,11 @@ from hypothesis import HealthCheck, settings
 # A busy machine makes an example slow, not wrong.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
+
+# Started in the background by a shell, we would hand an ignored INT on to every process that the
+# tests start, and those that are to end by Ctrl-C would not.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

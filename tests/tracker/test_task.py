@@ -58,7 +58,9 @@ def test_every_state_is_terminal_or_leads_somewhere():
     assert all(not _NEXT[state] for state in TERMINAL)
 
 
-@pytest.mark.parametrize("start", TRANSIENT, ids=lambda state: state.value)
+@pytest.mark.parametrize(
+    "start", sorted(TRANSIENT, key=lambda state: state.value), ids=lambda state: state.value
+)
 def test_every_transient_state_can_reach_an_end(start: TaskState):
     """
     From no state is a task lost: some way leads to a terminal one.
