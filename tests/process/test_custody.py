@@ -21,7 +21,7 @@ PER_SECOND = 15.0  # of each caster: together about what the service can do
 INTERRUPTIONS = scale(5, 20)
 DRAIN_S = 0.3  # the long handlers outlive it
 SETTINGS = {
-    # Twice the kills of one life's rows: a row that was run again first each time may meet them all.
+    # Twice the kills: a row that is run again first each time may meet them all.
     "max_attempts": str(2 * INTERRUPTIONS),
     "drain_timeout": f"{DRAIN_S}s",
     "handover_grace": "0.3s",
