@@ -2,7 +2,7 @@
 
 Each class's docstring says what happened and what to do; messages add the
 values. Classes named for a state of the world (`Draining`, `LeaseHeld`,
-`NoCapacity`, `Undeliverable`) carry no `Error` suffix: callers branch on them.
+`Undeliverable`) carry no `Error` suffix: callers branch on them.
 """
 
 from __future__ import annotations
@@ -67,14 +67,6 @@ class IllegalTransitionError(GracekitError):
 
 class LeaseHeld(GracekitError):  # noqa: N818 - named for a state
     """Another task or run holds the lease; it was not waited for."""
-
-
-class LeaseLost(GracekitError):  # noqa: N818 - named for a state
-    """The lease is no longer this task's; its guarded writes are refused."""
-
-
-class NoCapacity(GracekitError):  # noqa: N818 - named for a state
-    """The backend has no room for this request now."""
 
 
 class AlreadyRunningError(GracekitError):
