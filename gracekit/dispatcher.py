@@ -128,7 +128,7 @@ class Dispatcher:
             self._turns.leave(job)
             return
         self._jobs[job.task] = job
-        job.gate.entering.add(job)
+        job.gate.entering[job] = None
         try:
             await self._live(job)
         finally:
@@ -154,7 +154,7 @@ class Dispatcher:
     async def _live_on_the_transport(self, job: Job) -> None:
         """A `requeue` method: no row, acked at its end, given back when cut."""
         assert job.delivery is not None
-        job.gate.entering.add(job)
+        job.gate.entering[job] = None
         if not await self._turns.wait(job):
             self._turns.leave(job)
             await self._give_back(job)
@@ -208,7 +208,7 @@ class Dispatcher:
 
     async def _accept(self, job: Job) -> bool:
         """Dedupe and accept in a group commit, begun in the same one when its turn is at once."""
-        job.gate.entering.add(job)
+        job.gate.entering[job] = None
         at_once = self._turns.enter_nowait(job)
         while job.gate.is_open:
             match await self._custody.accept(job, begin=at_once):
@@ -318,7 +318,7 @@ class Dispatcher:
         timeout = job.method.options.timeout_s
         task.deadline = None if timeout is None else task.started_at + timeout
         self._tracker.started(task)
-        job.gate.entering.discard(job)
+        job.gate.entering.pop(job, None)
         self._tracker.poke()
 
     async def _run(self, job: Job) -> End:
@@ -339,7 +339,7 @@ class Dispatcher:
             expires_at=job.expires_at,
         )
         try:
-            return await run_attempt(method, ctx, task, job.args, job.gate.limiter)
+            return await run_attempt(method, ctx, task, job.args, job.gate.threads)
         finally:
             if timer is not None:
                 timer.cancel()
@@ -426,7 +426,7 @@ class Dispatcher:
             await job.delivery.give_back()
 
     def _untrack(self, job: Job) -> None:
-        job.gate.entering.discard(job)
+        job.gate.entering.pop(job, None)
         self._turns.leave(job)
         self._tracker.ended(job.task)
         self._jobs.pop(job.task, None)

@@ -57,8 +57,8 @@ class RecoveryHands:
             method=(method.namespace, method.name, method.version),
             expires_at=None,
         )
-        limiter = self._gates[row.lane].limiter
-        return await call_hook(hook, ctx, {**(row.args or {}), **extra}, limiter)
+        threads = self._gates[row.lane].threads
+        return await call_hook(hook, ctx, {**(row.args or {}), **extra}, threads)
 
     async def reply(self, row_id: int, address: Address) -> None:
         """Answer a caller of a row that has ended, from the record."""

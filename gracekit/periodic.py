@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import anyio
-
 from gracekit.errors import StoreError
 from gracekit.leases.leases import Guard
+from gracekit.process import Threads
 from gracekit.request.attempt import call_hook
 from gracekit.request.context import Context, Services
 from gracekit.telemetry import Telemetry
@@ -40,12 +39,12 @@ class PeriodicJobs:
     """The jobs of one process."""
 
     def __init__(
-        self, jobs: list[PeriodicJob], services: Services, telemetry: Telemetry, threads: int
+        self, jobs: list[PeriodicJob], services: Services, telemetry: Telemetry, threads: Threads
     ) -> None:
         self._jobs = jobs
         self._services = services
         self._telemetry = telemetry
-        self._limiter = anyio.CapacityLimiter(threads)
+        self._threads = threads
         self._paused = False
 
     def pause(self) -> None:
@@ -101,7 +100,7 @@ class PeriodicJobs:
             method=(None, job.name, "1.0"),
             expires_at=None,
         )
-        await call_hook(job.handler, ctx, {}, self._limiter)
+        await call_hook(job.handler, ctx, {}, self._threads)
 
     async def _release(self, guard: Guard, task: TrackedTask) -> None:
         if task.cancel_cause is not None:

@@ -18,13 +18,18 @@ import fcntl
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NoReturn
+from typing import Final, Literal, NoReturn, TypeVar
+
+import anyio
+import anyio.to_thread
 
 FAILPOINT_VARIABLE: Final = "GRACEKIT_FAILPOINT"
 
 Phase = Literal["before", "after"]
+T = TypeVar("T")
 
 
 class Point(enum.Enum):
@@ -137,6 +142,20 @@ class LifeLock:
             self._fd = None
 
 
+class Threads:
+    """Worker threads of one lane, at most *number* at work at a time."""
+
+    def __init__(self, number: int) -> None:
+        self._limiter = anyio.CapacityLimiter(number)
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Run *function* in a thread; cancelled while it waits for one, it never begins.
+
+        A function that has begun cannot be stopped: the cancellation waits for it.
+        """
+        return await anyio.to_thread.run_sync(function, limiter=self._limiter)
+
+
 class Process:
     """This process, as gracekit's code may use it; a simulation passes its own."""
 
@@ -177,6 +196,10 @@ class Process:
     def disarm_alarm(self) -> None:
         """Withdraw the alarm."""
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def threads(self, number: int) -> Threads:
+        """Worker threads of one lane."""
+        return Threads(number)
 
     def exit_now(self, code: int) -> NoReturn:
         """Leave without finally, atexit or joining threads; flushes only the two streams."""

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import anyio
 import anyio.to_thread
 
 from gracekit import sdnotify
@@ -241,13 +240,13 @@ class Runtime:
                 Lane.REQUESTS,
                 Places(settings.max_accepted),
                 settings.max_running,
-                anyio.CapacityLimiter(settings.threads),
+                self._process.threads(settings.threads),
             ),
             Lane.OPS: LaneGate(
                 Lane.OPS,
                 Places(settings.ops_max_accepted),
                 settings.ops_max_running,
-                anyio.CapacityLimiter(settings.ops_threads),
+                self._process.threads(settings.ops_threads),
             ),
         }
         answers = Answers(self._transport, self.journal, self._process, self.telemetry, clock)
@@ -291,7 +290,9 @@ class Runtime:
             clock=clock,
         )
         self._retention = Retention(self.journal, retention_s=settings.retention_s)
-        self._jobs = PeriodicJobs(service.jobs, services, self.telemetry, settings.threads)
+        self._jobs = PeriodicJobs(
+            service.jobs, services, self.telemetry, self._process.threads(settings.threads)
+        )
         self.requests = self._server(Lane.REQUESTS)
         self.ops = self._server(Lane.OPS)
         self.coordinator = ShutdownCoordinator(

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-import anyio
-import anyio.to_thread
 import msgspec
 
 from gracekit.errors import (
@@ -24,6 +22,7 @@ from gracekit.errors import (
     TaskInterruptedError,
     UnserialisableError,
 )
+from gracekit.process import Threads
 from gracekit.request.context import Context, SafePointStop, running_in
 from gracekit.rpc.failures import failure_of
 from gracekit.rpc.message import Failure
@@ -69,7 +68,7 @@ async def run_attempt(
     ctx: Context,
     task: TrackedTask,
     args: Mapping[str, Any],
-    limiter: anyio.CapacityLimiter,
+    threads: Threads,
 ) -> End:
     """Run the handler once, cancellable only meanwhile."""
     loop = asyncio.get_running_loop()
@@ -80,7 +79,7 @@ async def run_attempt(
             task.cancellable = True
             if task.cancel_cause is not None:
                 raise asyncio.CancelledError  # noqa: TRY301 - asked for before it began
-            result = await _call(method, ctx, args, limiter)
+            result = await _call(method, ctx, args, threads)
         return End(outcome=succeeded(f"{method.name}()", result))
     except SafePointStop:
         return End(cut=Cut.SAFE_POINT)
@@ -158,14 +157,14 @@ async def call_hook(
     hook: Callable[..., Any],
     ctx: Context,
     args: Mapping[str, Any],
-    limiter: anyio.CapacityLimiter,
+    threads: Threads,
 ) -> Any:
     """Call a probe, errored hook or job, plain or async."""
     try:
         with running_in(ctx):
             if asyncio.iscoroutinefunction(hook):
                 return await hook(ctx, **args)
-            return await _in_thread(partial(hook, ctx, **args), limiter)
+            return await _in_thread(partial(hook, ctx, **args), threads)
     except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
         # Out of a task of its own it would end the whole loop.
         raise RuntimeError(f"{getattr(hook, '__name__', hook)}() raised {error!r}") from error
@@ -175,14 +174,14 @@ async def _call(
     method: Method[Any, Any],
     ctx: Context,
     args: Mapping[str, Any],
-    limiter: anyio.CapacityLimiter,
+    threads: Threads,
 ) -> Any:
     if method.is_async:
         return await method.handler(ctx, **args)
-    return await _in_thread(partial(method.handler, ctx, **args), limiter)
+    return await _in_thread(partial(method.handler, ctx, **args), threads)
 
 
-async def _in_thread(function: Callable[[], Any], limiter: anyio.CapacityLimiter) -> Any:
+async def _in_thread(function: Callable[[], Any], threads: Threads) -> Any:
     """Run *function* in a worker thread; returns or raises only when it has returned."""
     begun = False
 
@@ -194,7 +193,7 @@ async def _in_thread(function: Callable[[], Any], limiter: anyio.CapacityLimiter
         except BaseException as error:  # noqa: BLE001 - carried over to the loop as a value
             return None, error
 
-    inner = asyncio.ensure_future(anyio.to_thread.run_sync(caught, limiter=limiter))
+    inner = asyncio.ensure_future(threads.run(caught))
     while not inner.done():
         try:
             await asyncio.shield(inner)

@@ -12,10 +12,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import anyio
-
 from gracekit.clock import Clock
 from gracekit.leases.lines import Lines
+from gracekit.process import Threads
 from gracekit.rpc.methods import Method
 from gracekit.rpc.server import Places
 from gracekit.rpc.transport import Delivery
@@ -34,7 +33,7 @@ class LaneGate:
         lane: Which.
         places: What it may have in flight.
         max_running: Handlers at one time.
-        limiter: Worker threads.
+        threads: Worker threads.
         is_open: Closed, no accepting or RUNNING commit of the lane is submitted.
         entering: Jobs between the submission of their acceptance and their start.
         not_started: Request ids given up by those that the closed gate stopped.
@@ -43,9 +42,9 @@ class LaneGate:
     lane: Lane
     places: Places
     max_running: int
-    limiter: anyio.CapacityLimiter
+    threads: Threads
     is_open: bool = True
-    entering: set[Job] = field(default_factory=set)
+    entering: dict[Job, None] = field(default_factory=dict)
     not_started: list[str] = field(default_factory=list)
 
 

@@ -28,9 +28,11 @@ class Tracker:
     def __init__(self) -> None:
         self._tasks: dict[Key, TrackedTask] = {}
         self._by_lane: Counter[Lane] = Counter()
-        self._running: set[TrackedTask] = set()  # those that hold a drain
-        self._running_ops: set[TrackedTask] = set()  # those that do not
-        self._changed: set[asyncio.Event] = set()
+        # Dictionaries instead of sets: a set's order is a matter of addresses, and the same
+        # seed must give the same run.
+        self._running: dict[TrackedTask, None] = {}  # those that hold a drain
+        self._running_ops: dict[TrackedTask, None] = {}  # those that do not
+        self._changed: dict[asyncio.Event, None] = {}
         self._on_removed: list[Listener] = []
 
     # -- changes ---------------------------------------------------------------
@@ -46,12 +48,12 @@ class Tracker:
 
     def started(self, task: TrackedTask) -> None:
         """Count *task* as running: a drain waits for it if it holds drains."""
-        (self._running if task.holds_drain else self._running_ops).add(task)
+        (self._running if task.holds_drain else self._running_ops)[task] = None
 
     def ended(self, task: TrackedTask) -> None:
         """The attempt of *task* is over, if one was; it stays in flight until its reply is sent."""
-        self._running.discard(task)
-        self._running_ops.discard(task)
+        self._running.pop(task, None)
+        self._running_ops.pop(task, None)
         self._wake()
 
     def remove(self, task: TrackedTask) -> None:
@@ -139,7 +141,7 @@ class Tracker:
             Whether it holds.
         """
         changed = asyncio.Event()
-        self._changed.add(changed)
+        self._changed[changed] = None
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
@@ -148,7 +150,7 @@ class Tracker:
                         await changed.wait()
             return condition()
         finally:
-            self._changed.discard(changed)
+            self._changed.pop(changed, None)
 
     async def wait_change(self, *, deadline: float) -> None:
         """Wait for the next end, removal or poke, or until *deadline* (loop time)."""
