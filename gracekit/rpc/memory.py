@@ -19,6 +19,7 @@ from gracekit.errors import DependencyError, StoreBrokenError, Undeliverable
 from gracekit.process import Point, Process
 from gracekit.rpc.transport import (
     OWNED,
+    Consumer,
     DeadLetter,
     Delivery,
     Message,
@@ -301,7 +302,7 @@ class MemoryTransport:
 
     async def consume(
         self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
-    ) -> _MemoryConsumer:
+    ) -> Consumer:
         """See `Transport.consume`."""
         await self.declare(queues)
         consumer = _MemoryConsumer(self, self._broker, queues, on_delivery, prefetch)

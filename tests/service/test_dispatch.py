@@ -454,6 +454,7 @@ async def test_at_a_timeout_the_caller_is_answered_at_once_and_the_task_stays(
     await life.hears("task.finished")
     assert loop.time() - begun == pytest.approx(15, abs=0.1)
     assert world.state("t") == "failed"
+    await world.settle()
     assert world.rows("SELECT * FROM reply") == []
 
 
@@ -764,7 +765,7 @@ async def test_a_commit_in_doubt_loses_nothing_and_runs_nothing_twice(
 
     life = await world.start(svc)
     client = await world.client(svc)
-    life.engine.plan(point, fault)
+    life.plan(point, fault)
 
     assert await client.prepare(request_id="d", timeout=5).call(work, vm="v") == 7
     assert starts == [1]
@@ -790,7 +791,7 @@ async def test_a_begin_in_doubt_runs_once_in_the_end(world: World, svc: Service,
     client = await world.client(svc)
     ids = [await client.cast(work, vm="v", n=n) for n in range(2)]
     await doors.wait(1)
-    life.engine.plan(Point.BEGIN, fault)
+    life.plan(Point.BEGIN, fault)
     doors.open(0, 1)
     await world.until(lambda: set(world.states().values()) == {"succeeded"})
 
@@ -814,8 +815,8 @@ async def test_an_acceptance_whose_trace_is_lost_is_settled_by_the_living_run(
 
     life = await world.start(svc)
     client = await world.client(svc)
-    life.engine.plan(Point.ACCEPT_AND_BEGIN, Fault.LOST_AFTER)
-    life.engine.lost_reads = 1
+    life.plan(Point.ACCEPT_AND_BEGIN, Fault.LOST_AFTER)
+    life.faults.plan("store", "query", Fault.REFUSED)
     request_id = await client.cast(work, vm="v")
     await world.until(lambda: world.state(request_id) in {"errored", "succeeded"}, within_s=120)
 
@@ -841,7 +842,7 @@ async def test_a_duplicate_in_doubt_starts_nothing(world: World, svc: Service, f
     life = await world.start(svc)
     client = (await world.client(svc)).prepare(request_id="same", timeout=5)
     assert await client.call(work) == 1
-    life.engine.plan(Point.ACCEPT_AND_BEGIN, fault)
+    life.plan(Point.ACCEPT_AND_BEGIN, fault)
 
     assert await client.call(work) == 1
     assert starts == [1]
@@ -862,7 +863,7 @@ async def test_an_ack_that_fails_costs_nothing(world: World, svc: Service, polic
 
     life = await world.start(svc)
     client = await world.client(svc)
-    life.transport.failing_acks = 1
+    life.plan("ack", Fault.REFUSED)
     for _ in range(2):
         assert await client.prepare(timeout=5).call(work) == 3
     await world.settle()
@@ -891,7 +892,7 @@ async def test_a_broken_store_ends_the_service_in_order(world: World, svc: Servi
     client = await world.client(svc)
     running = await client.cast(work, n=0)
     await doors.wait(1)
-    life.engine.plan(Point.ACCEPT_AND_BEGIN, Fault.BROKEN)
+    life.plan(Point.ACCEPT_AND_BEGIN, Fault.BROKEN)
     await client.cast(work, n=1)
     await life.hears("drain.started")
     doors.open(0)

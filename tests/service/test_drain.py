@@ -22,7 +22,8 @@ from gracekit import (
 )
 from gracekit.process import Point
 from gracekit.rpc.memory import MemoryBroker
-from tests.service.kit import Doors, Fault, OwnedTransport, PlayedProcess, World
+from gracekit.testing.ports import PlayedProcess, PlayedTransport
+from tests.service.kit import Doors, Fault, World
 
 pytestmark = pytest.mark.looptime
 
@@ -973,8 +974,8 @@ async def test_a_failing_step_does_not_stop_the_drain(world: World, svc: Service
     client = await world.client(svc)
     await client.prepare(request_id="w").cast(work)
     await doors.wait(1)
-    life.engine.plan(Point.STOP_INTENT, Fault.REFUSED)
-    life.engine.plan(Point.STOP_RECORD, Fault.REFUSED)
+    life.plan(Point.STOP_INTENT, Fault.REFUSED)
+    life.plan(Point.STOP_RECORD, Fault.REFUSED)
     life.ask_to_stop()
     await life.hears("intake.closed")
     doors.open("work")
@@ -1010,7 +1011,7 @@ async def test_a_hand_over_that_cannot_be_written_is_found_at_the_next_start(
     client = await world.client(svc)
     await client.prepare(request_id="w").cast(work)
     await begun.wait()
-    life.engine.plan(Point.HAND_OVER, Fault.REFUSED, times=3)
+    life.plan(Point.HAND_OVER, Fault.REFUSED, times=3)
     report = await life.drain()
     assert report.exit_code == 70
     assert world.state("w") == "running"
@@ -1061,7 +1062,7 @@ async def test_a_stop_during_the_start_ends_the_start(world: World, svc: Service
     await entered.wait()
     life.ask_to_stop()
     report = await living
-    life._die()
+    life.end()
 
     assert report.exit_code == 0
     assert "service.serving" not in life.names()
@@ -1083,7 +1084,7 @@ async def test_an_embedded_block_drains_at_its_end():
     broker = MemoryBroker()
     async with Runtime(svc, settings, broker=broker) as runtime:
         serving = asyncio.create_task(runtime.serve())
-        transport = OwnedTransport(broker, PlayedProcess(set(), 1))
+        transport = PlayedTransport(broker, PlayedProcess(set(), 1))
         await transport.start()
         await RpcClient(transport, "compute").cast(work)
         await asyncio.sleep(1)
@@ -1151,7 +1152,7 @@ async def test_a_resume_whose_first_consume_fails_tries_again(world: World, svc:
     life = await world.start(svc)
     client = await world.client(svc)
     await life.runtime.coordinator.quiet()
-    life.transport.refused_consumes = 1
+    life.plan("consume", Fault.REFUSED)
     await life.runtime.coordinator.resume()
 
     assert await client.prepare(timeout=30).call(work) == 1
@@ -1173,7 +1174,8 @@ async def test_a_stop_that_comes_while_intake_reopens_stands(world: World, svc: 
     await client.cast(work)
     await doors.wait(1)
     await life.runtime.coordinator.quiet()
-    life.transport.slow_consume_s = 0.2
+    life.faults.delay_s = 0.2
+    life.plan("consume", Fault.DELAY)
     resuming = world.spawn_as(life, life.runtime.coordinator.resume())
     await asyncio.sleep(0.1)
     life.ask_to_stop()
@@ -1207,7 +1209,7 @@ async def test_a_release_that_fails_is_made_up_for(world: World, svc: Service):
 
     life = await world.start(svc)
     client = await world.client(svc)
-    life.engine.plan(Point.RELEASE_LEASE, Fault.REFUSED, times=2)
+    life.plan(Point.RELEASE_LEASE, Fault.REFUSED, times=2)
     await client.call(borrow)
     await client.cast(change, vm="1")
     await world.until(lambda: len(ticks) > 3 and bool(done), within_s=200)

@@ -206,7 +206,7 @@ class ServiceMachine(RuleBasedStateMachine):
 
     @rule(point=COMMITS, fault=FAULTS)
     def hesitate(self, point: Point, fault: Fault) -> None:
-        self.life.engine.plan(point, fault)
+        self.life.plan(point, fault)
 
     @rule()
     def drain_and_restart(self) -> None:
@@ -287,7 +287,7 @@ class ServiceMachine(RuleBasedStateMachine):
 
     async def _quiet_phase(self) -> None:
         """Faults over, everybody lets everything pass: then all comes to its end."""
-        self.life.engine.forget_plans()
+        self.life.faults.forget()
         self.truth.answer = Retry()
         self.truth.free_all()
         await asyncio.sleep(1800)

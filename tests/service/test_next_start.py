@@ -21,7 +21,8 @@ from gracekit import (
 )
 from gracekit.errors import AlreadyRunningError, TaskInterruptedError
 from gracekit.process import Point
-from tests.service.kit import EPOCH_S, Fault, Life, World
+from gracekit.testing.ports import EPOCH_S
+from tests.service.kit import Fault, Life, World
 
 pytestmark = pytest.mark.looptime
 
@@ -618,7 +619,7 @@ async def test_recovery_survives_a_store_that_hesitates(
     life, call = await job.begin()
     await life.crash()
     second = world.life(svc)
-    second.engine.plan(point, fault)
+    second.plan(point, fault)
     await second.start()
     await asyncio.gather(call, return_exceptions=True)
 

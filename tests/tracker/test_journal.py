@@ -12,10 +12,11 @@ from gracekit.errors import ConflictError, StoreError
 from gracekit.leases.leases import Leases
 from gracekit.process import Point
 from gracekit.store.batch import Batch
+from gracekit.testing.ports import PlayedEngine, PlayedProcess, VirtualClock
 from gracekit.tracker.journal import Acceptance, Address, Journal, Outcome, content_hash
 from gracekit.tracker.retention import Retention
 from gracekit.tracker.task import Cut, Lane, OnInterrupt, TaskState, TrackedTask
-from tests.service.kit import FaultyEngine, PlayedProcess, VirtualClock, World
+from tests.service.kit import World
 
 pytestmark = pytest.mark.looptime
 
@@ -27,7 +28,7 @@ class Book:
 
     def __init__(self, world: World, run_id: str = "run-1") -> None:
         self.world = world
-        self.engine = FaultyEngine(world.disk, PlayedProcess(set(), 1))
+        self.engine = PlayedEngine(world.disk, PlayedProcess(set(), 1))
         self.clock: VirtualClock = world.clock
         self.journal = Journal(self.engine, world.clock, run_id=run_id, service="compute")
         self.leases = Leases(self.engine, world.clock, run_id=run_id)

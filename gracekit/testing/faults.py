@@ -1,0 +1,81 @@
+"""What may go wrong at a port, and who decides that it does.
+
+A played port asks its `Faults` before each step, naming itself, the step and
+the kinds that can happen there. The base class lets everything go well.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Collection
+from typing import Final
+
+
+class Fault(enum.Enum):
+    """One thing that may happen to one step."""
+
+    DELAY = "it takes long"
+    REFUSED = "nothing was done, and the error says so"
+    LOST_BEFORE = "nothing was done, and nobody knows"
+    LOST_AFTER = "it was done, and nobody knows"
+    BROKEN = "the disk is gone"
+    DUPLICATE = "it happens twice"
+    REORDER = "a later one comes first"
+    CRASH = "the process is killed here"
+    NO_PROOF = "a death cannot be proved now"
+    JUMP = "the wall clock is set"
+
+
+class Faults:
+    """No faults at all; a test overrides `draw`."""
+
+    def draw(self, port: str, step: str, kinds: Collection[Fault]) -> Fault | None:  # noqa: ARG002
+        """What happens to this step.
+
+        Args:
+            port: clock, store, transport or process.
+            step: For a commit the name of its point; else the port's method.
+            kinds: What can happen there.
+
+        Returns:
+            One of *kinds*, or None for nothing.
+        """
+        return None
+
+    def seconds(self, port: str, step: str) -> float:  # noqa: ARG002
+        """How long a `DELAY` is, or how far a `JUMP` goes."""
+        return 1.0
+
+
+NO_FAULTS: Final = Faults()
+
+
+class PlannedFaults(Faults):
+    """Faults that a test has asked for, one by one."""
+
+    def __init__(self) -> None:
+        self._plan: dict[tuple[str, str], list[Fault]] = {}
+        self.met: Counter[tuple[str, str, Fault]] = Counter()
+        self.delay_s = 1.0
+
+    def plan(self, port: str, step: str, fault: Fault, *, times: int = 1) -> None:
+        """Let the next *times* of that step meet *fault*."""
+        self._plan.setdefault((port, step), []).extend([fault] * times)
+
+    def forget(self) -> None:
+        """Nothing more goes wrong."""
+        self._plan.clear()
+
+    def draw(self, port: str, step: str, kinds: Collection[Fault]) -> Fault | None:
+        """See `Faults.draw`."""
+        planned = self._plan.get((port, step))
+        if not planned or planned[0] not in kinds:
+            return None
+        fault = planned.pop(0)
+        self.met[port, step, fault] += 1
+        return fault
+
+    def seconds(self, port: str, step: str) -> float:  # noqa: ARG002
+        """See `Faults.seconds`."""
+        return self.delay_s

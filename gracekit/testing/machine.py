@@ -1,0 +1,293 @@
+"""One machine in memory: a broker, a disk, and processes that live and die in virtual time.
+
+A `Life` is one process with a real Runtime. It ends by a drain, or by a crash:
+then its connections are cut in the middle of whatever it did, its tasks never
+again do anything of consequence, and the next life finds broker and disk as
+they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import weakref
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, TypeVar
+
+import apsw
+
+from gracekit.config import Settings
+from gracekit.process import Identity, Phase, Point
+from gracekit.rpc.client import RpcClient
+from gracekit.rpc.memory import MemoryBroker
+from gracekit.runtime import Runtime
+from gracekit.service import Service
+from gracekit.shutdown import DrainReport
+from gracekit.telemetry import Telemetry
+from gracekit.testing.faults import NO_FAULTS, Faults
+from gracekit.testing.loop import VirtualLoop, owner
+from gracekit.testing.ports import (
+    PlayedEngine,
+    PlayedProcess,
+    PlayedTransport,
+    VirtualClock,
+    owned_by,
+)
+
+T = TypeVar("T")
+
+PATIENCE_S: Final = 7200.0
+"""Virtual seconds within which must happen what is waited for."""
+
+Event = tuple[str, Mapping[str, Any]]
+
+
+class Life:
+    """One process of a service; `Machine.life` makes it.
+
+    Attributes:
+        events: What its telemetry said: name and fields, in order.
+        report: What its drain left; None before its end, and after a crash.
+        over: Set at its end.
+    """
+
+    def __init__(
+        self, machine: Machine, service: Service, settings: Settings, *, signals: bool
+    ) -> None:
+        self.machine = machine
+        self.faults = machine.faults_of(self)
+        self.process = machine.make_process(self)
+        self.engine = PlayedEngine(machine.disk, self.process, self.faults)
+        self.transport = PlayedTransport(machine.broker, self.process, self.faults)
+        self.events: list[Event] = []
+        telemetry = Telemetry()
+        telemetry.subscribe(self._hear)
+        self.runtime = Runtime(
+            service,
+            settings,
+            process=self.process,
+            clock=machine.clock,
+            signals=signals,
+            engine=self.engine,
+            transport=self.transport,
+            telemetry=telemetry,
+        )
+        self.report: DrainReport | None = None
+        self.over = asyncio.Event()
+        self._news = asyncio.Event()
+        self._serving: asyncio.Task[DrainReport] | None = None
+
+    # -- what it says -------------------------------------------------------------------
+
+    def _hear(self, name: str, fields: Mapping[str, Any]) -> None:
+        self.events.append((name, dict(fields)))
+        self._news.set()
+
+    def told(self, name: str) -> list[Mapping[str, Any]]:
+        """The fields of each event of that name so far."""
+        return [fields for each, fields in self.events if each == name]
+
+    async def hears(self, name: str, number: int = 1) -> Mapping[str, Any]:
+        """Wait for the *number*-th event of that name."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.told(name)) < number:
+                self._news.clear()
+                await self._news.wait()
+        return self.told(name)[number - 1]
+
+    # -- its life -----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open, start, and serve in the background.
+
+        Raises:
+            GracekitError: as `Runtime`; the process is gone then.
+        """
+        try:
+            await self.machine.run_as(self, self.runtime.__aenter__())
+        except BaseException:
+            self.end()
+            raise
+        self._serving = self.machine.spawn_as(self, self.runtime.serve())
+
+    def ask_to_stop(self, *, source: str = "signal", final: bool = True) -> None:
+        """What a signal, or an operator, does."""
+        self.runtime.request_stop(source=source, by="test", reason="test", final=final)
+
+    async def wait_end(self) -> DrainReport:
+        """Wait for the end of a drain that somebody asked for; then the process is gone."""
+        assert self._serving is not None, "start() it first"
+        async with asyncio.timeout(PATIENCE_S):
+            self.report = await self._serving
+        self.end()
+        await asyncio.sleep(0)
+        return self.report
+
+    async def drain(self) -> DrainReport:
+        """A drain from the request to the end of the process."""
+        self.ask_to_stop()
+        return await self.wait_end()
+
+    async def crash(self) -> None:
+        """Kill -9, now."""
+        self.end()
+        await asyncio.sleep(0)
+
+    def crash_at(self, point: Point, phase: Phase) -> None:
+        """Kill -9 at a point; `over` is set then."""
+        self.process.dies_at = (point, phase)
+
+    def end(self) -> None:
+        """Take it out of the world; may be called twice."""
+        self.process.ended()
+        self.engine.pull_plug()
+        self.transport.crash()
+        self.machine.cancel_tasks_of(self)
+        self.over.set()
+
+
+class Machine:
+    """Where lives are lived.
+
+    Args:
+        seed: Of ids and draws.
+        faults: What goes wrong at its ports.
+
+    Attributes:
+        disk: The database of the store, which no crash can hurt.
+        living: Processes that have not ended.
+        lives: All that there were, in order.
+    """
+
+    def __init__(self, *, seed: int = 0, faults: Faults = NO_FAULTS) -> None:
+        self.faults = faults
+        self.broker = MemoryBroker()
+        self.disk = apsw.Connection(":memory:")
+        self.clock = VirtualClock(seed, faults)
+        self.living: set[Identity] = set()
+        self.lives: list[Life] = []
+        self._clients: list[tuple[RpcClient, PlayedTransport]] = []
+        self._processes = 0
+        self._owners: weakref.WeakKeyDictionary[asyncio.Future[Any], object] = (
+            weakref.WeakKeyDictionary()
+        )
+        asyncio.get_running_loop().set_task_factory(self._make_task)  # type: ignore[arg-type]  # typed by hand
+
+    # -- processes ----------------------------------------------------------------------
+
+    def faults_of(self, life: Life) -> Faults:  # noqa: ARG002 - a test may make a difference
+        """What goes wrong at the ports of a life."""
+        return self.faults
+
+    def make_process(self, life: Life) -> PlayedProcess:
+        """The process of a life."""
+        self._processes += 1
+        return PlayedProcess(
+            self.living, 100 + self._processes, faults=life.faults, on_death=life.end
+        )
+
+    def life(self, service: Service, *, signals: bool = False, **settings: Any) -> Life:
+        """A process that is not started yet.
+
+        Args:
+            service: What it serves.
+            signals: Whether it owns its signals, and with them the kernel alarm.
+            settings: By name, as in `Settings`.
+        """
+        given = {"transport_url": "memory://", "store_url": "memory://", "host": "node-1"}
+        one = self.make_life(service, Settings(**(given | settings)), signals=signals)
+        self.lives.append(one)
+        return one
+
+    def make_life(self, service: Service, settings: Settings, *, signals: bool) -> Life:
+        """A test may have lives of its own kind."""
+        return Life(self, service, settings, signals=signals)
+
+    async def start(self, service: Service, *, signals: bool = False, **settings: Any) -> Life:
+        """A process that serves."""
+        one = self.life(service, signals=signals, **settings)
+        await one.start()
+        return one
+
+    async def client(self, service: Service) -> RpcClient:
+        """A caller on this machine, in a process that does not crash."""
+        process = PlayedProcess(set(), 1)
+        transport = PlayedTransport(self.broker, process, self.faults)
+        await transport.start()
+        one = RpcClient(transport, service.topic, exceptions=service.exceptions, clock=self.clock)
+        await one.start()
+        self._clients.append((one, transport))
+        return one
+
+    def pause(self, life: Life) -> None:
+        """SIGSTOP."""
+        self._loop().freeze(life)
+
+    def resume(self, life: Life) -> None:
+        """SIGCONT."""
+        self._loop().thaw(life)
+
+    def _loop(self) -> VirtualLoop:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop), "processes are paused on a VirtualLoop only"
+        return loop
+
+    async def close(self) -> None:
+        """Kill what still lives, and wait until nothing of it is left."""
+        for life in self.lives:
+            life.end()
+        for client, transport in self._clients:
+            await client.stop()
+            await transport.stop()
+        await self.settle()
+        self.disk.close()
+
+    async def settle(self) -> None:
+        """Let everything that can go on without time passing go on."""
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+    # -- whose tasks ---------------------------------------------------------------------
+
+    def _make_task(
+        self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
+    ) -> asyncio.Task[Any]:
+        context = options.get("context") or contextvars.copy_context()
+        task = asyncio.Task(coro, loop=loop, **options)
+        self._owners[task] = context.get(owner)
+        return task
+
+    def spawn_as(self, life: Life, step: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run *step* in that process."""
+        return asyncio.get_running_loop().create_task(step, context=owned_by(life))
+
+    async def run_as(self, life: Life, step: Coroutine[Any, Any, T]) -> T:
+        """Run *step* in that process, and wait for it."""
+        return await self.spawn_as(life, step)
+
+    def cancel_tasks_of(self, life: Life) -> None:
+        """End what runs in that process, but whoever asks."""
+        me = asyncio.current_task()
+        for task, who in list(self._owners.items()):
+            if who is life and task is not me and not task.done():
+                task.cancel()
+
+    # -- what is on disk -----------------------------------------------------------------
+
+    def rows(self, sql: str, *params: Any) -> list[dict[str, Any]]:
+        """What a query of the disk finds, by column."""
+        cursor = self.disk.cursor()
+        found = cursor.execute(sql, params)
+        try:
+            names = [column[0] for column in cursor.get_description()]
+        except apsw.ExecutionCompleteError:
+            return []
+        return [dict(zip(names, row, strict=True)) for row in found]
+
+    async def until(self, condition: Callable[[], bool], *, within_s: float = 600.0) -> None:
+        """Let virtual time pass until *condition* holds."""
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + within_s
+        while not condition():
+            assert loop.time() < limit, f"not within {within_s:g} s"
+            await asyncio.sleep(max(0.05, within_s / 4000))

@@ -1,0 +1,429 @@
+"""The four ports, played: production code runs on them unchanged, in virtual time.
+
+Each step asks a `Faults` what happens to it. An engine carries its commits out
+on a later turn of the loop and answers on another, as the real ones do, so
+that a crash finds a place on either side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+import apsw
+
+from gracekit.clock import Clock
+from gracekit.errors import StoreBrokenError, StoreError, UnknownCommitError
+from gracekit.process import Identity, Phase, Point, Process, Threads
+from gracekit.rpc.memory import MemoryBroker, MemoryTransport
+from gracekit.rpc.transport import Consumer, Delivery, Message, OnDelivery, Queue, Settlement
+from gracekit.runtime import MIGRATIONS
+from gracekit.store.batch import Batch, Row
+from gracekit.store.engine import MemoryEngine, Rows
+from gracekit.store.migrate import load_migrations
+from gracekit.testing.faults import NO_FAULTS, Fault, Faults
+from gracekit.testing.loop import VirtualLoop, owner
+
+T = TypeVar("T")
+
+EPOCH_S: Final = 1_800_000_000.0
+
+_COMMIT: Final = (
+    Fault.DELAY,
+    Fault.REFUSED,
+    Fault.LOST_BEFORE,
+    Fault.LOST_AFTER,
+    Fault.BROKEN,
+)
+_QUERY: Final = (Fault.DELAY, Fault.REFUSED, Fault.CRASH)
+_PUBLISH: Final = (
+    Fault.DELAY,
+    Fault.REFUSED,
+    Fault.LOST_BEFORE,
+    Fault.LOST_AFTER,
+    Fault.DUPLICATE,
+)
+_SETTLE: Final = (Fault.DELAY, Fault.REFUSED, Fault.LOST_BEFORE, Fault.LOST_AFTER)
+_DELIVER: Final = (Fault.DELAY, Fault.DUPLICATE, Fault.REORDER)
+_SUBSCRIBE: Final = (Fault.DELAY, Fault.REFUSED, Fault.CRASH)
+
+
+class Died(BaseException):
+    """A played process came to its end here."""
+
+
+class VirtualClock(Clock):
+    """Wall time that goes with the loop, ids and draws by seed.
+
+    Attributes:
+        shift_s: How far the wall clock was set, in seconds.
+    """
+
+    def __init__(self, seed: int = 0, faults: Faults = NO_FAULTS) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._random = random.Random(seed)  # noqa: S311 - a replay
+        self._faults = faults
+        self._ids = 0
+        self.shift_s = 0.0
+
+    def loop(self) -> float:
+        """See `Clock.loop`."""
+        return self._loop.time()
+
+    def wall(self) -> float:
+        """See `Clock.wall`."""
+        if self._faults.draw("clock", "wall", (Fault.JUMP,)):
+            self.shift_s += self._faults.seconds("clock", "wall")
+        return EPOCH_S + self._loop.time() + self.shift_s
+
+    def new_id(self) -> str:
+        """See `Clock.new_id`; these count."""
+        self._ids += 1
+        return f"{self._ids:032x}"
+
+    def jitter(self, seconds: float) -> float:
+        """See `Clock.jitter`."""
+        return seconds * self._random.uniform(0.8, 1.2)
+
+
+class CountedThreads(Threads):
+    """Real threads; virtual time stands still while one works."""
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """See `Threads.run`."""
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, VirtualLoop):
+            return await super().run(function)
+        loop.thread_begins()
+        try:
+            return await super().run(function)
+        finally:
+            loop.thread_ended()
+
+
+class PlayedProcess(Process):
+    """A process of its own: its identity, its life, and places to die at.
+
+    Args:
+        living: Of the whole machine; this one joins it.
+        number: Its pid.
+        on_death: Called once, in the middle of whatever it does.
+    """
+
+    def __init__(
+        self,
+        living: set[Identity],
+        number: int,
+        *,
+        faults: Faults = NO_FAULTS,
+        on_death: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.identity = Identity(boot_id="boot", pid_ns=1, pid=number, start_ticks=number)
+        self._living = living
+        self._faults = faults
+        self._alarm: asyncio.TimerHandle | None = None
+        self.alarms: list[float | None] = []
+        self.dies_at: tuple[Point, Phase] | None = None
+        self.on_death = on_death
+        living.add(self.identity)
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.identity in self._living
+
+    def die(self, why: str) -> NoReturn:
+        """End here and now.
+
+        Raises:
+            Died: always; nothing may catch it.
+        """
+        if self.lives:
+            self.on_death()
+        raise Died(why)
+
+    def ended(self) -> None:
+        """Take it from the living; nothing rings for it any more."""
+        self._living.discard(self.identity)
+        self.disarm_alarm()
+
+    def reach(self, point: Point, phase: Phase) -> None:
+        """See `Process.reach`; dies at `dies_at`, or where the faults say so."""
+        if not self.lives:
+            raise Died(f"{point.value}.{phase} of a process that has ended")
+        step = f"{point.value}.{phase}"
+        if self.dies_at == (point, phase) or self._faults.draw("process", step, (Fault.CRASH,)):
+            self.dies_at = None
+            self.die(step)
+
+    def is_alive(self, other: Identity, lock_path: Path) -> bool:  # noqa: ARG002
+        """See `Process.is_alive`; never takes a living one for dead."""
+        if other in self._living:
+            return True
+        return self._faults.draw("process", "is_alive", (Fault.NO_PROOF,)) is not None
+
+    def arm_alarm(self, seconds: float) -> None:
+        """See `Process.arm_alarm`."""
+        self.disarm_alarm()
+        self.alarms.append(seconds)
+        loop = asyncio.get_running_loop()
+        self._alarm = loop.call_later(seconds, self._kill)
+
+    def disarm_alarm(self) -> None:
+        """See `Process.disarm_alarm`."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+            self.alarms.append(None)
+
+    def _kill(self) -> None:
+        if self.lives:
+            self.on_death()
+
+    def threads(self, number: int) -> Threads:
+        """See `Process.threads`."""
+        return CountedThreads(number)
+
+    def exit_now(self, code: int) -> NoReturn:
+        """See `Process.exit_now`."""
+        self.die(f"left with {code}")
+
+
+class PlayedEngine(MemoryEngine):
+    """SQL on a database that outlives the process, with a writer that takes its time.
+
+    Args:
+        disk: The database of the machine.
+        process: Whose engine it is.
+    """
+
+    def __init__(
+        self, disk: apsw.Connection, process: PlayedProcess, faults: Faults = NO_FAULTS
+    ) -> None:
+        super().__init__(load_migrations(MIGRATIONS), process=process, connection=disk)
+        self._played = process
+        self._faults = faults
+        self._line: list[tuple[Batch, asyncio.Future[Rows]]] = []
+
+    def pull_plug(self) -> None:
+        """From now on nothing reaches the disk, and nothing is answered."""
+        self._connection = None
+        self._line.clear()
+
+    async def stop(self) -> None:
+        """See `Engine.stop`."""
+        self._carry_out()
+        await super().stop()
+
+    def submit(self, batch: Batch) -> asyncio.Future[Rows]:
+        """See `Engine.submit`; done on a later turn of the loop."""
+        if self._connection is None or self.broken is not None:
+            return _answered(self.broken or StoreError("the store is not open"))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Rows] = loop.create_future()
+        self._line.append((batch, future))
+        if len(self._line) == 1:
+            if self._faults.draw("store", batch.point.value, (Fault.DELAY,)):
+                loop.call_later(self._faults.seconds("store", "commit"), self._carry_out)
+            else:
+                loop.call_soon(self._carry_out)
+        return future
+
+    def _carry_out(self) -> None:
+        """One group commit of all that waits."""
+        if self._connection is None or self._group is None or not self._line:
+            return
+        line, self._line = self._line, []
+        drawn = [self._faults.draw("store", batch.point.value, _COMMIT) for batch, _ in line]
+        if Fault.BROKEN in drawn:
+            self._break(StoreBrokenError("the disk is gone"))
+        todo = [
+            batch
+            for (batch, _), fault in zip(line, drawn, strict=True)
+            if self.broken is None and fault not in {Fault.REFUSED, Fault.LOST_BEFORE}
+        ]
+        outcomes = iter(self._group.run(todo))
+        for (_, future), fault in zip(line, drawn, strict=True):
+            if self.broken is not None:
+                answer: Any = StoreBrokenError(str(self.broken))
+            elif fault is Fault.REFUSED:
+                answer = StoreError("locked; nothing was committed")
+            elif fault is Fault.LOST_BEFORE:
+                answer = UnknownCommitError("the connection broke")
+            else:
+                answer = next(outcomes)
+                if fault is Fault.LOST_AFTER:
+                    answer = UnknownCommitError("the connection broke")
+            delay = self._faults.seconds("store", "answer") if fault is Fault.DELAY else 0.0
+            self._answer_in(delay, future, answer)
+
+    def _answer_in(self, seconds: float, future: asyncio.Future[Rows], answer: Any) -> None:
+        loop = asyncio.get_running_loop()
+        if seconds:
+            loop.call_later(seconds, _settle, future, answer)
+        else:
+            _settle(future, answer)
+
+    async def query(self, sql: str, *params: Any) -> list[Row]:
+        """See `Engine.query`."""
+        match self._faults.draw("store", "query", _QUERY):
+            case Fault.DELAY:
+                await asyncio.sleep(self._faults.seconds("store", "query"))
+            case Fault.REFUSED:
+                raise StoreError("the read failed")
+            case Fault.CRASH:
+                self._played.die("query")
+        rows = await super().query(sql, *params)
+        await asyncio.sleep(0)  # the answer comes from a thread, and the world has moved on
+        return rows
+
+
+def _settle(future: asyncio.Future[Rows], answer: Any) -> None:
+    if future.done():
+        return
+    if isinstance(answer, StoreError):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+
+
+def _answered(error: StoreError) -> asyncio.Future[Rows]:
+    future: asyncio.Future[Rows] = asyncio.get_running_loop().create_future()
+    future.set_exception(type(error)(str(error)))
+    return future
+
+
+class PlayedTransport(MemoryTransport):
+    """A connection whose deliveries belong to the process that reads them."""
+
+    def __init__(
+        self, broker: MemoryBroker, process: PlayedProcess, faults: Faults = NO_FAULTS
+    ) -> None:
+        super().__init__(broker, process)
+        self._played = process
+        self._faults = faults
+
+    async def declare(self, queues: Sequence[Queue]) -> None:
+        """See `Transport.declare`."""
+        await self._meet("declare", _SUBSCRIBE)
+        await super().declare(queues)
+
+    async def publish(self, queue: str, message: Message) -> None:
+        """See `Transport.publish`."""
+        fault = await self._meet("publish", _PUBLISH)
+        await super().publish(queue, message)
+        if fault is Fault.DUPLICATE:
+            self._broker.put(queue, message)
+        self._lose_answer(fault)
+
+    async def publish_fanout(self, topic: str, message: Message) -> None:
+        """See `Transport.publish_fanout`."""
+        fault = await self._meet("publish_fanout", _PUBLISH)
+        await super().publish_fanout(topic, message)
+        self._lose_answer(fault)
+
+    async def consume(
+        self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
+    ) -> Consumer:
+        """See `Transport.consume`."""
+        await self._meet("consume", _SUBSCRIBE)
+        played = _PlayedConsumer(self._broker, self._faults, on_delivery, self._settle_with_faults)
+        played.inner = await super().consume(queues, played.deliver, prefetch=prefetch)
+        return played
+
+    async def _settle_with_faults(
+        self, settle: Callable[[Settlement, str], Any], how: Settlement, reason: str
+    ) -> None:
+        fault = await self._meet(how.value, _SETTLE)
+        await settle(how, reason)
+        self._lose_answer(fault)
+
+    async def _meet(self, step: str, kinds: Sequence[Fault]) -> Fault | None:
+        """Let happen what happens before the step; returns what is to happen after it."""
+        fault = self._faults.draw("transport", step, kinds)
+        match fault:
+            case Fault.DELAY:
+                await asyncio.sleep(self._faults.seconds("transport", step))
+            case Fault.REFUSED:
+                raise StoreError("the transport's file stayed locked; nothing was done")
+            case Fault.LOST_BEFORE:
+                raise UnknownCommitError("the connection broke")
+            case Fault.CRASH:
+                self._played.die(step)
+        return fault
+
+    def _lose_answer(self, fault: Fault | None) -> None:
+        if fault is Fault.LOST_AFTER:
+            raise UnknownCommitError("the connection broke")
+
+
+class _PlayedConsumer:
+    """A subscription: its callback runs as its process, late, twice, or out of order."""
+
+    inner: Any
+
+    def __init__(
+        self,
+        broker: MemoryBroker,
+        faults: Faults,
+        on_delivery: OnDelivery,
+        settle: Callable[..., Any],
+    ) -> None:
+        self._broker = broker
+        self._faults = faults
+        self._on_delivery = on_delivery
+        self._settle = settle
+        self._context = contextvars.copy_context()
+        self._late: list[Delivery] = []
+        self._timers: list[asyncio.TimerHandle] = []
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Called by the broker, in the context of whoever has moved it."""
+        settle = delivery.settle
+
+        async def settle_or_fail(how: Settlement, reason: str) -> None:
+            await self._settle(settle, how, reason)
+
+        delivery.settle = settle_or_fail
+        loop = asyncio.get_running_loop()
+        fault = self._faults.draw("transport", "deliver", _DELIVER)
+        if fault is Fault.DUPLICATE:
+            # The broker takes it back while we work on it: our later ack means nothing.
+            seconds = self._faults.seconds("transport", "deliver")
+            loop.call_later(seconds, self._take_back, settle, context=self._context.copy())
+        if fault in {Fault.DELAY, Fault.REORDER} or self._late:
+            self._late.append(delivery)
+            if fault is Fault.REORDER:
+                self._late.reverse()
+            seconds = self._faults.seconds("transport", "deliver")
+            self._timers.append(
+                loop.call_later(seconds, self._deliver_late, context=self._context.copy())
+            )
+            return
+        self._context.copy().run(self._on_delivery, delivery)
+
+    def _take_back(self, settle: Callable[[Settlement, str], Any]) -> None:
+        asyncio.ensure_future(settle(Settlement.GIVE_BACK, ""))  # noqa: RUF006 - done in one turn
+
+    def _deliver_late(self) -> None:
+        late, self._late = self._late, []
+        for delivery in late:
+            self._context.copy().run(self._on_delivery, delivery)
+
+    async def cancel(self) -> None:
+        """See `Consumer.cancel`: what was on its way arrives before the cancel-ok."""
+        if self._faults.draw("transport", "cancel", (Fault.DELAY,)):
+            await asyncio.sleep(self._faults.seconds("transport", "cancel"))
+        await self.inner.cancel()
+        self._deliver_late()
+
+
+def owned_by(who: object) -> contextvars.Context:
+    """A context in which everything belongs to *who*."""
+    context = contextvars.copy_context()
+    context.run(owner.set, who)
+    return context
