@@ -1,130 +1,341 @@
-"""The examples, typed as their docstrings say: real processes in a fresh directory."""
+"""The examples as their docstrings say: one command each, in real processes, until they end."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-WAIT_S = 40.0
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+RUNGS = sorted(path.name for path in EXAMPLES.glob("ex*.py"))
+WAIT_S = 60.0
+
+Play = Callable[..., list[str]]
 
 pytestmark = pytest.mark.process
 
 
-class Terminal:
-    """A directory in which commands are typed; no process outlives it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._started: list[subprocess.Popen[bytes]] = []
-
-    def serve(self, module: str) -> tuple[subprocess.Popen[bytes], Path]:
-        """Start the service of an example; returns when it takes requests."""
-        log = self.directory / f"log-{len(self._started)}"
-        command = ("-m", "gracekit", "run", "--app-dir", str(EXAMPLES), f"{module}:svc")
-        process = self.type(*command, output=log)
-        wait_for(lambda: "service.serving" in log.read_text(), log)
-        return process, log
-
-    def call(self, module: str, *arguments: str) -> str:
-        """Run an example as a client; what it prints."""
-        output = self.directory / f"client-{len(self._started)}"
-        process = self.type(str(EXAMPLES / f"{module}.py"), *arguments, output=output)
-        assert process.wait(WAIT_S) == 0, output.read_text()
-        return output.read_text()
-
-    def type(self, *arguments: str, output: Path) -> subprocess.Popen[bytes]:
-        env = {key: value for key, value in os.environ.items() if not key.startswith("GRACEKIT_")}
-        env |= {
-            "PYTHONPATH": str(EXAMPLES.parent),
-            "GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "200ms",
-        }
-        with output.open("wb") as out:
-            process = subprocess.Popen(
-                (sys.executable, *arguments),
-                cwd=self.directory,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-        self._started.append(process)
-        return process
-
-    def close(self) -> None:
-        for process in self._started:
-            process.kill()
-            process.wait(WAIT_S)
+def environment(scratch: Path) -> dict[str, str]:
+    """As a reader's: the product can be imported, no setting is made, temporary files go to us."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("GRACEKIT_")}
+    return env | {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    terminal = Terminal(tmp_path)
-    yield terminal
-    terminal.close()
+def play(tmp_path: Path) -> Play:
+    """Run an example to its end; its lines. It leaves with 0, no complaint, no process, no file."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    out, err = tmp_path / "out", tmp_path / "err"
+
+    def run(name: str, *arguments: str) -> list[str]:
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            example = subprocess.Popen(
+                (sys.executable, EXAMPLES / name, *arguments),
+                cwd=tmp_path,
+                env=environment(scratch),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        try:
+            code = example.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            # Its services are of its group; nothing is left of the group if it ended in order.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(example.pid, signal.SIGKILL)
+                example.wait()
+                code = "left a process behind" if code == 0 else code
+        assert (code, err.read_text()) == (0, ""), out.read_text()
+        assert list(scratch.iterdir()) == []
+        return out.read_text().splitlines()
+
+    return run
 
 
-def wait_for(condition: Callable[[], bool], log: Path) -> None:
-    limit = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < limit, log.read_text()
-        time.sleep(0.02)
+def said_by_services(lines: list[str]) -> list[str]:
+    return [line.strip() for line in lines if line.startswith("    ")]
 
 
-def test_hello_answers_and_drains(terminal):
+def said_by_the_example(lines: list[str]) -> list[str]:
+    return [line for line in lines if not line.startswith("    ")]
+
+
+# -- the ladder as a whole --------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_rung_shows_its_number_and_its_command(name):
     """
-    The first example answers a call, and SIGTERM ends it with 0.
+    Each docstring begins with the rung's number, and has the command that runs it.
     """
-    service, log = terminal.serve("ex01_hello")
+    docstring = (EXAMPLES / name).read_text().split('"""')[1]
 
-    answer = terminal.call("ex01_hello", "World")
-    service.send_signal(signal.SIGTERM)
-
-    assert answer.startswith("Hello, World! (request ")
-    assert service.wait(WAIT_S) == 0, log.read_text()
+    assert docstring.startswith(f"{name[2:4]} - ")
+    assert re.search(rf"^    python examples/{name}( \w+)?$", docstring, re.MULTILINE)
 
 
-def test_copy_goes_on_after_a_drain_with_the_next_block(terminal):
+def test_table_has_each_rung_once():
+    """
+    The table in examples/README.md links each rung, in order, with its command.
+    """
+    table = (EXAMPLES / "README.md").read_text()
+    rows = re.findall(
+        r"^\| \[(\d\d)\]\((ex\S+\.py)\) \|.*\| `python examples/(\S+)` \|", table, re.MULTILINE
+    )
+
+    assert [name for _, name, _ in rows] == RUNGS
+    assert all(name == command and name[2:4] == number for number, name, command in rows)
+
+
+# -- rung by rung -----------------------------------------------------------------
+
+
+def test_01_hello_answers(play):
+    """
+    A call is answered by name.
+    """
+    (answer,) = play("ex01_hello.py", "World")
+
+    assert re.fullmatch(r"Hello, World! This is request \w{8}, attempt 1\.", answer)
+
+
+def test_01_hello_is_served_in_a_terminal_and_called_from_another(tmp_path):
+    """
+    The two commands of the docstring work: SIGTERM then ends the service with 0.
+    """
+    log = tmp_path / "log"
+    command = (sys.executable, "-m", "gracekit")
+    app = ("--app-dir", EXAMPLES, "ex01_hello:svc")
+    env = environment(tmp_path)
+    with log.open("wb") as out:
+        service = subprocess.Popen((*command, "run", *app), cwd=tmp_path, env=env, stdout=out)
+    try:
+        limit = time.monotonic() + WAIT_S
+        while "service.serving" not in log.read_text():
+            assert time.monotonic() < limit, log.read_text()
+            assert service.poll() is None, log.read_text()
+            time.sleep(0.02)
+        call = (*command, "call", "hello", "greet", "name=World")
+        answer = subprocess.run(
+            call, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+        service.terminate()
+        code = service.wait(WAIT_S)
+    finally:
+        service.kill()
+        service.wait()
+
+    assert answer.stdout.startswith('"Hello, World!'), answer.stderr
+    assert code == 0, log.read_text()
+
+
+def test_02_order_that_is_sent_five_times_ships_once(play):
+    """
+    One id, one shipment: also after a restart, and never with other content.
+    """
+    lines = play("ex02_casts_and_ids.py")
+
+    assert lines == [
+        "order-17 was sent 4 times; shipped: ['a lamp']; the answer: a lamp: parcel number 1",
+        "order-17 with other content is refused, and ships nothing",
+        "order-18 was cast while no service ran; shipped: ['a lamp']",
+        "the next service found it in the queue: a table: parcel number 2",
+        "and still knows order-17: a lamp: parcel number 1",
+        "shipped in all: ['a lamp', 'a table']",
+    ]
+
+
+def test_03_copy_goes_on_after_a_drain_with_the_next_block(play):
     """
     A drained copy leaves with 75; the next start copies the rest, and no block twice.
     """
-    first, log = terminal.serve("ex02_drain_and_resume")
-    terminal.call("ex02_drain_and_resume", "disk-1", "12")
-    wait_for(lambda: "block 2 copied" in log.read_text(), log)
+    lines = play("ex03_drain_and_resume.py")
 
-    first.send_signal(signal.SIGTERM)
-    code = first.wait(WAIT_S)
-    _, next_log = terminal.serve("ex02_drain_and_resume")
-    wait_for(lambda: "block 11 copied" in next_log.read_text(), next_log)
+    copied = [line.split()[-1] for line in said_by_services(lines)]
+    attempts = [line.split()[1] for line in said_by_services(lines)]
+    assert copied == [str(block) for block in range(10)]
+    assert (sorted(attempts), set(attempts)) == (attempts, {"1", "2"})
+    assert said_by_the_example(lines) == [
+        "SIGTERM was sent",
+        "the first process has left with exit code 75",
+        "the caller's answer: disk-1 has all 10 blocks",
+        "the second process has left with exit code 0",
+    ]
 
-    copied = [line.split()[2] for path in (log, next_log) for line in _said(path, "disk-1: block")]
-    assert (code, copied) == (75, [str(block) for block in range(12)])
 
-
-def test_probe_answers_for_a_task_that_was_killed(terminal, tmp_path):
+def test_04_delete_that_was_killed_is_run_again(play):
     """
-    After kill -9 the probe finds the volume: its caller gets the result, and nothing is done twice.
+    After kill -9 the second attempt deletes what the first has left, and its caller is answered.
     """
-    first, log = terminal.serve("ex03_probe_the_truth")
-    answer = tmp_path / "answer"
-    caller = terminal.type(str(EXAMPLES / "ex03_probe_the_truth.py"), "vol-1", output=answer)
-    wait_for(lambda: "waiting for the cloud" in log.read_text(), log)
+    lines = play("ex04_retry_after_a_crash.py")
 
-    first.kill()
-    first.wait(WAIT_S)
-    _, next_log = terminal.serve("ex03_probe_the_truth")
-
-    assert caller.wait(WAIT_S) == 0, next_log.read_text()
-    assert answer.read_text() == "vol-1 is ready\n"
-    assert _said(next_log, "vol-1:") == ["vol-1: probe says done"]
+    assert lines == [
+        "    attempt 1 has deleted monday.part0",
+        "the process was killed; 2 parts are left",
+        "    attempt 2 has deleted monday.part1",
+        "    attempt 2 has deleted monday.part2",
+        "the caller's answer: monday is gone, said attempt 2; 0 parts are left",
+    ]
 
 
-def _said(log: Path, beginning: str) -> list[str]:
-    return [line for line in log.read_text().splitlines() if line.startswith(beginning)]
+def test_05_probe_decides_by_the_truth(play):
+    """
+    Killed after the creation it is done, killed before it is run again; never is it done twice.
+    """
+    lines = play("ex05_probe_the_truth.py")
+
+    assert lines == [
+        "    attempt 1 orders vol-1",
+        "    attempt 1 has created vol-1, and waits for the cloud",
+        "the process was killed",
+        "    probe: vol-1 is there",
+        "the caller's answer: vol-1 is ready",
+        "    attempt 1 orders vol-2",
+        "the process was killed",
+        "    probe: vol-2 is not there",
+        "    attempt 2 orders vol-2",
+        "    attempt 2 has created vol-2, and waits for the cloud",
+        "the caller's answer: vol-2 is ready",
+    ]
+
+
+def test_06_charge_that_was_killed_is_never_run_again(play):
+    """
+    One attempt; the hook and the caller are told, and the same request again starts nothing.
+    """
+    told = (
+        "task invoice-9 (charge) was marked ERRORED(interrupted): "
+        "it was started and its end is not known"
+    )
+    lines = play("ex06_never_twice.py")
+
+    assert lines == [
+        "    attempt 1 charges card-1 with 80 EUR",
+        "the process was killed",
+        "    errored hook: card-1, 80 EUR, interrupted: look at request invoice-9",
+        f"the caller is told: {told}",
+        "the same request again is answered alike, and charges nothing",
+    ]
+
+
+def test_07_vm_has_one_task_at_a_time_and_refuses_a_stale_token(play):
+    """
+    The second request begins after the first has ended, under a higher token; the old one is stale.
+    """
+    lines = play("ex07_resources_and_fences.py")
+
+    assert [line for line in lines if line.startswith("vm-1 ->")] == [
+        "vm-1 -> small: begins, with token 1",
+        "vm-1 -> small: ends",
+        "vm-1 -> large: begins, with token 2",
+        "vm-1 -> large: ends",
+    ]
+    assert "vm-2 -> large: ends" in lines
+    assert lines[-2:] == [
+        "vm-1 is large, and its token rose from 1 to 2",
+        "a late write of the first request is refused: vm-1: token 1 is stale, 2 has been here",
+    ]
+
+
+def test_08_ops_topic_answers_in_a_drain(play):
+    """
+    The callback ends the last task of a drain; a new request waits for the next process.
+    """
+    lines = play("ex08_ops_in_a_drain.py")
+
+    refusal = lines.pop(3)
+    assert refusal.startswith("a new film by the ops topic: ")
+    assert "is draining and does not take render" in refusal
+    assert lines == [
+        "    Alien is rendered, and waits for its delivery",
+        "SIGTERM was sent; the service says: draining, rendering Alien",
+        "a new film was cast; it waits in the queue",
+        "the first caller's answer: Alien was delivered during the drain",
+        "the first process has left with exit code 0",
+        "    Brazil is rendered, and waits for its delivery",
+    ]
+
+
+def test_09_thread_that_is_timed_out_ends_when_it_looks(play):
+    """
+    A blocked thread does not hold up the loop; after the timeout it ends, and the drain with it.
+    """
+    lines = play("ex09_threads_and_timeouts.py")
+
+    assert lines[:3] == [
+        "tape-1: the thread waits for it",
+        "tape-1: inserted meanwhile",
+        "the caller's answer: tape-1 was read",
+    ]
+    assert lines[3] == "tape-2: the thread waits for it"
+    assert sorted(lines[4:6]) == [  # whichever comes first
+        "tape-2: the thread was asked to end, and does",
+        "the caller is told: read() exceeded its timeout of 1 s and was cancelled",
+    ]
+    assert lines[6:] == ["drained: the thread has returned, so nothing was left behind"]
+
+
+def test_10_read_comes_again_and_only_one_sweeps(play):
+    """
+    The read of a killed process is answered by the next; each sweep has a token of its own.
+    """
+    lines = play("ex10_reads_and_jobs.py")
+
+    first, third = (line.split()[-1] for line in lines if "Oslo is read" in line)
+    sweeps = [
+        re.fullmatch(r"swept by process (\d+), with token (\d+)", line)
+        for line in said_by_services(lines)
+    ]
+    tokens = [int(found[2]) for found in sweeps if found]
+    sweepers = {found[1] for found in sweeps if found}
+    assert first != third
+    assert len(tokens) == len(set(tokens))
+    assert len(sweepers) >= 2
+    second, killed, answer = said_by_the_example(lines)
+    assert re.fullmatch(r"process \d+ has left with exit code 0", second)
+    assert killed == f"process {first} was killed"
+    assert answer == "the caller's answer: Oslo: 21 degrees"
+
+
+def test_11_hold_keeps_the_process_until_the_vm_has_arrived(play):
+    """
+    Nothing runs in the drain, and the process leaves only after the hold is ended.
+    """
+    lines = play("ex11_class_with_holds.py")
+
+    assert lines[0].startswith("a newer caller is told: 'expect' is served at 1.3, not at '1.4'")
+    assert lines[1:] == [
+        "host-b expects vm-7",
+        "SIGTERM was sent; nothing runs, and the process stays",
+        "50 % of vm-7 in the drain",
+        "100 % of vm-7 in the drain",
+        "the hold is ended: True",
+        "the process has left with exit code 0",
+    ]
+
+
+def test_13_embedding_program_answers_until_the_drain_has_ended(play):
+    """
+    The program's own server tells of the drain while the last task runs.
+    """
+    lines = play("ex13_embedded.py")
+
+    assert lines == [
+        "a task runs, and the server says 200 serving",
+        "SIGTERM was sent, and the server says 503 draining",
+        "the caller's answer: Alien is transcoded",
+        "drained: 1 finished, 0 handed over",
+    ]
