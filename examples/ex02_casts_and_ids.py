@@ -13,8 +13,7 @@ import asyncio
 import contextlib
 import tempfile
 
-from gracekit import Context, Runtime, Service
-from gracekit.errors import ConflictingRequestError
+from gracekit import ConflictingRequestError, Context, Runtime, Service
 
 svc = Service("shop")
 shipped: list[str] = []

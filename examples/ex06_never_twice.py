@@ -19,8 +19,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from gracekit import Context, Service
-from gracekit.errors import TaskInterruptedError
+from gracekit import Context, Service, TaskInterruptedError
 
 svc = Service("payments")
 

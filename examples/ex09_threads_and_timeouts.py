@@ -16,8 +16,7 @@ import contextlib
 import tempfile
 import threading
 
-from gracekit import Context, Runtime, Service
-from gracekit.errors import MethodTimeoutError
+from gracekit import Context, MethodTimeoutError, Runtime, Service
 
 svc = Service("tapes")
 slots = {"tape-1": threading.Event(), "tape-2": threading.Event()}

@@ -19,8 +19,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from gracekit import Context, Service, ops_method, rpc_method
-from gracekit.errors import UnsupportedVersionError
+from gracekit import Context, Service, UnsupportedVersionError, ops_method, rpc_method
 
 
 class Destination:

@@ -2,10 +2,11 @@
 
     python examples/ex13_embedded.py
 
-An embedded Runtime leaves the process alone: no signal handlers, no logging, no
-exit. Here the program has a small HTTP server for readiness, and a handler for
-SIGTERM that asks the Runtime to stop. While the last task runs, the server goes
-on answering, "503 draining"; it is closed after the Runtime, not before.
+An embedded Runtime leaves the process alone: no signal handlers (unless it is
+made with `signals=True`), no logging, no exit. Here the program has a small HTTP
+server for readiness, and has SIGTERM ask the Runtime to stop. While the last
+task runs, the server goes on answering, "503 draining"; it is closed after the
+Runtime, not before.
 """
 
 from __future__ import annotations
@@ -33,20 +34,17 @@ async def transcode(_ctx: Context, film: str) -> str:
 
 async def main() -> None:
     """The program: what starts first is closed last."""
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     runtime = Runtime(svc)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, runtime.request_stop)
 
     async def readiness(_: StreamReader, writer: StreamWriter) -> None:
-        state = runtime.phase.state
+        state = runtime.state
         code = 200 if state is ServiceState.SERVING else 503
         writer.write(f"HTTP/1.1 {code} {state.value}\r\nConnection: close\r\n\r\n".encode())
         writer.close()
 
     async with await asyncio.start_server(readiness, "127.0.0.1", 0) as server, runtime:
         visits = asyncio.create_task(visit(server.sockets[0].getsockname()[1]))
-        await stop.wait()
-        runtime.request_stop(source="user", by="program", reason="SIGTERM")
         report = await runtime.serve()
         await visits
     print(f"drained: {report.finished} finished, {len(report.handed_over)} handed over")

@@ -184,6 +184,8 @@ class Settings:
         host_gone_after_s: Absence of a host after which its directed tasks are given up.
         fanout_gone_after_s: As above for an instance and its fanouts.
         probe_timeout_s: Bound of one probe.
+        accept_unshared_store: Start although a living process reads the same
+            shared queue into another store, where dedupe and resources do not reach.
         log_format: `text`, `json`, or `auto`: text on a terminal.
         origins: Field name to the place that its value came from.
     """
@@ -225,6 +227,7 @@ class Settings:
     host_gone_after_s: float = _seconds(7 * 86400.0)
     fanout_gone_after_s: float = _seconds(60.0)
     probe_timeout_s: float = _seconds(30.0)
+    accept_unshared_store: bool = _setting(default=False, parse=_parse_truth)
     log_format: str = _text("auto")
 
     origins: Mapping[str, str] = field(
@@ -272,6 +275,8 @@ def _shown(name: str, value: object, setting: Field[Any]) -> str:
         return format_duration(value)
     if isinstance(value, bool):
         return str(value).lower()
+    if value is None:
+        return "unset"
     return redact_url(str(value)) if name.endswith("_url") else str(value)
 
 
@@ -337,12 +342,13 @@ class _Reader:
 
     def read_file(self, file: Path) -> None:
         try:
-            entries = tomllib.loads(file.read_text(encoding="utf-8"))
+            text = file.read_text(encoding="utf-8")
+            entries = tomllib.loads(text)
         except (OSError, ValueError) as error:
             self._problems.append(f"cannot read the settings in {file}: {error}")
             return
         for key, value in entries.items():
-            self._take_option(key, value, f"file {file}", f"{key} in {file}")
+            self._take_option(key, value, f"{file}:{_line_of(key, text)}", f"{key} in {file}")
 
     def read_environment(self, env: Mapping[str, str]) -> None:
         ours = (key for key in sorted(env) if key.startswith(PREFIX))
@@ -355,7 +361,8 @@ class _Reader:
     def read_flags(self, flags: Mapping[str, object]) -> None:
         for key, value in flags.items():
             if value is not None:
-                self._take_option(key, value, "flag", f"--{key.replace('_', '-')}")
+                label = f"--{option_name(key).replace('_', '-')}"
+                self._take_option(key, value, f"flag {label}", label)
 
     def _take_option(self, key: str, value: object, origin: str, label: str) -> None:
         name = key if key in _SETTINGS else _BY_OPTION.get(key)
@@ -382,6 +389,30 @@ class _Reader:
         if self._problems:
             raise ConfigError("\n".join(self._problems))
         return settings
+
+
+def _line_of(key: str, text: str) -> int:
+    """Number of the line that sets *key* in a TOML file, from 1; 0 if it is not found."""
+    wanted = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
+    numbers = (number for number, line in enumerate(text.splitlines(), 1) if wanted.match(line))
+    return next(numbers, 0)
+
+
+def setting_named(word: str) -> str:
+    """The setting that *word* means, as flags and files spell it.
+
+    Args:
+        word: With or without its unit, with - or _, or as a variable.
+
+    Raises:
+        ConfigError: there is none; the message names the nearest.
+    """
+    name = _BY_VARIABLE.get(word) or word.removeprefix("--").replace("-", "_")
+    name = name if name in _SETTINGS else _BY_OPTION.get(name, "")
+    if name:
+        return option_name(name)
+    known = _BY_VARIABLE if word.startswith(PREFIX) else _BY_OPTION
+    raise ConfigError(f"unknown setting {word}{did_you_mean(word, known)}")
 
 
 # -- checks -----------------------------------------------------------------------
@@ -460,16 +491,108 @@ def _same_file(one: Path, other: Path) -> bool:
 
 
 def _deadlines(settings: Settings) -> Iterator[str]:
-    limit, kill = settings.hard_limit_s, settings.kill_after_s
-    if kill is None or kill > limit:
-        return
+    for rule in rules(settings):
+        if rule.refused and not rule.holds:
+            yield f"{rule.said('must be')}: {rule.because}; {rule.remedy}"
+
+
+# -- inequalities -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One inequality between settings, with their values.
+
+    Attributes:
+        left: `drain_timeout 25s`, the smaller side, as an operator writes it.
+        relation: `below`, or `at most`.
+        right: `kill_after = 30s`.
+        holds: Whether it is kept.
+        because: What goes wrong where it is not.
+        remedy: What to set.
+        refused: Whether nothing starts where it is not kept; else `doctor` warns.
+    """
+
+    left: str
+    relation: str
+    right: str
+    holds: bool
+    because: str
+    remedy: str
+    refused: bool = False
+
+    def said(self, verb: str) -> str:
+        """`drain_timeout 25s must be below kill_after = 30s`, with `must be` as *verb*."""
+        return f"{self.left} {verb} {self.relation} {self.right}"
+
+
+def rules(settings: Settings) -> Iterator[Rule]:
+    """Every inequality between settings: what must hold at a start, and what should."""
+    if settings.kill_after_s is not None:
+        yield _gone_before(settings, settings.kill_after_s)
+    if settings.drain_timeout_s:
+        for name, because in _WITHIN_A_DRAIN.items():
+            yield _at_most(settings, name, "drain_timeout_s", because)
+    for name, other, because in _NEVER_USED:
+        yield _at_most(settings, name, other, because)
+
+
+_WITHIN_A_DRAIN: Final = MappingProxyType(
+    {
+        "cancel_ok_timeout_s": "at the drain's deadline an intake that is slow to close is cut off",
+        "ops_quiet_timeout_s": "the ops lane closes at the drain's deadline, however long it may",
+        "progress_every_s": "a drain ends without a progress line",
+    }
+)
+_NEVER_USED: Final = (
+    ("max_running", "max_accepted", "no more run than have a place"),
+    ("ops_max_running", "ops_max_accepted", "no more run than have a place"),
+    ("threads", "max_running", "no more threads work than handlers may run"),
+    ("ops_threads", "ops_max_running", "no more threads work than handlers may run"),
+    ("prefetch", "max_accepted", "what is fetched and finds no place waits, and is given back"),
+)
+
+
+def _at_most(settings: Settings, name: str, other: str, because: str) -> Rule:
+    value, limit = getattr(settings, name), getattr(settings, other)
+    return Rule(
+        left=_side(settings, name),
+        relation="at most",
+        right=_side(settings, other),
+        holds=value <= limit,
+        because=because,
+        remedy=f"lower {variable_name(name)}, or raise {variable_name(other)}",
+    )
+
+
+def hard_limit_sum(settings: Settings) -> str:
+    """`drain_timeout 25s + handover_grace 2s + ... = 29s`."""
     parts = ("drain_timeout_s", "handover_grace_s", "handover_flush_s", "exit_margin_s")
     total = " + ".join(f"{option_name(n)} {format_duration(getattr(settings, n))}" for n in parts)
-    room = math.ceil(kill - settings.handover_s - settings.exit_margin_s) - 1
-    lower = f", or set GRACEKIT_DRAIN_TIMEOUT={room}s" if room >= 0 else ""
-    yield (
-        f"{total} = {format_duration(limit)} must be below kill_after = {format_duration(kill)}: "
-        "the platform would kill the process before it could hand its tasks over; raise "
-        f"terminationGracePeriodSeconds or TimeoutStopSec, and GRACEKIT_KILL_AFTER with it, to "
-        f"{math.floor(limit) + 1}{lower}"
+    return f"{total} = {format_duration(settings.hard_limit_s)}"
+
+
+def _gone_before(settings: Settings, kill_s: float) -> Rule:
+    limit = settings.hard_limit_s
+    return Rule(
+        left=hard_limit_sum(settings),
+        relation="below",
+        right=f"kill_after = {format_duration(kill_s)}",
+        holds=limit < kill_s,
+        because="the platform would kill the process before it could hand its tasks over",
+        remedy=(
+            "raise terminationGracePeriodSeconds or TimeoutStopSec, and GRACEKIT_KILL_AFTER with "
+            f"it, to {math.floor(limit) + 1}{shorter_drain(settings, kill_s)}"
+        ),
+        refused=True,
     )
+
+
+def shorter_drain(settings: Settings, kill_s: float) -> str:
+    """`, or set GRACEKIT_DRAIN_TIMEOUT=5s`, which ends below *kill_s*; empty if none does."""
+    room = math.ceil(kill_s - settings.handover_s - settings.exit_margin_s) - 1
+    return f", or set GRACEKIT_DRAIN_TIMEOUT={room}s" if room >= 0 else ""
+
+
+def _side(settings: Settings, name: str) -> str:
+    return f"{option_name(name)} = {_shown(name, getattr(settings, name), _SETTINGS[name])}"

@@ -9,21 +9,26 @@ permission decides who may call them.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config import did_you_mean, parse_duration
 from gracekit.errors import InvalidArgumentsError, NoSuchMethodError
+from gracekit.request.orders import Orders
 from gracekit.rpc.message import Request
 from gracekit.shutdown import Phase, ShutdownCoordinator, StopRequest
-from gracekit.tracker.task import TrackedTask
+from gracekit.tracker.task import Order, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
 
 Answer = dict[str, Any]
 
+LONGEST_WORD: Final = 100
+LONGEST_REASON: Final = 500
+
 
 class Control:
-    """The verbs of one run: status, drain, quiet, resume."""
+    """The verbs of one run: status, drain, quiet, resume; of a task cancel, fail, retry."""
 
     def __init__(
         self,
@@ -33,6 +38,7 @@ class Control:
         phase: Phase,
         tracker: Tracker,
         coordinator: ShutdownCoordinator,
+        orders: Orders,
         clock: Clock,
     ) -> None:
         self._run_id = run_id
@@ -40,12 +46,14 @@ class Control:
         self._phase = phase
         self._tracker = tracker
         self._coordinator = coordinator
+        self._orders = orders
         self._clock = clock
         self._verbs: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {
             "status": self._status,
             "drain": self._drain,
             "quiet": self._quiet,
             "resume": self._resume,
+            **{verb.value: partial(self._order, verb) for verb in Verb},
         }
 
     async def __call__(self, request: Request) -> Answer:
@@ -83,14 +91,19 @@ class Control:
 
     def _task(self, task: TrackedTask, now: float) -> Answer:
         since = task.started_at if task.started_at is not None else task.tracked_at
+        end = task.expected_end(now)
         return {
             "task_id": task.request_id,
+            "recipient": task.recipient,
             "method": task.method,
             "lane": task.lane.value,
             "state": task.state.value,
             "resource": None if task.resource is None else ":".join(task.resource),
             "age_s": round(now - since, 1),
             "attempt": task.attempt,
+            "expected_s": None if end is None else round(end - now, 1),
+            "holds_drain": task.holds_drain,
+            "cancelled_by": task.cancel_cause and task.cancel_cause.value,
         }
 
     async def _drain(self, args: dict[str, Any]) -> Answer:
@@ -114,3 +127,15 @@ class Control:
     async def _resume(self, _: dict[str, Any]) -> Answer:
         await self._coordinator.resume()
         return {"run_id": self._run_id, "phase": "serving"}
+
+    async def _order(self, verb: Verb, args: dict[str, Any]) -> Answer:
+        task_id = args.get("task_id")
+        if not isinstance(task_id, str):
+            raise InvalidArgumentsError(f"verb {verb.value!r} needs task_id, the task's request id")
+        order = Order(
+            verb=verb,
+            by=str(args.get("by", "operator"))[:LONGEST_WORD],
+            reason=str(args.get("reason", ""))[:LONGEST_REASON],
+        )
+        answer = await self._orders.carry_out(task_id, str(args.get("recipient", "")), order)
+        return {"run_id": self._run_id, "task_id": task_id, **answer}

@@ -16,14 +16,23 @@ from gracekit.clock import Clock
 from gracekit.errors import ConflictingRequestError, LeaseHeld, StoreError
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
-from gracekit.request.attempt import End, errored, failed, outcome_of, run_attempt, timeout_error
+from gracekit.request.attempt import (
+    End,
+    errored,
+    failed,
+    ordered,
+    outcome_of,
+    run_attempt,
+    timeout_error,
+)
 from gracekit.request.context import Context, Services, lease_in
 from gracekit.request.custody import Custody, Entry
-from gracekit.request.lanes import Job, LaneGate, Turns
+from gracekit.request.lanes import GIVE_BACK_PAUSE_S, Job, LaneGate, Turns
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry import Telemetry
+from gracekit.tracker.history import History
 from gracekit.tracker.journal import Address, Outcome, TaskRow
-from gracekit.tracker.task import Cut, Lane, Reason, TaskState, TrackedTask
+from gracekit.tracker.task import CancelCause, Cut, Lane, Order, Reason, TaskState, TrackedTask
 
 
 class Dispatcher:
@@ -31,6 +40,7 @@ class Dispatcher:
 
     Args:
         gates: The lanes that requests come by.
+        history: Learns how long each attempt took.
         on_hand_over: Told of each task that was handed over with its handler returned, and
             whether that is on record.
         on_give_back: Told of each delivery given back.
@@ -46,6 +56,7 @@ class Dispatcher:
         telemetry: Telemetry,
         *,
         gates: Mapping[Lane, LaneGate],
+        history: History,
         on_hand_over: Callable[[TrackedTask, bool], None],
         on_give_back: Callable[[], None],
     ) -> None:
@@ -59,6 +70,7 @@ class Dispatcher:
         self._answers = answers
         self._telemetry = telemetry
         self._gates = gates
+        self._history = history
         self._on_hand_over = on_hand_over
         self._on_give_back = on_give_back
         self._jobs: dict[TrackedTask, Job] = {}
@@ -107,7 +119,7 @@ class Dispatcher:
             if not job.task.journaled:
                 await self._live_on_the_transport(job)
             elif not await self._waits_for_itself(job) and await self._accept(job):
-                await self._ack(delivery)
+                await self._settle(delivery.ack())
                 await self._live(job)
         except StoreError as error:
             await self._give_back_after(error, delivery)
@@ -117,7 +129,8 @@ class Dispatcher:
     async def _give_back_after(self, error: StoreError, delivery: Delivery) -> None:
         """The record cannot be read: what was not accepted goes back."""
         self._telemetry.emit("store.error", what="dispatch", error=str(error))
-        await delivery.give_back()
+        await asyncio.sleep(GIVE_BACK_PAUSE_S)
+        await self._settle(delivery.give_back())
 
     async def _dispatch_row(self, row: TaskRow, inside: tuple[str, str] | None) -> None:
         """Carry an accepted row, of an earlier run or ours, through the rest of its life."""
@@ -157,7 +170,10 @@ class Dispatcher:
         job.gate.entering[job] = None
         if not await self._turns.wait(job):
             self._turns.leave(job)
-            await self._give_back(job)
+            if job.task.order is None:
+                await self._give_back(job)
+            else:
+                await self._end_copies(job, ordered(str(job.task), job.task.order, job.task.state))
             return
         job.task.attempt = 1
         if self._sealed:
@@ -175,17 +191,21 @@ class Dispatcher:
         if end.outcome is None:
             await self._give_back(job)
             return
-        await self._end_copy(job, end.outcome)
+        await self._end_copies(job, end.outcome)
+
+    async def _end_copies(self, job: Job, outcome: Outcome) -> None:
+        """Answer and ack every delivery of a request without a row."""
+        await self._end_copy(job, outcome)
         for copy in job.copies:  # a list that may still grow while one is settled
             copy.answered = copy.reply == job.reply
-            await self._end_copy(copy, end.outcome)
+            await self._end_copy(copy, outcome)
 
     async def _end_copy(self, job: Job, outcome: Outcome) -> None:
         """Answer and ack one delivery of a request without a row."""
         if job.reply is not None and not job.answered:
             await self._answers.send(job.reply, outcome)
         if job.delivery is not None:
-            await self._ack(job.delivery)
+            await self._settle(job.delivery.ack())
 
     # -- track and accept: custody ------------------------------------------------------
 
@@ -224,6 +244,7 @@ class Dispatcher:
                     await self._answer_duplicate(job)
                     return False
                 case Entry.FAILED:
+                    await asyncio.sleep(GIVE_BACK_PAUSE_S)
                     break
         self._turns.leave(job)
         await self._give_back(job)
@@ -254,7 +275,9 @@ class Dispatcher:
         assert delivery is not None
         row = await self._journal.known(task.request_id, task.recipient)
         if row is None or request is None:
-            await delivery.give_back()  # its first delivery is not yet accepted, or was not
+            await asyncio.sleep(GIVE_BACK_PAUSE_S)
+            # Its first delivery is not yet accepted, or was not.
+            await self._settle(delivery.give_back())
             return
         if row.content_hash != request.content_hash:
             await self._refuse_conflict(job, row.method)
@@ -267,7 +290,7 @@ class Dispatcher:
         ):
             row = await self._journal.known(task.request_id, task.recipient) or row
             await self._answers.send(job.reply, outcome_of(row))
-        await delivery.ack()
+        await self._settle(delivery.ack())
 
     async def _refuse_conflict(self, job: Job, known_method: str) -> None:
         conflict = ConflictingRequestError(
@@ -296,8 +319,8 @@ class Dispatcher:
                     self._turns.leave(job)
                     return False  # still ours on record: the reconciler finds and frees it
         self._turns.leave(job)
-        if job.task.cancel_cause is not None:
-            await self._end_unstarted(job, Outcome(state=TaskState.CANCELLED, reason="operator"))
+        if job.task.order is not None:
+            await self._end_unstarted(job, ordered(str(job.task), job.task.order, job.task.state))
         else:
             await self._custody.give_up_start(job.task)
             job.gate.not_started.append(job.task.request_id)
@@ -317,6 +340,7 @@ class Dispatcher:
         task.handler = asyncio.current_task()
         timeout = job.method.options.timeout_s
         task.deadline = None if timeout is None else task.started_at + timeout
+        task.history = self._history.of(job.method.namespace, task.method)
         self._tracker.started(task)
         job.gate.entering.pop(job, None)
         self._tracker.poke()
@@ -326,7 +350,8 @@ class Dispatcher:
         timer = None
         if task.deadline is not None:
             loop = asyncio.get_running_loop()
-            timer = loop.call_at(task.deadline, self._answer_timeout, job)
+            late = failed(timeout_error(job.method))
+            timer = loop.call_at(task.deadline, self._answer_early, job, late)
         self._telemetry.emit(
             "task.started", task_id=task.request_id, method=task.method, attempt=task.attempt
         )
@@ -350,12 +375,15 @@ class Dispatcher:
         addresses = await self._custody.finish(job, outcome, expected=TaskState.RUNNING)
         self._journal.forget_cursor(task)
         self._end_turn(job)
+        ran_s = self._clock.loop() - (task.started_at or 0.0)
+        if outcome.state is TaskState.SUCCEEDED and task.attempt == 1 and task.history is not None:
+            task.history.add(ran_s)
         self._telemetry.emit(
             "task.finished",
             task_id=task.request_id,
             method=task.method,
             outcome=outcome.state.value,
-            ran_s=round(self._clock.loop() - (task.started_at or 0.0), 3),
+            ran_s=round(ran_s, 3),
         )
         return addresses
 
@@ -371,14 +399,22 @@ class Dispatcher:
         else:
             await self._answers.send_due(row_id, address, outcome)
 
-    def _answer_timeout(self, job: Job) -> None:
+    def obey(self, task: TrackedTask, order: Order) -> None:
+        """Let a task in flight end as an operator orders: its handler, or its wait for a turn."""
+        job = self._jobs[task]
+        task.order = order
+        task.cancel(CancelCause.OPERATOR)
+        if job.waiting and task.handler is not None:
+            task.handler.cancel(CancelCause.OPERATOR.value)
+        elif task.running:
+            self._answer_early(job, ordered(str(task), order, task.state))
+
+    def _answer_early(self, job: Job, outcome: Outcome) -> None:
         """The caller hears at once; the task keeps place and lease until its handler returned."""
         if not job.task.cancellable or job.answered or job.reply is None:
             return
         job.answered = True
-        answer = asyncio.ensure_future(
-            self._answers.send(job.reply, failed(timeout_error(job.method)))
-        )
+        answer = asyncio.ensure_future(self._answers.send(job.reply, outcome))
         self._work.add(answer)
         answer.add_done_callback(self._work.discard)
 
@@ -407,12 +443,12 @@ class Dispatcher:
             job.task.cut = Cut.UNCLEAN
             await self._give_back(job)
 
-    async def _ack(self, delivery: Delivery) -> None:
-        """Let the transport forget it; untold, it delivers again, and dedupe answers."""
+    async def _settle(self, settlement: Coroutine[Any, Any, None]) -> None:
+        """Tell the transport; what it cannot do now it does later, or delivers again."""
         try:
-            await delivery.ack()
+            await settlement
         except StoreError as error:
-            self._telemetry.emit("store.error", what="ack", error=str(error))
+            self._telemetry.emit("store.error", what="settlement", error=str(error))
 
     async def _give_back(self, job: Job) -> None:
         """Put a delivery back that was not accepted, or whose `requeue` task was cut."""
@@ -423,7 +459,7 @@ class Dispatcher:
     async def _give_back_one(self, job: Job) -> None:
         if job.delivery is not None:
             self._on_give_back()
-            await job.delivery.give_back()
+            await self._settle(job.delivery.give_back())
 
     def _untrack(self, job: Job) -> None:
         job.gate.entering.pop(job, None)

@@ -54,6 +54,10 @@ class StoreBrokenError(StoreError):
     """An I/O error, a full or read-only disk, or corruption: final for this process."""
 
 
+class StoreClosedError(StoreError):
+    """The store is not open: it was not started yet, or is stopped."""
+
+
 class DependencyError(GracekitError):
     """A broker or store cannot be reached at start: exit 69."""
 

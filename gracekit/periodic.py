@@ -1,7 +1,8 @@
 """Periodic jobs: per process, tracked so that a drain waits for them, not journaled.
 
 A job never overlaps itself: the pause is counted from the end of the last one.
-A drain starts none; a running one finishes. A singleton tries a lease and skips.
+A drain starts none; a running one finishes. A singleton tries a lease and skips;
+who held it may be dead, so recovery is asked to look, once a period.
 """
 
 from __future__ import annotations
@@ -36,15 +37,26 @@ class PeriodicJob:
 
 
 class PeriodicJobs:
-    """The jobs of one process."""
+    """The jobs of one process.
+
+    Args:
+        look_again: Asks recovery to look now for runs that have died.
+    """
 
     def __init__(
-        self, jobs: list[PeriodicJob], services: Services, telemetry: Telemetry, threads: Threads
+        self,
+        jobs: list[PeriodicJob],
+        services: Services,
+        telemetry: Telemetry,
+        threads: Threads,
+        *,
+        look_again: Callable[[], None],
     ) -> None:
         self._jobs = jobs
         self._services = services
         self._telemetry = telemetry
         self._threads = threads
+        self._look_again = look_again
         self._paused = False
 
     def pause(self) -> None:
@@ -82,6 +94,7 @@ class PeriodicJobs:
             if job.singleton:
                 guard = await services.leases.take(("periodic", job.name), job.name)
                 if guard is None:
+                    self._look_again()  # a lease of the dead is free before the next period
                     return
             try:
                 if not self._paused:  # a drain may have begun while the lease was taken
@@ -109,4 +122,4 @@ class PeriodicJobs:
         try:
             await self._services.leases.release(guard, reason="clean")
         except StoreError:
-            self._services.leases.owe(guard.resource, guard.resource[1])
+            self._services.leases.owe(guard, guard.resource[1])

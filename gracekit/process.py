@@ -19,12 +19,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NoReturn, TypeVar
+from typing import Final, Literal, NoReturn, Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
+
+from gracekit.signals import WATCHED_SIGNALS, SignalWatcher
 
 FAILPOINT_VARIABLE: Final = "GRACEKIT_FAILPOINT"
 
@@ -156,8 +159,28 @@ class Threads:
         return await anyio.to_thread.run_sync(function, limiter=self._limiter)
 
 
+class SafePoints(Protocol):
+    """Who is asked at each safe point, after it was noted and before the handler goes on.
+
+    Whoever answers late holds the handler there; so a test can begin a drain at
+    one safe point and not at the next.
+    """
+
+    async def reached(self, method: str, request_id: str) -> None:
+        """A coroutine is at a safe point."""
+
+    def reached_in_thread(self, method: str, request_id: str) -> None:
+        """A plain function is, in its worker thread."""
+
+
 class Process:
-    """This process, as gracekit's code may use it; a simulation passes its own."""
+    """This process, as gracekit's code may use it; a simulation passes its own.
+
+    Attributes:
+        safe_points: Nobody in a real process; a played one may have itself asked.
+    """
+
+    safe_points: SafePoints | None = None
 
     def __init__(self) -> None:
         self.identity = read_identity()
@@ -196,6 +219,10 @@ class Process:
     def disarm_alarm(self) -> None:
         """Withdraw the alarm."""
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def watch_signals(self, on_signal: Callable[[int], None]) -> AbstractContextManager[object]:
+        """Have signals call *on_signal*, in a thread of its own; see `SignalWatcher`."""
+        return SignalWatcher(on_signal, WATCHED_SIGNALS)
 
     def threads(self, number: int) -> Threads:
         """Worker threads of one lane."""

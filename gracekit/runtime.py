@@ -16,17 +16,19 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, get_args
 
 import anyio.to_thread
 
 from gracekit import sdnotify
 from gracekit.clock import Clock
-from gracekit.config import Settings, load, redact_url, sqlite_path
+from gracekit.config import Settings, did_you_mean, load, redact_url, sqlite_path
 from gracekit.control import Control
 from gracekit.dispatcher import Dispatcher
 from gracekit.errors import (
@@ -50,10 +52,12 @@ from gracekit.request.arrivals import Arrivals
 from gracekit.request.context import Services
 from gracekit.request.custody import Custody
 from gracekit.request.lanes import LaneGate, Turns
+from gracekit.request.orders import Orders
 from gracekit.request.refusals import Refusals
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.rpc.message import Request
+from gracekit.rpc.readers import FOREIGN_REMEDY, foreign_seen, need_one_store
 from gracekit.rpc.server import Places, RpcServer
 from gracekit.rpc.transport import Queue, QueueKind, Transport, directed_queue, shared_queue
 from gracekit.service import Service
@@ -66,19 +70,25 @@ from gracekit.shutdown import (
     ShutdownCoordinator,
     StopRequest,
 )
-from gracekit.signals import STOP_SIGNALS, SignalWatcher
+from gracekit.signals import DUMP_SIGNAL, WATCHED_SIGNALS
 from gracekit.store.bell import Bell, ring
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
+from gracekit.store.files import identity_of
 from gracekit.store.migrate import load_migrations
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.claims import Claims
+from gracekit.tracker.history import History
 from gracekit.tracker.holds import Holds
 from gracekit.tracker.journal import Journal
 from gracekit.tracker.retention import Retention
+from gracekit.tracker.stacks import dump
 from gracekit.tracker.task import Lane, TrackedTask
 from gracekit.tracker.tracker import Tracker
 
 MIGRATIONS: Final = "gracekit.store.migrations"
+STANDARD_ERROR: Final = 2
+
+StopSource = Literal["signal", "operator", "user", "error"]
 
 
 class Runtime:
@@ -90,7 +100,11 @@ class Runtime:
     Args:
         service: What to serve.
         settings: None for the environment's.
-        signals: Whether this Runtime owns the process's signals and its kernel alarm.
+        signals: Whether this Runtime owns the process's stop signals and its kernel
+            alarm, from `open` to the end of its drain: SIGTERM and SIGINT drain, a
+            second SIGINT or SIGQUIT hands over at once. Then the old handlers are
+            back. The alarm stays only where the report says `must_die`: a handler
+            is still running, and only the end of the process frees its lease.
         process: The process port.
         clock: The clock port.
         engine: The store port; None opens `settings.store_url`.
@@ -117,19 +131,23 @@ class Runtime:
         self.phase = Phase()
         self.run_id = ""
         self.instance = ""
-        self._signals = signals
         self._process = process or Process()
+        self._signals = _Signals(self, self._process) if signals else None
         self._clock = clock or Clock()
         self._engine = engine or open_store(self.settings, self._process)
         self._transport = transport or open_transport(
             self.settings.transport_url, process=self._process, clock=self._clock, broker=broker
         )
         self._interrupted = False
+        self._dumping: threading.Thread | None = None
         self._lock: LifeLock | None = None
         self._bell: Bell | None = None
         self._background: list[asyncio.Task[None]] = []
         self._report: DrainReport | None = None
-        self._serving = asyncio.Lock()
+        self._ending: asyncio.Task[DrainReport] | None = None
+        self._opening: asyncio.Event | None = None  # set when it has ended, either way
+        self._is_open = False
+        self._early: list[Callable[[], None]] = []  # asked for before it was open
         self._loop_started_at = 0.0
         self.built = False
 
@@ -137,11 +155,7 @@ class Runtime:
 
     async def __aenter__(self) -> Self:
         await self.open()
-        try:
-            await self._start()
-        except BaseException as error:
-            await self._stop_after_failed_start(f"start failed: {error!r}")
-            raise
+        await self._start_unless_stopped()
         return self
 
     async def __aexit__(
@@ -158,29 +172,106 @@ class Runtime:
     async def serve(self) -> DrainReport:
         """Serve until a stop is asked for, then drain; returns the report.
 
-        May be awaited by several at a time; there is one drain.
+        May be awaited by several at a time, and be cancelled: there is one drain,
+        and it goes on.
+
+        Raises:
+            GracekitError: the Runtime is not open.
         """
-        async with self._serving:
-            while self._report is None:
-                request = await self.coordinator.wait_requested()
-                self._report = await self.coordinator.drain(request)
+        if self._opening is None:
+            raise GracekitError(
+                "this Runtime is not open: nothing would be served; serve inside of "
+                "`async with runtime`"
+            )
+        await self._opening.wait()
+        if not self._is_open:
+            raise GracekitError("this Runtime did not open, and has nothing to serve")
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._serve(), name="gracekit-serve")
+        await asyncio.wait({self._ending})
+        return self._ending.result()
+
+    async def _serve(self) -> DrainReport:
+        while self._report is None:
+            request = await self.coordinator.wait_requested()
+            self._report = await self.coordinator.drain(request)
+        self._give_signals_back()
         return self._report
 
-    def request_stop(self, *, source: str, by: str, reason: str, final: bool = True) -> None:
-        """Ask for a drain, from the event loop. The first request stands."""
-        self.coordinator.request_stop(
-            StopRequest(source=source, by=by, reason=reason, final=final, at=self._clock.loop())
-        )
+    def request_stop(
+        self,
+        *,
+        source: StopSource = "user",
+        by: str = "program",
+        reason: str = "",
+        final: bool = True,
+    ) -> None:
+        """Ask for a drain, from the event loop. The first request stands.
+
+        One that comes before the Runtime is open is kept: the service then
+        starts nothing and drains at once.
+
+        Args:
+            source: What the record tells stops apart by.
+            by: Who asks.
+            reason: A sentence for the record.
+            final: Whether it cannot be resumed.
+
+        Raises:
+            ConfigError: there is no such source.
+        """
+        sources = get_args(StopSource)
+        if source not in sources:
+            raise ConfigError(
+                f"source={source!r} is none of {', '.join(sources)}{did_you_mean(source, sources)}"
+            )
+
+        def ask() -> None:
+            at = self._clock.loop()  # not before it is open: the drain then has its whole time
+            self.coordinator.request_stop(
+                StopRequest(source=source, by=by, reason=reason, final=final, at=at)
+            )
+
+        self._when_open(ask)
+
+    def _when_open(self, step: Callable[[], None]) -> None:
+        if self._is_open:
+            step()
+        else:
+            self._early.append(step)
+
+    @property
+    def state(self) -> ServiceState:
+        """Where the service is in its life: SERVING is ready."""
+        return self.phase.state
 
     # -- start order, down --------------------------------------------------------------
 
     async def open(self) -> None:
-        """Store, run lock, member; then everything is built, and a stop can be asked for.
+        """Signals, store, run lock, member; then everything is built.
 
         Raises:
             ConfigError: the store cannot be used as configured.
             AlreadyRunningError: a run of this instance lives.
+            DeclarationError: `signals=True` outside of the main thread.
         """
+        self._opening = asyncio.Event()
+        try:
+            if self._signals is not None:
+                self.take_signals().follow()
+            await self._join()
+        except BaseException:
+            self._give_signals_back()
+            raise
+        else:
+            self._is_open = True
+        finally:
+            self._opening.set()
+        early, self._early = self._early, []
+        for step in early:
+            step()
+
+    async def _join(self) -> None:
         settings = self.settings
         await self._engine.start()
         try:
@@ -224,6 +315,7 @@ class Runtime:
         locks = run_directory(settings)
         self.members = Members(self._engine, clock, self._process, lock_directory=locks, **names)
         self.tracker = Tracker()
+        self.history = History()
         self.holds = Holds(self.journal, host=settings.host)
         leases = Leases(self._engine, clock, run_id=self.run_id)
         lines = Lines()
@@ -234,6 +326,7 @@ class Runtime:
             tracker=self.tracker,
             phase=self.phase,
             clock=clock,
+            safe_points=self._process.safe_points,
         )
         self._gates = {
             Lane.REQUESTS: LaneGate(
@@ -266,6 +359,7 @@ class Runtime:
             answers,
             self.telemetry,
             gates=self._gates,
+            history=self.history,
             on_hand_over=self._note_handed_over,
             on_give_back=self._note_given_back,
         )
@@ -291,7 +385,11 @@ class Runtime:
         )
         self._retention = Retention(self.journal, retention_s=settings.retention_s)
         self._jobs = PeriodicJobs(
-            service.jobs, services, self.telemetry, self._process.threads(settings.threads)
+            service.jobs,
+            services,
+            self.telemetry,
+            self._process.threads(settings.threads),
+            look_again=self._look_again,
         )
         self.requests = self._server(Lane.REQUESTS)
         self.ops = self._server(Lane.OPS)
@@ -304,6 +402,13 @@ class Runtime:
             phase=self.phase,
             tracker=self.tracker,
             coordinator=self.coordinator,
+            orders=Orders(
+                self.journal,
+                self.tracker,
+                self.telemetry,
+                obey=self.dispatcher.obey,
+                poke=self._look_again,
+            ),
             clock=clock,
         )
         self.built = True
@@ -357,16 +462,52 @@ class Runtime:
             record_intent=self._record_intent,
             withdraw_intent=self.members.withdraw_stop,
             count_holds=self._count_holds,
+            free_forgotten=self.reconciler.free_forgotten,
             stop_rest=self._stop_rest,
             record_stop=self._record_stop,
             process=self._process,
-            alarm=self._signals,
+            alarm=self._signals is not None,
         )
+
+    async def _start_unless_stopped(self) -> None:
+        """Start; a stop that was asked for, or is meanwhile, ends the start in order."""
+        if self.coordinator.stop_requested:
+            return
+        starting = asyncio.create_task(self._start(), name="gracekit-start")
+        stopping = asyncio.create_task(self.coordinator.wait_requested())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await self._cut_short(starting)
+            self._check_started(starting)
+        except BaseException as error:
+            await self._cut_short(starting)
+            await self._stop_after_failed_start(f"start failed: {error!r}")
+            raise
+        finally:
+            stopping.cancel()
+
+    def _check_started(self, starting: asyncio.Task[None]) -> None:
+        if starting.cancelled() and not self.coordinator.stop_requested:
+            raise GracekitError(
+                "the start was cancelled, and nobody had asked for a stop: an on_start hook "
+                "raised CancelledError"
+            )
+        if starting.done() and not starting.cancelled():
+            starting.result()
+
+    async def _cut_short(self, starting: asyncio.Task[None]) -> None:
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting}, timeout=self.settings.handover_grace_s)
+        if not starting.done():
+            self.coordinator.fail("the start did not end when it was cancelled")
 
     async def _start(self) -> None:
         """Adoption, transport, on_start, ops server, gate, new-request server: then ready."""
         await self.reconciler.adopt_dead_runs()
+        await self._seed_history()
         await self._transport.start()
+        await self._look_for_foreign_readers()
         await self._call_start_hooks()
         if self.coordinator.stop_requested:
             return  # a hook has swallowed the cancellation that came with it
@@ -384,6 +525,30 @@ class Runtime:
         )
         self.telemetry.emit("intake.opened", channel=Lane.REQUESTS.value)
         sdnotify.ready("serving")
+
+    async def _look_for_foreign_readers(self) -> None:
+        """Refuse to share a queue with a living process that keeps what it takes elsewhere."""
+        store, topic = store_identity(self.settings), self.service.topic
+        if store is None:
+            return
+        queues = [shared_queue(name) for name in (topic, self.settings.ops_topic_of(topic))]
+        label = f"{topic}@{self.instance}"
+        readers = await self._transport.announce(queues, store=store, label=label)
+        methods = need_one_store(self.service.methods)
+        if readers and methods and not self.settings.accept_unshared_store:
+            seen = foreign_seen(readers, redact_url(self.settings.store_url), methods)
+            raise ConfigError(f"{seen}; {FOREIGN_REMEDY}")
+        for reader in readers:
+            self.telemetry.emit(
+                "reader.foreign", queue=reader.queue, by=reader.label, store=reader.store
+            )
+
+    async def _seed_history(self) -> None:
+        methods = [(method.namespace, method.name) for method in self.service.methods]
+        try:
+            await self.history.seed(self._engine, service=self.service.topic, methods=methods)
+        except StoreError as error:  # nothing is expected then, and that is safe
+            self.telemetry.emit("store.error", what="history", error=str(error))
 
     async def _call_start_hooks(self) -> None:
         limit = self.settings.start_timeout_s
@@ -486,26 +651,28 @@ class Runtime:
         self.coordinator.fail(f"the store is broken: {error}")
         self.request_stop(source="error", by="store", reason=str(error)[:200])
 
-    # -- a process of its own -----------------------------------------------------------
+    # -- signals ------------------------------------------------------------------------
 
-    async def live(self) -> DrainReport:
-        """After `open`: start, serve and drain; a stop asked for meanwhile ends the start."""
-        starting = asyncio.create_task(self._start(), name="gracekit-start")
-        stopping = asyncio.create_task(self.coordinator.wait_requested())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait({starting}, timeout=self.settings.handover_grace_s)
-        if not starting.done():
-            self.coordinator.fail("the start did not end when it was cancelled")
-        elif not starting.cancelled() and (error := starting.exception()) is not None:
-            await self._stop_after_failed_start(f"start failed: {error!r}")
-            raise error
-        return await self.serve()
+    def take_signals(self, *, for_good: bool = False) -> _Signals:
+        """Own the signals from here on, in the main thread; `open` does it otherwise.
+
+        Args:
+            for_good: The process ends with the service: then they are ignored at
+                the end, and the alarm stays.
+        """
+        assert self._signals is not None, "a Runtime with signals=True"
+        self._signals.take(for_good=for_good)
+        return self._signals
+
+    def _give_signals_back(self) -> None:
+        if self._signals is not None:
+            self._signals.give_back(self._report)
 
     def on_signal(self, number: int, at: float) -> None:
-        """Act on a signal, on the loop. *at*: loop time at which it arrived."""
+        """A signal, on the loop; kept until it is open. *at*: loop time at which it arrived."""
+        self._when_open(lambda: self._obey(number, at))
+
+    def _obey(self, number: int, at: float) -> None:
         name = signal.Signals(number).name
         again, self._interrupted = self._interrupted, self._interrupted or number == signal.SIGINT
         self.telemetry.emit("signal.received", signal=name)
@@ -526,58 +693,91 @@ class Runtime:
             with contextlib.suppress(StoreError):
                 self._engine.commit_from_thread(batch, timeout_s=1.0)
 
+    def dump_stacks(self) -> None:
+        """From any thread: write tasks and stacks to standard error, in a thread of its own.
+
+        Beside the loop, which may be blocked, and beside the thread that asks: standard
+        error may be a pipe that nobody reads, and the next signal must get through.
+        """
+        if self._dumping is None or not self._dumping.is_alive():
+            self._dumping = threading.Thread(
+                target=self._dump_stacks, name="gracekit-stacks", daemon=True
+            )
+            self._dumping.start()
+
+    def _dump_stacks(self) -> None:
+        text = dump(
+            self.tracker if self.built else None,
+            now=time.monotonic(),  # what loop.time() is; a virtual loop has no signals
+            loop_thread=threading.main_thread().ident or 0,  # signals are the main thread's
+            title=f"gracekit {self.service.topic}@{self.instance or '?'} pid {os.getpid()}",
+        )
+        rest = text.encode(errors="backslashreplace")
+        with contextlib.suppress(OSError):
+            while rest:  # not by a logger: the blocked thread may hold its lock
+                rest = rest[os.write(STANDARD_ERROR, rest) :]
+
     def exit_now(self, report: DrainReport) -> None:
         """Leave at once: a handler never ended, and only our death frees its lease."""
         self._process.exit_now(int(report.exit_code))
 
 
 class _Signals:
-    """Carries signals from their thread to the Runtime; those that come early wait."""
+    """The process's stop signals while they are one Runtime's: from their thread to its loop."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, process: Process) -> None:
         self._runtime = runtime
+        self._process = process
+        self._watch: AbstractContextManager[object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._early: list[tuple[int, float]] = []
+        self._came: deque[tuple[int, float]] = deque()  # and not yet handed on
+        self._for_good = False
         self.first: int | None = None
 
-    def arrive(self, number: int) -> None:
+    def take(self, *, for_good: bool) -> None:
+        """Watch them; once. Those that come before `follow` wait."""
+        if self._watch is None:
+            self._for_good = for_good
+            watch = self._process.watch_signals(self._arrive)
+            watch.__enter__()
+            self._watch = watch
+
+    def follow(self) -> None:
+        """Hand them to the Runtime, on the loop that runs here."""
+        self._loop = asyncio.get_running_loop()
+        self._deliver()
+
+    def _arrive(self, number: int) -> None:
         """In the signal thread."""
-        at = time.monotonic()  # what loop.time() is; a virtual loop has no signals
-        first, self.first = self.first is None, self.first or number
-        if self._loop is None:
-            self._early.append((number, at))
-        else:
+        if number == DUMP_SIGNAL:
+            self._runtime.dump_stacks()
+            return
+        # What loop.time() is; a virtual loop has no signals.
+        self._came.append((number, time.monotonic()))
+        if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has just closed
-                self._loop.call_soon_threadsafe(self._deliver, number, at)
-        if first:
+                self._loop.call_soon_threadsafe(self._deliver)
+        if self.first is None:
+            self.first = number
             self._runtime.record_signal(number)
 
-    async def run(self) -> DrainReport:
-        """The life of the process, on the loop."""
-        self._loop = asyncio.get_running_loop()
-        await self._runtime.open()
-        early, self._early = self._early, []
-        for number, at in early:
-            self._runtime.on_signal(number, at)
-        report = await self._runtime.live()
-        if report.must_die or not await self._close_default_executor():
-            self._runtime.exit_now(report)
-        return report
+    def _deliver(self) -> None:
+        while self._came:
+            self._runtime.on_signal(*self._came.popleft())
 
-    async def _close_default_executor(self) -> bool:
-        """End the threads of `asyncio.to_thread`; false if one goes on.
-
-        `asyncio.run` would wait for it until the alarm, and the exit code would be lost.
-        """
-        closing = asyncio.ensure_future(asyncio.get_running_loop().shutdown_default_executor())
-        done, _ = await asyncio.wait({closing}, timeout=self._runtime.settings.exit_margin_s)
-        return bool(done)
-
-    def _deliver(self, number: int, at: float) -> None:
-        if self._runtime.built:
-            self._runtime.on_signal(number, at)
-        else:
-            self._early.append((number, at))
+    def give_back(self, report: DrainReport | None) -> None:
+        """The old handlers again, and no alarm; *report* is None if nothing was ever served."""
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return
+        if self._for_good and report is not None:
+            # The stop is on record: one more, while the interpreter closes, must not change its
+            # code. The watch leaves alone what has replaced its handlers.
+            for number in WATCHED_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+        watch.__exit__(None, None, None)
+        if not self._for_good and not (report is not None and report.must_die):
+            self._process.disarm_alarm()  # after the last signal that could have armed it
 
 
 def run_service(service: Service, settings: Settings | None = None) -> int:
@@ -590,10 +790,8 @@ def run_service(service: Service, settings: Settings | None = None) -> int:
     """
     try:
         runtime = Runtime(service, settings, signals=True)
-        signals = _Signals(runtime)
-        with SignalWatcher(signals.arrive):
-            report = asyncio.run(signals.run())
-            _ignore_stop_signals()
+        signals = runtime.take_signals(for_good=True)  # a stop may come before there is a loop
+        report = asyncio.run(_live(runtime))
         if not _threads_ended(runtime.settings.exit_margin_s):
             runtime.exit_now(report)
     except GracekitError as error:
@@ -608,10 +806,23 @@ def run_service(service: Service, settings: Settings | None = None) -> int:
     return int(report.exit_code)
 
 
-def _ignore_stop_signals() -> None:
-    """The stop is on record: one more, while the interpreter closes, must not change its code."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+async def _live(runtime: Runtime) -> DrainReport:
+    """The life of the process, on the loop."""
+    async with runtime:
+        report = await runtime.serve()
+    if report.must_die or not await _default_executor_ended(runtime.settings.exit_margin_s):
+        runtime.exit_now(report)
+    return report
+
+
+async def _default_executor_ended(within_s: float) -> bool:
+    """End the threads of `asyncio.to_thread`; false if one goes on.
+
+    `asyncio.run` would wait for it until the alarm, and the exit code would be lost.
+    """
+    closing = asyncio.ensure_future(asyncio.get_running_loop().shutdown_default_executor())
+    done, _ = await asyncio.wait({closing}, timeout=within_s)
+    return bool(done)
 
 
 def _threads_ended(within_s: float) -> bool:
@@ -642,6 +853,13 @@ def open_store(settings: Settings, process: Process) -> Engine:
         return MemoryEngine(migrations, process=process)
     path = sqlite_path(settings.store_url).absolute()
     return SqliteEngine(path, migrations, process=process)
+
+
+def store_identity(settings: Settings) -> str | None:
+    """What tells the store from others on this machine; None for one in memory, or not made yet."""
+    if settings.store_url.startswith("memory:"):
+        return None
+    return identity_of(sqlite_path(settings.store_url).absolute())
 
 
 def run_directory(settings: Settings) -> Path | None:

@@ -15,7 +15,14 @@ from gracekit.errors import DeclarationError
 from gracekit.periodic import PeriodicJob
 from gracekit.request.context import Context
 from gracekit.rpc.client import RpcClient
-from gracekit.rpc.methods import InDrain, Method, MethodTable, OnInterruptName, options_from
+from gracekit.rpc.methods import (
+    InDrain,
+    Method,
+    MethodTable,
+    OnInterruptName,
+    Place,
+    options_from,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -138,6 +145,9 @@ class Service:
     ) -> None:
         """Serve the marked methods of an object (`rpc_method`, `ops_method`).
 
+        Callers pass the object's method (`manager.resize`); the class's
+        (`Manager.resize`) will do while its objects are served at one place.
+
         Args:
             manager: Its class marks the methods.
             namespace: As an oslo Target's; None for the default one.
@@ -156,10 +166,11 @@ class Service:
                 f"{type(manager).__name__} marks no method: decorate some with @rpc_method "
                 "or @ops_method"
             )
+        place = Place(namespace, version or self.version)
         for method in marked:
-            # The mark learns where it is served, so that a client can be given the mark.
-            method.serve_at(namespace, version or self.version)
-            self.methods.add(method.attached(manager))
+            self.methods.add(method.served(manager, place))
+        for method in marked:
+            method.learn(manager, place)
 
     # -- jobs and hooks -----------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol
 
@@ -20,13 +20,15 @@ from gracekit.errors import GracekitError, IllegalTransitionError
 from gracekit.exits import ExitCode
 from gracekit.process import Process
 from gracekit.telemetry import Telemetry
-from gracekit.tracker.task import CancelCause, Lane, TrackedTask
+from gracekit.tracker.journal import TaskRow
+from gracekit.tracker.task import CancelCause, Lane, TaskState, TrackedTask
 from gracekit.tracker.tracker import Tracker
 
 INTENT_TIMEOUT_S: Final = 1.0
 SHORTEST_STEP_S: Final = 0.25
 """What a step gets at least, even past the deadline."""
 ALARM_AFTER_HARD_LIMIT_S: Final = 0.5
+FREE_TRIES: Final = 3
 LISTED_TASKS: Final = 5
 HOLD_POLL_S: Final = 0.5
 """A hold may be ended or lapse in another process, which rings no bell here."""
@@ -218,6 +220,8 @@ class Parts:
         record_intent: Commits the stop-intent.
         withdraw_intent: Takes it back after a resume.
         count_holds: Open holds that keep this run.
+        free_forgotten: Lets go of rows that no task of this run works on, but not of the given
+            request ids, whose handler has acted; returns them.
         stop_rest: Step 7: ops server, on_stop, transport; bounded by the loop time it is given.
         record_stop: Step 8: the stop record.
         alarm: Whether the kernel alarm may be armed: only where the Runtime owns the signals.
@@ -231,6 +235,7 @@ class Parts:
     record_intent: Callable[[StopRequest], Awaitable[None]]
     withdraw_intent: Callable[[], Awaitable[None]]
     count_holds: Callable[[], Awaitable[int]]
+    free_forgotten: Callable[[Collection[str]], Awaitable[list[TaskRow]]]
     stop_rest: Callable[[float], Awaitable[None]]
     record_stop: Callable[[DrainReport], Awaitable[None]]
     process: Process
@@ -408,24 +413,34 @@ class ShutdownCoordinator:
         """Step 4: wait for what runs, then for a quiet ops lane; false if resumed."""
         progress = asyncio.create_task(self._tell_progress(), name="gracekit-progress")
         try:
-            while not self._idle_wait_over():
-                if self._parts.tracker.running or self._parts.dispatcher.is_entering():
-                    await self._parts.tracker.wait_change(deadline=self._deadline)
-                elif await self._count_holds() != 0:
-                    poll = min(self._deadline, self._clock.loop() + HOLD_POLL_S)
-                    await self._parts.tracker.wait_change(deadline=poll)
-                else:
-                    break
+            await self._wait_running()
             if self._resumed:
                 return False
             self._past_return = True
             if not request.final:
                 self._say_stopping()
-            self._report.waited_s = self._clock.loop() - request.at
             await self._wait_ops_quiet()
+            # One that came by the ops lane and held no drain may have let another begin that does.
+            while self._parts.tracker.running and not self._idle_wait_over():
+                await self._wait_running()
+                await self._wait_ops_quiet()
+            await self._close_ops()
+            await self._wait_running()
+            self._report.waited_s = self._clock.loop() - request.at
             return True
         finally:
             progress.cancel()
+
+    async def _wait_running(self) -> None:
+        """Until nothing runs that holds the drain, and no hold is open; or the deadline."""
+        while not self._idle_wait_over():
+            if self._parts.tracker.running or self._parts.dispatcher.is_entering():
+                await self._parts.tracker.wait_change(deadline=self._deadline)
+            elif await self._count_holds() != 0:
+                poll = min(self._deadline, self._clock.loop() + HOLD_POLL_S)
+                await self._parts.tracker.wait_change(deadline=poll)
+            else:
+                return
 
     def _idle_wait_over(self) -> bool:
         return self._cut_short.is_set() or self._resumed or self._clock.loop() >= self._deadline
@@ -454,6 +469,9 @@ class ShutdownCoordinator:
             await tracker.wait_until(
                 lambda: tracker.count(Lane.OPS) == 0 or self._cut_short.is_set(), deadline=quiet
             )
+
+    async def _close_ops(self) -> None:
+        """The ops gate, then its consumers, then what was under way at the gate."""
         self._parts.dispatcher.close_gate(Lane.OPS)
         timeout = self._within(self._settings.cancel_ok_timeout_s)
         # Idle or not: behind the closed gate a delivery would go back and come again for ever.
@@ -494,8 +512,28 @@ class ShutdownCoordinator:
         """Step 6: outcomes and replies."""
         deadline = self._clock.loop() + self._settings.handover_flush_s
         await self._parts.dispatcher.wait_flushed(deadline=deadline)
+        await self._free_forgotten()
         self._report.leases_kept = self._parts.dispatcher.kept_leases()
         self._report.left_behind = self._parts.dispatcher.left_behind()
+
+    async def _free_forgotten(self) -> None:
+        """No row of ours stays that nobody works on: a failed commit may have left one."""
+        acted = {*self._report.unclean, *self._report.handed_over}
+        for _ in range(FREE_TRIES):
+            rows = await self._bounded("freeing of rows", self._parts.free_forgotten(acted), 0.5)
+            if rows is not None:
+                self._add_forgotten(rows)
+                return
+
+    def _add_forgotten(self, rows: Sequence[TaskRow]) -> None:
+        lists = {
+            TaskState.RUNNING: self._report.handed_over,
+            TaskState.ACCEPTED: self._report.not_started,
+        }
+        for row in rows:  # a HANDED_OVER one was only claimed, to be settled
+            known = lists.get(row.state)
+            if known is not None and row.request_id not in known:
+                known.append(row.request_id)
 
     async def _stop_rest(self, hard_limit: float) -> None:
         """Step 7: ops server, on_stop, transport."""
@@ -585,24 +623,38 @@ class ShutdownCoordinator:
                 open_holds=self._report.open_holds,
                 tasks=self._list(running),
                 left_s=round(max(0.0, self._deadline - self._clock.loop()), 1),
+                expected_s=self._expected_s(running),
             )
-            sdnotify.status(f"draining: {len(running)} running", extend_s=3 * tick)
+            sdnotify.status(self._status(running), extend_s=3 * tick)
 
     def _list(self, running: list[TrackedTask]) -> str:
-        """`migrate vm:vm-1 12.3s, copy 3.0s and 7 more`: what runs, oldest first."""
+        """`migrate vm:vm-1 12.3s (expected finish 8.1s), copy 3.0s and 7 more`, oldest first."""
         oldest = sorted(running, key=lambda task: task.started_at or 0.0)[:LISTED_TASKS]
-        shown = [
-            " ".join(
-                [
-                    task.method,
-                    *([":".join(task.resource)] if task.resource else []),
-                    f"{self._age(task.started_at)}s",
-                ]
-            )
-            for task in oldest
-        ]
         more = len(running) - len(oldest)
-        return ", ".join(shown) + (f" and {more} more" if more else "")
+        return ", ".join(map(self._line, oldest)) + (f" and {more} more" if more else "")
+
+    def _line(self, task: TrackedTask) -> str:
+        words = [task.method, *([":".join(task.resource)] if task.resource else [])]
+        words.append(f"{self._age(task.started_at)}s")
+        left_s = self._left_s(task)
+        return " ".join(words) + ("" if left_s is None else f" (expected finish {left_s}s)")
+
+    def _left_s(self, task: TrackedTask) -> float | None:
+        """Seconds until *task* is expected to end; None if its history says nothing."""
+        now = self._clock.loop()
+        end = task.expected_end(now)
+        return None if end is None else round(end - now, 1)
+
+    def _expected_s(self, running: list[TrackedTask]) -> float | None:
+        """Seconds until the last of *running* is expected to end; None if one is not known."""
+        left = [self._left_s(task) for task in running]
+        known = [seconds for seconds in left if seconds is not None]
+        return max(known, default=None) if len(known) == len(left) else None
+
+    def _status(self, running: list[TrackedTask]) -> str:
+        expected_s = self._expected_s(running)
+        known = "" if expected_s is None else f", expected finish {expected_s:.0f}s"
+        return f"draining: {len(running)} running{known}"
 
     def _say_stopping(self) -> None:
         sdnotify.stopping(extend_s=3 * self._settings.progress_every_s)

@@ -28,6 +28,8 @@ from typing import Any, Final, NamedTuple, Self
 from gracekit.errors import DeclarationError
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+DUMP_SIGNAL: Final = signal.SIGUSR1
+WATCHED_SIGNALS: Final = (*STOP_SIGNALS, DUMP_SIGNAL)
 
 # What travels through the socket, in the order in which it happened: a signal's number, written by
 # the C handler; and one of these, written by the Python handler, which runs later. Together they

@@ -75,12 +75,19 @@ _EVENTS: Final = (
     _event("signal.received", _I, "A signal came.", "signal"),
     _event("signal.hint", _I, "What another signal would do.", "text"),
     _event("hook.failed", _E, "Code of the application raised.", "hook method task_id error"),
+    _event(
+        "reader.foreign",
+        _W,
+        "Another process reads a shared queue into another store.",
+        "queue by store",
+    ),
     # intake
     _event("intake.opened", _I, "Requests of a lane are taken.", "channel"),
     _event("intake.closed", _I, "Requests are no longer taken.", "channel given_back not_started"),
     # a request
     _event("task.started", _D, "Its handler runs.", _TASK),
     _event("task.finished", _D, "Its handler has ended.", f"{_TASK} outcome ran_s"),
+    _event("task.ordered", _I, "An operator's word about a task.", f"{_TASK} verb by reason state"),
     _event("task.rejected", _W, "A request was refused for good.", "method reason error"),
     _event("dispatch.failed", _E, "A request met a fault of gracekit itself.", "error"),
     _event("reply.given_up", _W, "A reply found no way to its caller.", "queue error"),
@@ -90,7 +97,7 @@ _EVENTS: Final = (
         "drain.progress",
         _I,
         "What a drain waits for.",
-        "in_flight running open_holds tasks left_s",
+        "in_flight running open_holds tasks left_s expected_s",
     ),
     _event(
         "drain.step_failed", _E, "A step failed or took too long; the next began.", "step error"

@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 
 import pytest
 
+from gracekit import errors
+
 PACKAGE: Final = Path(__file__).resolve().parent.parent / "gracekit"
 
 _ABOVE_REQUESTS: Final = {"control", "dispatcher", "hands", "periodic"}
@@ -18,8 +20,8 @@ _ABOVE_REQUESTS: Final = {"control", "dispatcher", "hands", "periodic"}
 # From the ground up. A module imports from the floors below its own; modules of one floor do not
 # know each other, except inside one package (store, rpc, ...) and where SAME_FLOOR allows it.
 FLOORS: Final = (
-    {"errors", "exits", "clock", "process"},
-    {"config", "telemetry", "signals", "sdnotify"},
+    {"errors", "exits", "clock", "signals", "process"},
+    {"config", "telemetry", "sdnotify"},
     {"store"},
     {"rpc", "tracker", "leases"},
     {"recovery"},
@@ -27,6 +29,7 @@ FLOORS: Final = (
     {"request"},  # here rpc, tracker and leases meet
     _ABOVE_REQUESTS,
     {"service", "runtime"},
+    {"doctor"},
     {"cli"},
     {"testing"},  # may import anything; nothing imports it
 )
@@ -35,8 +38,8 @@ ENTRANCES: Final = {"", "__main__"}  # `gracekit` itself and `python -m gracekit
 
 # The words of the ground floor name each other, and the upper rooms are one flat each.
 SAME_FLOOR: Final = (
-    {"errors", "exits", "clock", "process"},
-    {"config", "telemetry", "signals", "sdnotify"},
+    {"errors", "exits", "clock", "signals", "process"},
+    {"config", "telemetry", "sdnotify"},
     _ABOVE_REQUESTS,
     {"service", "runtime"},
 )
@@ -220,6 +223,20 @@ def test_no_public_name_is_a_module():
     }
 
     assert _face() & modules_and_packages == set()
+
+
+def test_errors_that_callers_branch_on_are_public():
+    """
+    What a call can raise is imported from `gracekit`; mistakes of the program need no name there.
+    """
+    mistakes = {"BadMessageError", "MessageTooLargeError", "UnserialisableError"}
+    raised = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.RpcError)
+    }
+
+    assert raised - mistakes - _face() == set()
 
 
 def test_import_loads_no_broker_and_no_command_line():

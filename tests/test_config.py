@@ -55,7 +55,7 @@ def test_flag_beats_variable_beats_file_beats_default(tmp_path):
 
     assert (settings.threads, settings.prefetch, settings.max_running) == (1, 2, 3)
     origins = [settings.origin(n) for n in ("threads", "prefetch", "max_running", "beat_s")]
-    assert origins == [f"file {file}", "GRACEKIT_PREFETCH", "flag", "default"]
+    assert origins == [f"{file}:1", "GRACEKIT_PREFETCH", "flag --max-running", "default"]
 
 
 def test_names_drop_the_unit_where_it_is_only_a_suffix():

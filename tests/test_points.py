@@ -26,9 +26,9 @@ SETTLES: Final = ("gracekit/rpc/transport.py", "_settle_once")  # the only raw s
 
 
 def trees(*, but: Path | None = None) -> Iterator[tuple[str, ast.Module]]:
-    """Every module of the package, parsed, with its name for messages."""
+    """Every module of production, parsed, with its name for messages."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path != but:
+        if path != but and "testing" not in path.relative_to(PACKAGE).parts:
             yield str(path.relative_to(PACKAGE.parent)), ast.parse(path.read_text(), str(path))
 
 

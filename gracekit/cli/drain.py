@@ -17,7 +17,7 @@ from gracekit.cli.main import ERROR, UNREACHABLE
 from gracekit.cli.options import Options, common
 from gracekit.cli.reach import Answer, Desk
 from gracekit.cli.records import Records, label, verdict_of
-from gracekit.cli.status import longest
+from gracekit.cli.status import at_risk, forecast, longest
 from gracekit.cli.text import clock, duration, json_text, plural, safe
 from gracekit.cli.verbs import find
 from gracekit.config import parse_duration
@@ -229,9 +229,11 @@ def _tell_progress(watch: Watch, answer: Answer) -> None:
         return
     watch.shown = in_flight
     times = f"{clock(watch.elapsed_s)} / {clock(watch.elapsed_s + watch.left_s)}"
-    what = longest(answer)
-    longest_text = "" if what == "-" else f"   longest {what}"
-    watch.say(f"in flight {in_flight}   {times}{longest_text}")
+    what, expected, risk = longest(answer), forecast(answer), at_risk(answer)
+    more = [] if what == "-" else [f"longest {what}"]
+    more += [expected] if expected else []
+    more += [f"{risk} at risk"] if risk else []
+    watch.say("   ".join([f"in flight {in_flight}", times, ", ".join(more)]).rstrip())
 
 
 # -- the verdict ----------------------------------------------------------------------

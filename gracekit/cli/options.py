@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from gracekit.config import Settings, load, option_name, variable_name
+from gracekit.config import Settings, did_you_mean, load, option_name, variable_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,6 +52,36 @@ config_option: Final = click.option(
     help="Settings, a TOML file of `name = value` lines.  [env: GRACEKIT_CONFIG]",
 )
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class HintingGroup(click.Group):
+    """A group that names the nearest command for a wrong one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with a hint."""
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            ctx.fail(f"no command {args[0]!r}{did_you_mean(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+def refuse_options_before_the_verb() -> None:
+    """Options of the listing say nothing to a verb, and must not be taken for its own.
+
+    Raises:
+        UsageError: there are some.
+    """
+    ctx = click.get_current_context()
+    given = [
+        parameter.opts[0]
+        for parameter in ctx.command.params
+        if ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(
+            f"write {', '.join(given)} after {ctx.invoked_subcommand!r}, if it takes that"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -208,10 +208,41 @@ def longest(answer: Answer) -> str:
     return f"{what} {duration(task.get('age_s') or 0.0)}"
 
 
+def forecast(answer: Answer) -> str:
+    """`expected finish 12s`, as the histories of the running methods say; empty if idle.
+
+    Without a history of each of them there is no such time, and that is said.
+    """
+    left = [task.get("expected_s") for task in _running(answer)]
+    unknown = left.count(None)
+    if not left:
+        return ""
+    if unknown:
+        return f"expected finish unknown: {unknown} of {len(left)} without history"
+    return f"expected finish {duration(max(left))}"
+
+
+def at_risk(answer: Answer) -> int:
+    """Running tasks that are expected to outlive the drain's deadline."""
+    deadline = answer.get("drain_left_s")
+    if deadline is None:
+        return 0
+    return sum((task.get("expected_s") or 0.0) > deadline for task in _running(answer))
+
+
+def _running(answer: Answer) -> list[Any]:
+    """Those that a drain waits for."""
+    tasks = answer.get("tasks", ())
+    return [t for t in tasks if t.get("state") == "running" and t.get("holds_drain", True)]
+
+
 def drain_left(answer: Answer) -> str:
-    """`18s left`, or `-` outside a drain."""
+    """`18s left, 1 at risk`, or `-` outside a drain."""
     left = answer.get("drain_left_s")
-    return "-" if left is None else f"{duration(left)} left"
+    if left is None:
+        return "-"
+    risk = at_risk(answer)
+    return f"{duration(left)} left" + (f", {risk} at risk" if risk else "")
 
 
 def _exit_row(run: Run) -> tuple[object, ...]:

@@ -11,7 +11,13 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.options import Options, common
+from gracekit.cli.options import (
+    HintingGroup,
+    Options,
+    common,
+    refuse_options_before_the_verb,
+)
+from gracekit.cli.orders import cancel, fail, retry
 from gracekit.cli.reach import Answer, Desk
 from gracekit.cli.records import Records, is_named
 from gracekit.cli.text import duration, json_text, safe, table
@@ -21,7 +27,8 @@ from gracekit.store.batch import Row, Value
 from gracekit.tracker.task import TRANSIENT, TaskState
 
 _HEADERS: Final = (
-    "TASK", "METHOD", "RESOURCE", "STATE", "AGE", "ATTEMPTS", "OWNER", "LAST SAFE POINT", "REASON",
+    "TASK", "METHOD", "RESOURCE", "STATE", "AGE", "EXPECTED", "ATTEMPTS", "OWNER",
+    "LAST SAFE POINT", "REASON",
 )  # fmt: skip
 # No arguments, context, result or failure: they may hold what an operator must not see.
 _NAMES: Final = (
@@ -81,6 +88,7 @@ class Entry:
             "journaled": self.journaled,
             "age_s": round(self.age_s, 1),
             "live": self.live is not None,
+            "expected_s": self.live and self.live.get("expected_s"),
         }
 
     @property
@@ -89,7 +97,7 @@ class Entry:
         return TaskState(self.columns["state"]) in TRANSIENT
 
 
-@click.command()
+@click.group(cls=HintingGroup, invoke_without_command=True)
 @click.option("--resource", metavar="[KIND:]ID", help="Tasks of this resource.")
 @click.option(
     "--state",
@@ -109,7 +117,12 @@ def tasks(
 
     AGE is the time in the present state. OWNER is the instance that may act on
     a task: "none" waits for any living run, "gone" for the next start.
+
+    `cancel`, `fail` and `retry` act on one task.
     """
+    if click.get_current_context().invoked_subcommand is not None:
+        refuse_options_before_the_verb()
+        return
     with Records(options.settings) as records:
         entries, more = asyncio.run(
             _look(records, options.instance, resource=resource, states=states, limit=limit)
@@ -120,6 +133,10 @@ def tasks(
     click.echo(table(_HEADERS, [_row(entry) for entry in entries]) if entries else "no tasks")
     if more:
         click.echo(f"and more; --limit shows above {limit}")
+
+
+for _verb in (cancel, fail, retry):
+    tasks.add_command(_verb)
 
 
 async def _look(
@@ -240,6 +257,7 @@ def _row(entry: Entry) -> tuple[object, ...]:
         entry.resource,
         columns["state"],
         duration(entry.age_s),
+        _expected(entry),
         columns["attempts"],
         _owner(entry),
         _safe_point(columns),
@@ -252,6 +270,12 @@ def _short_id(request_id: str) -> str:
     if _HEX_ID.fullmatch(request_id):
         return request_id[:_SHORT_ID]
     return safe(request_id, longest=_LONGEST_ID)
+
+
+def _expected(entry: Entry) -> str:
+    """`in 12s`: when its method's history expects it to end."""
+    seconds = entry.live.get("expected_s") if entry.live else None
+    return "-" if seconds is None else f"in {duration(seconds)}"
 
 
 def _owner(entry: Entry) -> str:

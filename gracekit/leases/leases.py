@@ -9,7 +9,7 @@ timer: it ends with its task, or its owner is dead.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gracekit.clock import Clock
 from gracekit.errors import StoreError
@@ -53,6 +53,11 @@ UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'taken', not_be
 WHERE owner = ?"""
 
 
+_TAKE_AWAY_ONE: Final = """
+UPDATE lease SET owner = NULL, released_at = ?1, release_reason = 'taken',
+    not_before = max(not_before, ?1 + ?2) WHERE owner = ?3 AND request_id = ?4"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
     """What a guarded write compares: a resource and the token that was granted for it."""
@@ -79,6 +84,18 @@ class LeaseRow:
     not_before: float
 
 
+class _Owed(NamedTuple):
+    """A lease to give back.
+
+    Attributes:
+        token: None if it is not known whether it was granted.
+    """
+
+    resource: Resource
+    request_id: str
+    token: int | None = None
+
+
 class Leases:
     """The leases of one run."""
 
@@ -86,7 +103,7 @@ class Leases:
         self._engine = engine
         self._clock = clock
         self._run_id = run_id
-        self._owed: list[tuple[Resource, str]] = []
+        self._owed: list[_Owed] = []
         self.kept = 0  # granted to tasks that were cut: only the death of this process frees them
 
     def add_take(self, batch: Batch, resource: Resource, request_id: str) -> int:
@@ -113,15 +130,28 @@ class Leases:
         now = self._clock.wall()
         batch.add(_TAKE_AWAY, now, now, dead_run)
 
+    def add_take_away_one(
+        self, batch: Batch, dead_run: str, request_id: str, *, settle_s: float
+    ) -> None:
+        """As `add_take_away`, for one task of that run that may have acted when it died."""
+        batch.add(_TAKE_AWAY_ONE, self._clock.wall(), settle_s, dead_run, request_id)
+
     async def take(self, resource: Resource, request_id: str) -> Guard | None:
         """Take a lease by itself; None if it is held."""
         batch = Batch(Point.TAKE_LEASE)
         index = batch.ask(_TAKE, *resource, self._run_id, request_id, self._clock.wall())
+        # What an earlier take for the same task may have brought must not be given back any
+        # more once this one is on its way: it would take this one's lease from under it.
+        doubt = _Owed(resource, request_id)
+        doubted = doubt in self._owed
+        self._owed = [owed for owed in self._owed if owed != doubt]
         try:
             rows = (await self._engine.commit(batch))[index]
         except StoreError:
-            self.owe(resource, request_id)  # the commit may have landed
+            self._owed.append(doubt)  # the commit may have landed
             raise
+        if not rows and doubted:
+            self._owed.append(doubt)
         return Guard(resource=resource, token=int(rows[0][0] or 0)) if rows else None
 
     async def release(self, guard: Guard, *, reason: str) -> None:
@@ -130,23 +160,23 @@ class Leases:
         self.add_release(batch, guard, reason=reason)
         await self._engine.commit(batch)
 
-    def owe(self, resource: Resource, request_id: str) -> None:
+    def owe(self, guard: Guard, request_id: str) -> None:
         """A lease of ours that nobody here uses could not be given back: do it later."""
-        self._owed.append((resource, request_id))
+        self._owed.append(_Owed(guard.resource, request_id, guard.token))
 
     async def give_back_owed(self) -> None:
         """Give back what is owed; what fails stays owed."""
         if not self._owed:
             return
-        owed, self._owed = self._owed, []
+        paid = list(self._owed)
         batch = Batch(Point.RELEASE_LEASE)
-        for resource, request_id in owed:
-            self.add_drop(batch, resource, request_id)
-        try:
-            await self._engine.commit(batch)
-        except StoreError:
-            self._owed += owed
-            raise
+        for resource, request_id, token in paid:
+            if token is None:
+                self.add_drop(batch, resource, request_id)
+            else:
+                self.add_release(batch, Guard(resource=resource, token=token), reason="clean")
+        await self._engine.commit(batch)
+        self._owed = [owed for owed in self._owed if owed not in paid]
 
     async def look(self, resource: Resource) -> LeaseRow | None:
         """The lease as stored, without taking it; None if it was never granted."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
@@ -136,13 +136,15 @@ class Reconciler:
         self._poked.set()
 
     async def stop(self) -> None:
-        """End what is still being settled; its rows are anyone's to claim."""
+        """End what is still being settled; its rows and leases are anyone's again."""
         self.pause()
-        tasks = {*self._settling, *self._hooks.values()}
+        tasks = [*self._settling, *self._hooks.values()]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        with contextlib.suppress(StoreError):  # our death frees them too, only later
+            await self._leases.give_back_owed()
 
     def poke(self) -> None:
         """Look now: something may have been left to nobody."""
@@ -167,6 +169,7 @@ class Reconciler:
         await self._leases.give_back_owed()
         await self.adopt_dead_runs()
         await self._adopt_missing()
+        await self._claims.take_duties()
         await self._send_due_replies()
         if self._settings.startup_reconciliation_enabled:
             await self.gate()
@@ -237,14 +240,36 @@ class Reconciler:
         for row in await self._claims.missing(frozenset(self._known_rows())):
             if self._is_known(row) or row.id in {one.id for one in self._settling.values()}:
                 continue  # it came into the tracker meanwhile, or is being settled
-            batch = Batch(Point.ADOPT)
-            self._claims.add_disown(batch, row)
-            if row.resource is not None and row.state is not TaskState.ACCEPTED:
-                # Held by this very run, it would be refused to the row's next attempt for ever.
-                self._leases.add_drop(batch, row.resource, row.request_id)
-            with contextlib.suppress(ConflictError):
-                await self._journal.commit(batch)
-                self._telemetry.emit("task.adopted", task_id=row.request_id, method=row.method)
+            await self._disown(row)
+
+    async def _disown(self, row: TaskRow) -> None:
+        batch = Batch(Point.ADOPT)
+        self._claims.add_disown(batch, row)
+        if row.resource is not None and row.state is not TaskState.ACCEPTED:
+            # Held by this very run, it would be refused to the row's next attempt for ever.
+            self._leases.add_drop(batch, row.resource, row.request_id)
+        with contextlib.suppress(ConflictError):
+            await self._journal.commit(batch)
+            self._telemetry.emit("task.adopted", task_id=row.request_id, method=row.method)
+
+    async def free_forgotten(self, acted: Collection[str]) -> list[TaskRow]:
+        """At the end of a drain: let go of rows that a commit of unknown end made ours.
+
+        Args:
+            acted: Request ids whose handler was cut: if their hand-over is not on record, they
+                and their leases stay with this process until it is proven dead.
+
+        Returns:
+            Those rows as they were.
+        """
+        rows = [
+            row
+            for row in await self._claims.missing(frozenset(self._known_rows()))
+            if row.request_id not in acted and not self._is_known(row)
+        ]
+        for row in rows:
+            await self._disown(row)
+        return rows
 
     def _known_rows(self) -> set[int]:
         return {task.row_id for task in self._tracker if task.row_id is not None}
@@ -347,7 +372,7 @@ class Reconciler:
     async def _settle_or_let_go(self, row: TaskRow) -> None:
         try:
             await self._settle(row)
-        except asyncio.CancelledError:  # a drain
+        except (asyncio.CancelledError, ConflictError):  # a drain; an operator's order
             await self._put_down(row, wait_s=0.0)
         except Exception as error:  # noqa: BLE001 - a commit, or a fault: looked at again later
             self._telemetry.emit("store.error", what="settling", error=repr(error))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,8 @@ from gracekit.rpc.message import Failure
 from gracekit.rpc.methods import Method
 from gracekit.rpc.plain import dumps, plain
 from gracekit.tracker.journal import ERRORED_SENTENCES, Outcome, TaskRow
-from gracekit.tracker.task import CancelCause, Cut, Reason, TaskState, TrackedTask
+from gracekit.tracker.orders import DONE, ENDS
+from gracekit.tracker.task import CancelCause, Cut, Order, Reason, TaskState, TrackedTask
 
 _BY_US: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
 
@@ -79,7 +81,7 @@ async def run_attempt(
             task.cancellable = True
             if task.cancel_cause is not None:
                 raise asyncio.CancelledError  # noqa: TRY301 - asked for before it began
-            result = await _call(method, ctx, args, threads)
+            result = await _call(method, ctx, task, args, threads)
         return End(outcome=succeeded(f"{method.name}()", result))
     except SafePointStop:
         return End(cut=Cut.SAFE_POINT)
@@ -118,9 +120,8 @@ def _judge(task: TrackedTask, method: Method[Any, Any], error: BaseException) ->
         return End(outcome=failed(error))
     if cause is CancelCause.TIMEOUT:
         return End(outcome=failed(timeout_error(method)))
-    if cause is CancelCause.OPERATOR:
-        cancelled = TaskCancelledError(f"{task} was cancelled by an operator")
-        return End(outcome=failed(cancelled, TaskState.CANCELLED))
+    if task.order is not None:
+        return End(outcome=ordered(str(task), task.order, task.state))
     # A library may raise CancelledError at a task that nobody cancelled.
     return End(outcome=failed(RuntimeError(f"{task} raised CancelledError: {error}")))
 
@@ -132,6 +133,20 @@ def errored(task: str, reason: Reason, detail: str = "") -> Outcome:
     ended = failed(error, TaskState.ERRORED)
     return Outcome(
         state=TaskState.ERRORED, failure=ended.failure, reason=reason.value, detail=ended.detail
+    )
+
+
+def ordered(task: str, order: Order, state: TaskState) -> Outcome:
+    """The outcome of a task in *state* that an operator ends; `ENDS` says which it is."""
+    end = ENDS[order.verb][state]
+    sentence = f"{task} was {DONE[order.verb]} by an operator"
+    sentence = f"{sentence}: {order.reason}" if order.reason else sentence
+    error = TaskInterruptedError if end is TaskState.ERRORED else TaskCancelledError
+    return Outcome(
+        state=end,
+        failure=failed(error(sentence), end).failure,
+        reason=Reason.OPERATOR.value,
+        detail=f"{order.by}: {order.reason or 'no reason given'}"[:1000],
     )
 
 
@@ -173,12 +188,21 @@ async def call_hook(
 async def _call(
     method: Method[Any, Any],
     ctx: Context,
+    task: TrackedTask,
     args: Mapping[str, Any],
     threads: Threads,
 ) -> Any:
     if method.is_async:
         return await method.handler(ctx, **args)
-    return await _in_thread(partial(method.handler, ctx, **args), threads)
+
+    def in_known_thread() -> Any:
+        task.thread_id = threading.get_ident()  # for the dump of stacks
+        try:
+            return method.handler(ctx, **args)
+        finally:
+            task.thread_id = None
+
+    return await _in_thread(in_known_thread, threads)
 
 
 async def _in_thread(function: Callable[[], Any], threads: Threads) -> Any:

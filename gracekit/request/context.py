@@ -25,6 +25,7 @@ from gracekit.clock import Clock
 from gracekit.config import parse_duration
 from gracekit.errors import LeaseHeld, StoreError
 from gracekit.leases.leases import Guard, Leases
+from gracekit.process import SafePoints
 from gracekit.rpc.message import LEASE_KEY, carried_lease
 from gracekit.rpc.plain import dumps, plain
 from gracekit.shutdown import Phase
@@ -56,6 +57,7 @@ class Services:
     tracker: Tracker
     phase: Phase
     clock: Clock
+    safe_points: SafePoints | None = None
 
 
 class Context(Mapping[str, Any]):
@@ -119,7 +121,11 @@ class Context(Mapping[str, Any]):
 
     @property
     def attempt(self) -> int:
-        """Number of this start of the handler, from 1."""
+        """Number of this start of the handler, from 1.
+
+        A `requeue` request has no row to count in: given back and delivered again
+        it shows 1 again, and counts from there.
+        """
         return self._task.attempt
 
     @property
@@ -184,6 +190,8 @@ class Context(Mapping[str, Any]):
         The cursor is committed with the next commit, at most 1 s later; a crash
         repeats at most the items since then. In a drain this call does not
         return: the cursor is committed exactly, and the task is run again from it.
+        A task that is expected to end before the drain's deadline goes on, as
+        earlier attempts of its method took no longer.
 
         Args:
             cursor: Plain JSON data, small: it is written often.
@@ -191,6 +199,8 @@ class Context(Mapping[str, Any]):
         """
         self._reached(cursor)
         self._services.journal.mark_cursor(self._task)
+        if (asked := self._services.safe_points) is not None:
+            await asked.reached(self.method, self.request_id)
         if not last:
             self._stop_if_asked()
         await asyncio.sleep(0)
@@ -199,6 +209,8 @@ class Context(Mapping[str, Any]):
         """`safe_point` for plain `def` handlers, which run in worker threads."""
         self._reached(cursor)
         self._loop.call_soon_threadsafe(self._services.journal.mark_cursor, self._task)
+        if (asked := self._services.safe_points) is not None:
+            asked.reached_in_thread(self.method, self.request_id)
         if not last:
             self._stop_if_asked()
 
@@ -230,7 +242,15 @@ class Context(Mapping[str, Any]):
         if task.cancel_cause is not None:
             raise asyncio.CancelledError(task.cancel_cause.value)
         if self._services.phase.draining and task.journaled and task.holds_drain:
+            if self._ends_in_time():
+                return
             raise SafePointStop
+
+    def _ends_in_time(self) -> bool:
+        """Whether the history of the method says that this attempt ends before the deadline."""
+        deadline = self._services.phase.deadline
+        end = self._task.expected_end(self._loop.time())
+        return deadline is not None and end is not None and end < deadline
 
     # -- holds and background work ------------------------------------------------------
 
@@ -306,7 +326,7 @@ class Context(Mapping[str, Any]):
         try:
             await self._services.leases.release(guard, reason="clean")
         except StoreError:
-            self._services.leases.owe(guard.resource, self.request_id)
+            self._services.leases.owe(guard, self.request_id)
 
 
 class Steps:

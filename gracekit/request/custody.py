@@ -7,11 +7,18 @@ written to it here and nowhere else.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections.abc import Callable
 from typing import Final
 
-from gracekit.errors import ConflictError, StoreBrokenError, StoreError, UnknownCommitError
+from gracekit.errors import (
+    ConflictError,
+    StoreBrokenError,
+    StoreClosedError,
+    StoreError,
+    UnknownCommitError,
+)
 from gracekit.leases.leases import Guard, Leases
 from gracekit.process import Point
 from gracekit.request.lanes import Job
@@ -21,6 +28,8 @@ from gracekit.tracker.journal import Address, Journal, Outcome, TaskRow, address
 from gracekit.tracker.task import Cut, TaskState, TrackedTask
 
 TRIES: Final = 3
+FIRST_PAUSE_S: Final = 0.01
+LONGEST_PAUSE_S: Final = 1.0
 
 
 class Entry(enum.Enum):
@@ -36,7 +45,8 @@ class Custody:
     """The commits of one run's tasks.
 
     Args:
-        on_trouble: Told when a commit failed, so that rows are compared with the tracker.
+        on_trouble: Told when a commit failed, so that rows are compared with the tracker; and
+            when an errored hook is due, which recovery calls.
     """
 
     def __init__(
@@ -113,12 +123,14 @@ class Custody:
     async def finish(self, job: Job, outcome: Outcome, *, expected: TaskState) -> list[Address]:
         """Record an outcome, end the lease, and make replies due; returns where they go.
 
-        Nothing is due when the row was taken from us, or the store is broken:
-        the row then stays as it is for the next start.
+        What came out of a handler is worth waiting for: a refused commit is tried again
+        until the store takes it. Nothing is due when the row was taken from us, or the store
+        is broken or closed: the row then stays as it is for the next start.
         """
         task = job.task
         hook = outcome.state is TaskState.ERRORED and job.method.errored_hook is not None
-        for _ in range(TRIES):
+        pause_s = FIRST_PAUSE_S
+        while True:
             batch = Batch(Point.FINISH)
             index = self._journal.add_finish(
                 batch, task.row_id or 0, outcome, expected=expected, errored_hook=hook
@@ -126,20 +138,23 @@ class Custody:
             self._add_release(batch, task, "clean")
             try:
                 rows = (await self._journal.commit(batch))[index]
-            except StoreBrokenError as error:
+            except (StoreBrokenError, StoreClosedError) as error:
                 self._tell(error, "outcome")
                 return []
             except StoreError as error:
                 row = await self._row_after(error, task, "outcome")
-                if row is None or row.state is expected:
-                    continue  # an outcome that was not written is not lost for one refusal
+                if row is None or (row.state is expected and row.owner == self._journal.run_id):
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+                    continue
                 if row.state is outcome.state and row.owner == self._journal.run_id:
                     task.advance(outcome.state)
                     return await self._journal.replies_due(row.id)
                 return []  # not ours any more
             task.advance(outcome.state)
+            if hook:
+                self._on_trouble()
             return [address_of(row) for row in rows]
-        return []
 
     async def hand_over(self, job: Job, cut: Cut) -> bool:
         """Record a started, unfinished task for recovery; false if that failed.
@@ -173,12 +188,18 @@ class Custody:
 
     async def give_up_start(self, task: TrackedTask) -> None:
         """An accepted row that does not start here: anyone may claim it."""
-        batch = Batch(Point.NOT_STARTED)
-        self._journal.add_not_started(batch, task)
-        try:
-            await self._journal.commit(batch)
-        except StoreError as error:
-            self._tell(error, "not started")
+        for _ in range(TRIES):
+            batch = Batch(Point.NOT_STARTED)
+            self._journal.add_not_started(batch, task)
+            try:
+                await self._journal.commit(batch)
+            except (ConflictError, StoreBrokenError) as error:
+                self._tell(error, "not started")  # done already, or for the next start to find
+                return
+            except StoreError as error:
+                self._tell(error, "not started")
+            else:
+                return
 
     def _add_release(self, batch: Batch, task: TrackedTask, reason: str) -> None:
         if task.token is not None and task.resource is not None:

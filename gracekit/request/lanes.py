@@ -21,6 +21,9 @@ from gracekit.rpc.transport import Delivery
 from gracekit.tracker.journal import Acceptance, Address
 from gracekit.tracker.task import Lane, TrackedTask
 
+GIVE_BACK_PAUSE_S: Final = 0.5
+"""Before a delivery goes back for want of its record: the transport may hand it out to us again in
+the same moment, and a store that stays broken would keep the loop busy with that alone."""
 LEASE_BEAT_S: Final = 1.0
 """A lease held by another process is asked for again this often; a release here rings at once."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from gracekit.clock import Clock
 from gracekit.errors import Draining, GracekitError, InvalidArgumentsError, RpcError, StoreError
 from gracekit.request.answers import Answers
 from gracekit.request.attempt import succeeded
+from gracekit.request.lanes import GIVE_BACK_PAUSE_S
 from gracekit.rpc.message import Request
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry import Telemetry
@@ -59,22 +61,23 @@ class Refusals:
             await self._journal.reject(detail, reason=reason, detail=str(error))
         except StoreError as failure:
             self._telemetry.emit("store.error", what="rejection", error=str(failure))
-            await delivery.give_back()
+            await asyncio.sleep(GIVE_BACK_PAUSE_S)
+            await self._settle(delivery.give_back())
             return
         self._telemetry.emit("task.rejected", reason=reason, error=str(error))
         if request is None:
-            await delivery.dead_letter(f"{reason}: {error}")
+            await self._settle(delivery.dead_letter(f"{reason}: {error}"))
             return
         if request.reply is not None:
             address = Address(
                 queue=request.reply.queue, msg_id=request.reply.msg_id, expires_at=None
             )
             await self._answers.refuse(address, error)
-        await delivery.ack()
+        await self._settle(delivery.ack())
 
     async def answer_control(self, request: Request, delivery: Delivery) -> None:
         """A control verb: not journaled, not tracked, answered at once."""
-        await delivery.ack()
+        await self._settle(delivery.ack())
         if request.reply is None:
             return
         address = Address(queue=request.reply.queue, msg_id=request.reply.msg_id, expires_at=None)
@@ -84,6 +87,13 @@ class Refusals:
             await self._answers.refuse(address, error)
             return
         await self._answers.send(address, succeeded(f"verb {request.method}", answer))
+
+    async def _settle(self, settlement: Coroutine[Any, Any, None]) -> None:
+        """Tell the transport; what it cannot do now it does later, or delivers again."""
+        try:
+            await settlement
+        except StoreError as error:
+            self._telemetry.emit("store.error", what="settlement", error=str(error))
 
 
 def reason_of(error: RpcError) -> str:

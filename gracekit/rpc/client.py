@@ -25,7 +25,7 @@ from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.failures import rebuild
 from gracekit.rpc.message import LEASE_KEY, ReplyAddress, Request, carried_lease
-from gracekit.rpc.methods import Method
+from gracekit.rpc.methods import Method, Place
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, MAX_NAME, encode_request
 from gracekit.rpc.replies import Replies
 from gracekit.rpc.transport import Message, Transport, directed_queue, shared_queue
@@ -299,12 +299,13 @@ class RpcClient(ClientView):
             )
         if not isinstance(method, str):
             method.bind(kwargs)
+        place = _place(options, method)
         return Request(
             request_id=options.request_id or self._clock.new_id(),
             method=name,
             args=kwargs,
-            namespace=_chosen(options.namespace, method, "namespace"),
-            version=_chosen(options.version, method, "version") or "1.0",
+            namespace=place.namespace,
+            version=place.version,
             context=_with_lease(options.context),
         )
 
@@ -330,12 +331,11 @@ class RpcClient(ClientView):
 _AnyMethod = Method[..., Any] | str
 
 
-def _chosen(option: str | None, method: _AnyMethod, name: str) -> str | None:
-    """The prepared value, else the method's own."""
-    if option is not None or isinstance(method, str):
-        return option
-    value: str | None = getattr(method, name)
-    return value
+def _place(options: _Options, method: _AnyMethod) -> Place:
+    """What was prepared, else the method's own."""
+    if isinstance(method, str):
+        return Place(options.namespace, options.version or "1.0")
+    return method.place(namespace=options.namespace, version=options.version)
 
 
 def _check_exceptions(exceptions: Mapping[str, object]) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 
 from gracekit.errors import DependencyError, StoreBrokenError, Undeliverable
 from gracekit.process import Point, Process
+from gracekit.rpc.readers import Reader
 from gracekit.rpc.transport import (
     OWNED,
     Consumer,
@@ -71,6 +72,7 @@ class MemoryBroker:
     def __init__(self) -> None:
         self.dead_letters: list[DeadLetter] = []
         self._queues: dict[str, _MemoryQueue] = {}
+        self._announced: dict[MemoryTransport, list[Reader]] = {}
         self._expired: Counter[str] = Counter()
         self._last_number = 0
 
@@ -120,9 +122,22 @@ class MemoryBroker:
         ]
 
     def drop_owned_by(self, transport: MemoryTransport) -> None:
-        """Remove the queues of a connection, with what is in them."""
+        """Remove the queues of a connection, with what is in them, and what it announced."""
+        self._announced.pop(transport, None)
         for name in [name for name, entry in self._queues.items() if entry.owner is transport]:
             del self._queues[name]
+
+    def announce(self, readers: list[Reader], transport: MemoryTransport) -> list[Reader]:
+        """Note who reads what into which store; returns those that keep to another one."""
+        self._announced[transport] = readers
+        mine = {(reader.queue, reader.store) for reader in readers}
+        queues = {queue for queue, _ in mine}
+        return [
+            reader
+            for said in self._announced.values()
+            for reader in said
+            if reader.queue in queues and (reader.queue, reader.store) not in mine
+        ]
 
     def add_reader(self, consumer: _MemoryConsumer) -> None:
         """Begin to deliver to *consumer*."""
@@ -299,6 +314,13 @@ class MemoryTransport:
             self._broker.put(queue, message)
         self.process.reach(Point.PUBLISH, "after")
         await asyncio.sleep(0)
+
+    async def announce(self, queues: Sequence[Queue], *, store: str, label: str) -> list[Reader]:
+        """See `Transport.announce`."""
+        self._check_started()
+        pid = self.process.identity.pid
+        readers = [Reader(queue=queue.name, store=store, label=label, pid=pid) for queue in queues]
+        return self._broker.announce(readers, self)
 
     async def consume(
         self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int

@@ -11,9 +11,10 @@ from __future__ import annotations
 import copy
 import difflib
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 from gracekit.config import parse_duration
 from gracekit.errors import (
@@ -29,6 +30,16 @@ R_co = TypeVar("R_co", covariant=True)  # a method that returns a dict returns a
 OnInterruptName = Literal["error", "retry", "probe", "requeue"]
 InDrain = Literal["answer", "refuse"]
 Hook = Callable[..., Any]
+
+
+class Place(NamedTuple):
+    """Where a method is served, as an oslo Target has it; namespace None is the default one."""
+
+    namespace: str | None
+    version: str
+
+    def __str__(self) -> str:
+        return f"{_named(self.namespace)} at {self.version}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +99,8 @@ class Method(Generic[P, R_co]):
         self.is_async = inspect.iscoroutinefunction(handler)
         self.probe_hook: Hook | None = None
         self.errored_hook: Hook | None = None
+        self._owner: object = None
+        self._learnt: list[tuple[Callable[[], object], Place]] = []  # shared with bound copies
         self._skip = skip
         self.signature = _signature(handler, skip)
         _check(self)
@@ -100,13 +113,13 @@ class Method(Generic[P, R_co]):
 
     @property
     def namespace(self) -> str | None:
-        """Interface namespace; None for the default one."""
-        return self.options.namespace
+        """Interface namespace; None for the default one. Raises as `place`."""
+        return self.place().namespace
 
     @property
     def version(self) -> str:
-        """Interface version that it is served at."""
-        return self.options.version
+        """Interface version that it is served at. Raises as `place`."""
+        return self.place().version
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain function, as in a unit test; nothing is tracked."""
@@ -151,13 +164,46 @@ class Method(Generic[P, R_co]):
         value = args.get(name)
         return None if value is None or value == "" else (kind, str(value))
 
-    def serve_at(self, namespace: str | None, version: str) -> None:
-        """Say where a class's method is served."""
-        self.options = replace(self.options, namespace=namespace, version=version)
+    # -- methods of classes -------------------------------------------------------------
+
+    def place(self, *, namespace: str | None = None, version: str | None = None) -> Place:
+        """Where to send a request; *namespace* and *version*, where given, stand.
+
+        Raises:
+            DeclarationError: it is a class's method, served at several places
+                that fit.
+        """
+        fitting = _fitting(self._places(), namespace, version)
+        if len(fitting) > 1:
+            raise DeclarationError(_ambiguous(self.name, fitting))
+        (only,) = fitting
+        return only
+
+    def _places(self) -> set[Place]:
+        """Of a method of an object, where that object is served; else where any is, or was."""
+        if not self._learnt:
+            return {Place(self.options.namespace, self.options.version)}
+        known = [(owner(), place) for owner, place in self._learnt]
+        mine = {place for owner, place in known if owner is self._owner is not None}
+        alive = {place for owner, place in known if owner is not None}
+        return mine or alive or {place for _, place in known}
+
+    def learn(self, owner: object, place: Place) -> None:
+        """Note where an object's method is served, so that callers can be given the method."""
+        self._learnt[:] = [known for known in self._learnt if known[0]() is not None]
+        self._learnt.append((_reference(owner), place))
+
+    def served(self, owner: object, place: Place) -> Method[P, R_co]:
+        """The method of an object at one place, as `Service.include` registers it."""
+        bound = self.attached(owner)
+        bound.options = replace(self.options, namespace=place.namespace, version=place.version)
+        bound._learnt = []  # noqa: SLF001 - a Method of ours
+        return bound
 
     def attached(self, owner: object) -> Method[P, R_co]:
-        """The method bound to an object, as `Service.include` registers it."""
+        """The method bound to an object."""
         bound = copy.copy(self)
+        bound._owner = owner  # noqa: SLF001 - a Method of ours
         bound.handler = self.handler.__get__(owner)
         for hook in ("probe_hook", "errored_hook"):
             function = getattr(self, hook)
@@ -168,6 +214,8 @@ class Method(Generic[P, R_co]):
         """On the class the mark itself; on an object, bound to it."""
         return self if owner is None else self.attached(owner)
 
+    # -- the small print ----------------------------------------------------------------
+
     def _explain(self, args: Mapping[str, Any], reason: str) -> str:
         known = list(self.signature.parameters)
         hints = [
@@ -176,6 +224,34 @@ class Method(Generic[P, R_co]):
             if name not in known and (close := difflib.get_close_matches(name, known, 1))
         ]
         return f"{self.name}{self.signature}: {reason}{''.join(hints)}"
+
+
+def _fitting(places: set[Place], namespace: str | None, version: str | None) -> set[Place]:
+    """Those that fit what is asked for, or all if none does; with it in its place."""
+    if namespace is not None:
+        near = {place for place in places if place.namespace == namespace} or places
+        places = {place._replace(namespace=namespace) for place in near}
+    if version is not None:
+        near = {place for place in places if _major(place.version) == _major(version)} or places
+        places = {place._replace(version=version) for place in near}
+    return places
+
+
+def _ambiguous(name: str, places: set[Place]) -> str:
+    listed = sorted(places, key=lambda place: (place.namespace or "", place.version))
+    option = "namespace" if len({place.namespace for place in places}) > 1 else "version"
+    return (
+        f"{name}() is served in {' and in '.join(map(str, listed))}, and it is not said which is "
+        f"meant: pass the method of one object, as manager.{name}, or prepare({option}=…)"
+    )
+
+
+def _reference(owner: object) -> Callable[[], object]:
+    """Weak, where the object's class permits: a class must not keep what it served alive."""
+    try:
+        return weakref.ref(owner)
+    except TypeError:
+        return lambda: owner
 
 
 def _signature(handler: Callable[..., Any], skip: int) -> inspect.Signature:
@@ -314,15 +390,16 @@ class MethodTable:
         if served is None:
             if all(known != namespace for known, _ in self._methods):
                 raise UnsupportedVersionError(
-                    f"namespace {_cut(namespace)} is not served; nor is {_cut(name)} in it"
+                    f"{_named(namespace)} is not served; nor is {_cut(name)} in it"
                 )
             raise NoSuchMethodError(f"method {_cut(name)} is not served{self._hint(name)}")
         for method in served:
             if _serves(method.version, version):
                 return method
         raise UnsupportedVersionError(
-            f"{_cut(name)} is served at {', '.join(m.version for m in served)}, "
-            f"not at {_cut(version)}: the major version must match, the minor not be above"
+            f"{_cut(name)} in {_named(namespace)} is served at "
+            f"{', '.join(m.version for m in served)}, not at {_cut(version)}: "
+            "the major version must match, the minor not be above"
         )
 
     def __iter__(self) -> Iterator[Method[Any, Any]]:
@@ -335,6 +412,10 @@ class MethodTable:
 
 def _cut(text: str | None) -> str:
     return repr(text)[:120]
+
+
+def _named(namespace: str | None) -> str:
+    return "the default namespace" if namespace is None else f"namespace {_cut(namespace)}"
 
 
 def _major(version: str) -> int:

@@ -202,7 +202,10 @@ class RpcServer:
                         await consumer.cancel()
             waiting, self._waiting = self._waiting, deque()
             self.returned += len(waiting)
-            await asyncio.gather(*(delivery.give_back() for delivery in waiting))
+            # One that fails is tried again by its transport; it must not keep us from going on.
+            await asyncio.gather(
+                *(delivery.give_back() for delivery in waiting), return_exceptions=True
+            )
 
     def _spawn(self, step: object) -> None:
         task = asyncio.ensure_future(step)  # type: ignore[call-overload]  # a coroutine of ours

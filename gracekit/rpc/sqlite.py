@@ -24,13 +24,14 @@ from gracekit.errors import (
 )
 from gracekit.process import LifeLock, Process
 from gracekit.rpc import sqlite_rows as rows
+from gracekit.rpc.readers import Reader
 from gracekit.rpc.sqlite_consumer import SqliteConsumer, ring_all
 from gracekit.rpc.transport import DeadLetter, Message, OnDelivery, Queue
 from gracekit.store.bell import Bell, bells_directory
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import load_migrations
 
-_MIGRATIONS: Final = "gracekit.rpc.sqlite_schema"
+QUEUES_SCHEMA: Final = "gracekit.rpc.sqlite_schema"
 
 
 class _Connection:
@@ -71,7 +72,7 @@ class SqliteTransport:
         self._process = process
         self._clock = clock
         self._poll_s = poll_s
-        self._engine = SqliteEngine(self.path, load_migrations(_MIGRATIONS), process=process)
+        self._engine = SqliteEngine(self.path, load_migrations(QUEUES_SCHEMA), process=process)
         self._changing = asyncio.Lock()  # start and stop wait for each other
         self._connection: _Connection | None = None
         self._poll: asyncio.Task[None] | None = None
@@ -170,6 +171,13 @@ class SqliteTransport:
 
     # -- receiving ------------------------------------------------------------
 
+    async def announce(self, queues: Sequence[Queue], *, store: str, label: str) -> list[Reader]:
+        """See `Transport.announce`."""
+        connection = self._connected()
+        batch = rows.announce(queues, connection.id, store=store, label=label)
+        found = (await self._engine.commit(batch))[-1]
+        return [reader for reader, peer in map(rows.reader_of, found) if self._lives(peer)]
+
     async def consume(
         self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
     ) -> SqliteConsumer:
@@ -232,11 +240,14 @@ class SqliteTransport:
         """Give back what dead connections held, and remove what was theirs."""
         for row in await self._engine.query(rows.PEERS, connection.id):
             peer = rows.peer_of(row)
-            if not self._process.is_alive(peer.identity, peer.lock_path):
+            if not self._lives(peer):
                 await self._disconnect(peer.connection_id)
                 for path in (peer.bell_path, peer.lock_path):
                     if path.parent == connection.bell.path.parent:
                         path.unlink(missing_ok=True)
+
+    def _lives(self, peer: rows.Peer) -> bool:
+        return self._process.is_alive(peer.identity, peer.lock_path)
 
     async def _disconnect(self, connection_id: str) -> None:
         results = await self._engine.commit(rows.disconnect(connection_id))

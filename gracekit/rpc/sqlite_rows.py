@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from gracekit.process import Identity, Point
+from gracekit.rpc.readers import Reader
 from gracekit.rpc.transport import OWNED, DeadLetter, Message, Queue
 from gracekit.store.batch import Batch, Row, Value
 
@@ -91,6 +92,7 @@ def disconnect(connection_id: str) -> Batch:
         "DELETE FROM queue WHERE owner = ?",
         "DELETE FROM subscription WHERE connection_id = ?",
         "DELETE FROM consumer WHERE connection_id = ?",
+        "DELETE FROM reader WHERE connection_id = ?",
         "DELETE FROM connection WHERE connection_id = ?",
     ):
         batch.add(sql, connection_id)
@@ -122,6 +124,40 @@ def subscribe(queues: Sequence[Queue], consumer_id: str, connection_id: str) -> 
             *(queue.name, consumer_id, connection_id),
         )
     return batch
+
+
+def announce(queues: Sequence[Queue], connection_id: str, *, store: str, label: str) -> Batch:
+    """A connection says what it will read and where it keeps that; last, readers elsewhere.
+
+    One transaction, so that of two that come together the second sees the first.
+    """
+    batch = Batch(Point.CONNECT, durable=False)
+    for queue in queues:
+        batch.add(
+            "INSERT OR REPLACE INTO reader VALUES (?, ?, ?, ?)",
+            *(queue.name, connection_id, store, label),
+        )
+    places = ", ".join("?" * len(queues))
+    batch.ask(
+        f"{READERS} WHERE store <> ? AND queue IN ({places})",
+        store,
+        *(queue.name for queue in queues),
+    )
+    return batch
+
+
+READERS: Final = (
+    "SELECT queue, store, label, connection_id, boot_id, pid_ns, pid, start_ticks, lock_path, "
+    "bell_path FROM reader JOIN connection USING (connection_id)"
+)
+
+
+def reader_of(row: Row) -> tuple[Reader, Peer]:
+    """A row of `READERS` as values."""
+    queue, store, label, *rest = row
+    peer = peer_of(tuple(rest))
+    reader = Reader(queue=str(queue), store=str(store), label=str(label), pid=peer.identity.pid)
+    return reader, peer
 
 
 def unsubscribe(consumer_id: str) -> Batch:

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from gracekit.errors import StoreBrokenError
 from gracekit.process import Point, Process
+from gracekit.rpc.readers import Reader
 
 
 class QueueKind(enum.Enum):
@@ -97,6 +98,8 @@ class Delivery:
 
     A second settlement, or one on a connection that is gone, does nothing:
     the message is then delivered again and the journal's dedupe covers it.
+    Each raises StoreError where the transport could not do it now; it is the
+    transport that tries again, so the caller only tells it.
 
     Attributes:
         body: The enveloped message, of any size and content.
@@ -200,6 +203,19 @@ class Transport(Protocol):
 
     async def publish_fanout(self, topic: str, message: Message) -> None:
         """Give every running instance that reads *topic* its own copy; possibly nobody."""
+        ...
+
+    async def announce(self, queues: Sequence[Queue], *, store: str, label: str) -> list[Reader]:
+        """Say, before reading shared *queues*, in which store their deliveries are kept.
+
+        Args:
+            queues: Shared queues.
+            store: Identity of the store.
+            label: Who says so, for people.
+
+        Returns:
+            Living readers of these queues that have announced another store.
+        """
         ...
 
     async def consume(

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 import apsw
 
-from gracekit.errors import StoreBrokenError, StoreError, UnknownCommitError
+from gracekit.errors import StoreBrokenError, StoreClosedError, StoreError, UnknownCommitError
 from gracekit.process import Process
 from gracekit.store import files
 from gracekit.store.batch import Batch, Row, Value
@@ -245,7 +245,7 @@ class SqliteEngine(_Breakable):
 
     def _closed(self) -> StoreError | None:
         if not self._open:
-            return StoreError(f"{self.path} is not open; start the store before using it")
+            return StoreClosedError(f"{self.path} is not open; start the store before using it")
         if os.getpid() != self._pid:
             return StoreError(
                 f"{self.path} was opened by process {self._pid}, of which process {os.getpid()} "
@@ -329,7 +329,7 @@ class MemoryEngine(_Breakable):
         with self._lock:
             connection = self._connection
             if connection is None:
-                raise StoreError(_NOT_OPEN)
+                raise StoreClosedError(_NOT_OPEN)
             connection.execute("PRAGMA query_only=ON")
             try:
                 outcome = read(connection, (sql, params), self._break)
@@ -342,7 +342,7 @@ class MemoryEngine(_Breakable):
     def _run(self, batch: Batch) -> Outcome:
         with self._lock:
             if self._connection is None or self._group is None:
-                return StoreError(_NOT_OPEN)
+                return StoreClosedError(_NOT_OPEN)
             return self._group.run([batch])[0]
 
 

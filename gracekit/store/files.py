@@ -22,6 +22,9 @@ from gracekit.store.turn import Turn
 
 Synchronous = Literal["FULL", "NORMAL"]
 
+SUFFIXES: Final = ("", "-wal", "-shm", "-turn")
+"""What is beside a database and must be as private as it."""
+
 _OLDEST_LIBRARY: Final = (3, 51, 3)
 _STATEMENT_CACHE: Final = 256
 
@@ -50,16 +53,37 @@ def prepare_file(path: Path) -> Path:
         ConfigError: the place or an existing file is not safe; the message names the remedy.
         DependencyError: the disk did not do it.
     """
+    real = check_place(path)
     try:
-        directory = path.parent.resolve(strict=True)
-        _check_directory(directory)
-        real = directory / path.name
-        for suffix in ("", "-wal", "-shm", "-turn"):
-            _check_file(real.with_name(real.name + suffix))
         _create(real)
     except OSError as error:
         raise _refusal(path, error) from error
     return real
+
+
+def check_place(path: Path) -> Path:
+    """As `prepare_file`, and nothing is created."""
+    try:
+        directory = path.parent.resolve(strict=True)
+        _check_directory(directory)
+        real = directory / path.name
+        for suffix in SUFFIXES:
+            _check_file(real.with_name(real.name + suffix))
+    except OSError as error:
+        raise _refusal(path, error) from error
+    return real
+
+
+def identity_of(path: Path) -> str | None:
+    """What tells this database from every other one of this boot, by whatever path it is known.
+
+    A copy has another identity. None if there is no such file.
+    """
+    try:
+        info = path.stat()  # by name: opening it would cost this process its locks
+    except OSError:
+        return None
+    return f"file {info.st_dev:x}:{info.st_ino}"
 
 
 def connect_writer(

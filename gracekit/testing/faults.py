@@ -51,6 +51,21 @@ class Faults:
 NO_FAULTS: Final = Faults()
 
 
+class NoCrash(Faults):
+    """The same faults, for somebody who is not to be killed."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+
+    def draw(self, port: str, step: str, kinds: Collection[Fault]) -> Fault | None:
+        """See `Faults.draw`."""
+        return self._faults.draw(port, step, [kind for kind in kinds if kind is not Fault.CRASH])
+
+    def seconds(self, port: str, step: str) -> float:
+        """See `Faults.seconds`."""
+        return self._faults.seconds(port, step)
+
+
 class PlannedFaults(Faults):
     """Faults that a test has asked for, one by one."""
 
@@ -66,6 +81,10 @@ class PlannedFaults(Faults):
     def forget(self) -> None:
         """Nothing more goes wrong."""
         self._plan.clear()
+
+    def left(self) -> list[tuple[str, str, Fault]]:
+        """Port, step and fault of what was planned and has not happened."""
+        return [(port, step, fault) for (port, step), plan in self._plan.items() for fault in plan]
 
     def draw(self, port: str, step: str, kinds: Collection[Fault]) -> Fault | None:
         """See `Faults.draw`."""

@@ -15,6 +15,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -22,12 +23,18 @@ T = TypeVar("T")
 # The played process that a callback belongs to; None for the machine around them.
 owner: Final[contextvars.ContextVar[Hashable]] = contextvars.ContextVar("owner", default=None)
 
+_PACKAGE: Final = Path(__file__).resolve().parents[1]
+
 THREAD_PATIENCE_S: Final = 60.0
 """Real seconds after which a thread at work counts as one that never ends."""
 
 
 class NothingLeftError(RuntimeError):
     """Everybody waits for something that no timer and no thread will bring."""
+
+
+class TurnsExceededError(RuntimeError):
+    """The loop went round more often than it may: somebody is busy with nothing."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -38,7 +45,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     Attributes:
         turns: Times that the loop has gone round.
-        max_turns: After so many it gives up with `RuntimeError`; None for never.
+        max_turns: After so many it gives up with TurnsExceededError; None for never.
         lag: Asked before each turn: seconds that this turn comes late.
     """
 
@@ -53,6 +60,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._frozen: dict[Hashable, list[asyncio.Handle]] = {}
         self._woken = threading.Event()
         self._threads_at_work = 0
+        self._error: BaseException | None = None
         self.turns = 0
         self.max_turns: int | None = None
         self.lag: Callable[[], float] = lambda: 0.0
@@ -65,9 +73,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """One turn; what asyncio's loop does, with another idea of time and order."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         self.turns += 1
         if self.max_turns is not None and self.turns > self.max_turns:
-            raise RuntimeError(f"still not done after {self.max_turns} turns of the loop")
+            raise TurnsExceededError(f"still not done after {self.max_turns} turns of the loop")
         self._now += self.lag()
         if not self._ready:
             self._jump()
@@ -97,13 +108,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if not self._scheduled:
             raise NothingLeftError(
                 "nothing can happen any more: every task waits for something that no timer and "
-                "no thread will bring"
+                f"no thread will bring{waiting_at(self)}"
             )
         self._now = max(self._now, self._scheduled[0].when())
 
     def _take_due_timers(self) -> None:
         while self._scheduled and self._scheduled[0].when() <= self._now:
             self._ready.append(_unscheduled(heapq.heappop(self._scheduled)))
+
+    def give_up(self, error: BaseException) -> None:
+        """Raise *error* out of whoever runs the loop, before its next turn."""
+        self._error = error
 
     # -- played processes that are stopped for a while ------------------------------------
 
@@ -152,6 +167,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _process_events(self, event_list: Any) -> None:
         """There are none: nothing here reads or writes."""
+
+
+def waiting_at(loop: asyncio.AbstractEventLoop) -> str:
+    """`; waiting: main() at test_it.py:12`, of all tasks that are not gracekit's own."""
+    lines = []
+    for task in asyncio.all_tasks(loop):
+        for frame in task.get_stack(limit=1):
+            path = Path(frame.f_code.co_filename)
+            if not path.is_relative_to(_PACKAGE):
+                lines.append(f"{frame.f_code.co_name}() at {path.name}:{frame.f_lineno}")
+    return f"; waiting: {', '.join(sorted(lines))}" if lines else ""
 
 
 def _unscheduled(timer: asyncio.TimerHandle) -> asyncio.TimerHandle:

@@ -20,11 +20,11 @@ from gracekit.config import Settings
 from gracekit.process import Identity, Phase, Point
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.memory import MemoryBroker
-from gracekit.runtime import Runtime
+from gracekit.runtime import Runtime, StopSource
 from gracekit.service import Service
 from gracekit.shutdown import DrainReport
 from gracekit.telemetry import Telemetry
-from gracekit.testing.faults import NO_FAULTS, Faults
+from gracekit.testing.faults import NO_FAULTS, Faults, NoCrash
 from gracekit.testing.loop import VirtualLoop, owner
 from gracekit.testing.ports import (
     PlayedEngine,
@@ -57,8 +57,8 @@ class Life:
         self.machine = machine
         self.faults = machine.faults_of(self)
         self.process = machine.make_process(self)
-        self.engine = PlayedEngine(machine.disk, self.process, self.faults)
-        self.transport = PlayedTransport(machine.broker, self.process, self.faults)
+        self.engine = machine.make_engine(self)
+        self.transport = machine.make_transport(self)
         self.events: list[Event] = []
         telemetry = Telemetry()
         telemetry.subscribe(self._hear)
@@ -110,7 +110,7 @@ class Life:
             raise
         self._serving = self.machine.spawn_as(self, self.runtime.serve())
 
-    def ask_to_stop(self, *, source: str = "signal", final: bool = True) -> None:
+    def ask_to_stop(self, *, source: StopSource = "signal", final: bool = True) -> None:
         """What a signal, or an operator, does."""
         self.runtime.request_stop(source=source, by="test", reason="test", final=final)
 
@@ -186,6 +186,14 @@ class Machine:
             self.living, 100 + self._processes, faults=life.faults, on_death=life.end
         )
 
+    def make_engine(self, life: Life) -> PlayedEngine:
+        """The engine of a life."""
+        return PlayedEngine(self.disk, life.process, life.faults)
+
+    def make_transport(self, life: Life) -> PlayedTransport:
+        """The connection of a life."""
+        return PlayedTransport(self.broker, life.process, life.faults)
+
     def life(self, service: Service, *, signals: bool = False, **settings: Any) -> Life:
         """A process that is not started yet.
 
@@ -209,12 +217,18 @@ class Machine:
         await one.start()
         return one
 
-    async def client(self, service: Service) -> RpcClient:
+    async def client(self, service: Service, *, ops_topic: str | None = None) -> RpcClient:
         """A caller on this machine, in a process that does not crash."""
         process = PlayedProcess(set(), 1)
-        transport = PlayedTransport(self.broker, process, self.faults)
+        transport = PlayedTransport(self.broker, process, NoCrash(self.faults))
         await transport.start()
-        one = RpcClient(transport, service.topic, exceptions=service.exceptions, clock=self.clock)
+        one = RpcClient(
+            transport,
+            service.topic,
+            ops_topic=ops_topic,
+            exceptions=service.exceptions,
+            clock=self.clock,
+        )
         await one.start()
         self._clients.append((one, transport))
         return one

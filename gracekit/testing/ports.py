@@ -10,20 +10,30 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeVar
 
 import apsw
 
 from gracekit.clock import Clock
-from gracekit.errors import StoreBrokenError, StoreError, UnknownCommitError
+from gracekit.errors import (
+    DependencyError,
+    StoreBrokenError,
+    StoreClosedError,
+    StoreError,
+    UnknownCommitError,
+)
 from gracekit.process import Identity, Phase, Point, Process, Threads
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.transport import Consumer, Delivery, Message, OnDelivery, Queue, Settlement
 from gracekit.runtime import MIGRATIONS
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import MemoryEngine, Rows
+from gracekit.store.handlers import read
 from gracekit.store.migrate import load_migrations
 from gracekit.testing.faults import NO_FAULTS, Fault, Faults
 from gracekit.testing.loop import VirtualLoop, owner
@@ -31,6 +41,7 @@ from gracekit.testing.loop import VirtualLoop, owner
 T = TypeVar("T")
 
 EPOCH_S: Final = 1_800_000_000.0
+SETTLE_AGAIN_S: Final = 2.0
 
 _COMMIT: Final = (
     Fault.DELAY,
@@ -50,6 +61,19 @@ _PUBLISH: Final = (
 _SETTLE: Final = (Fault.DELAY, Fault.REFUSED, Fault.LOST_BEFORE, Fault.LOST_AFTER)
 _DELIVER: Final = (Fault.DELAY, Fault.DUPLICATE, Fault.REORDER)
 _SUBSCRIBE: Final = (Fault.DELAY, Fault.REFUSED, Fault.CRASH)
+
+# What can happen at a point, and the step at which a port asks for it; a commit's is its name.
+WIRE_STEPS: Final[Mapping[Point, tuple[str, Sequence[Fault]]]] = MappingProxyType(
+    {
+        Point.CONNECT: ("start", (Fault.DELAY, Fault.REFUSED)),
+        Point.DELIVER: ("deliver", _DELIVER),
+        Point.ACK: ("ack", _SETTLE),
+        Point.GIVE_BACK: ("give_back", _SETTLE),
+        Point.DEAD_LETTER: ("dead_letter", _SETTLE),
+        Point.REPLY: ("publish", _PUBLISH),
+    }
+)
+COMMIT_FAULTS: Final = _COMMIT
 
 
 class Died(BaseException):
@@ -99,10 +123,13 @@ class CountedThreads(Threads):
         if not isinstance(loop, VirtualLoop):
             return await super().run(function)
         loop.thread_begins()
-        try:
-            return await super().run(function)
-        finally:
-            loop.thread_ended()
+        inside = contextvars.copy_context()
+        # Nobody's: a process that is killed does nothing any more, and yet its thread must be
+        # seen to end, or time would stand still for ever.
+        nobody = owned_by(None)
+        work = loop.create_task(super().run(partial(inside.run, function)), context=nobody)
+        work.add_done_callback(lambda _: loop.thread_ended(), context=nobody)
+        return await work
 
 
 class PlayedProcess(Process):
@@ -180,6 +207,10 @@ class PlayedProcess(Process):
             self._alarm = None
             self.alarms.append(None)
 
+    def watch_signals(self, on_signal: Callable[[int], None]) -> AbstractContextManager[object]:  # noqa: ARG002
+        """See `Process.watch_signals`; signals come to the real process only."""
+        return nullcontext()
+
     def _kill(self) -> None:
         if self.lives:
             self.on_death()
@@ -214,6 +245,11 @@ class PlayedEngine(MemoryEngine):
         self._connection = None
         self._line.clear()
 
+    async def start(self) -> None:
+        """See `Engine.start`."""
+        await _open(self._faults, self._played, "store")
+        await super().start()
+
     async def stop(self) -> None:
         """See `Engine.stop`."""
         self._carry_out()
@@ -222,7 +258,7 @@ class PlayedEngine(MemoryEngine):
     def submit(self, batch: Batch) -> asyncio.Future[Rows]:
         """See `Engine.submit`; done on a later turn of the loop."""
         if self._connection is None or self.broken is not None:
-            return _answered(self.broken or StoreError("the store is not open"))
+            return _answered(self.broken or StoreClosedError("the store is not open"))
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Rows] = loop.create_future()
         self._line.append((batch, future))
@@ -277,7 +313,11 @@ class PlayedEngine(MemoryEngine):
                 raise StoreError("the read failed")
             case Fault.CRASH:
                 self._played.die("query")
-        rows = await super().query(sql, *params)
+        if self._connection is None:
+            raise StoreClosedError("the store is not open")
+        rows = read(self._connection, (sql, params), self._break)
+        if isinstance(rows, StoreError):
+            raise rows
         await asyncio.sleep(0)  # the answer comes from a thread, and the world has moved on
         return rows
 
@@ -306,6 +346,11 @@ class PlayedTransport(MemoryTransport):
         super().__init__(broker, process)
         self._played = process
         self._faults = faults
+
+    async def start(self) -> None:
+        """See `Transport.start`."""
+        await _open(self._faults, self._played, "transport")
+        await super().start()
 
     async def declare(self, queues: Sequence[Queue]) -> None:
         """See `Transport.declare`."""
@@ -338,9 +383,23 @@ class PlayedTransport(MemoryTransport):
     async def _settle_with_faults(
         self, settle: Callable[[Settlement, str], Any], how: Settlement, reason: str
     ) -> None:
-        fault = await self._meet(how.value, _SETTLE)
+        try:
+            fault = await self._meet(how.value, _SETTLE)
+        except StoreError:
+            self._settle_later(settle, how, reason)
+            raise
         await settle(how, reason)
         self._lose_answer(fault)
+
+    def _settle_later(
+        self, settle: Callable[[Settlement, str], Any], how: Settlement, reason: str
+    ) -> None:
+        """As a real one: what could not be settled now is settled at the next occasion."""
+
+        def again() -> None:
+            asyncio.ensure_future(settle(how, reason))  # noqa: RUF006 - done in one turn
+
+        asyncio.get_running_loop().call_later(SETTLE_AGAIN_S, again)
 
     async def _meet(self, step: str, kinds: Sequence[Fault]) -> Fault | None:
         """Let happen what happens before the step; returns what is to happen after it."""
@@ -420,6 +479,16 @@ class _PlayedConsumer:
             await asyncio.sleep(self._faults.seconds("transport", "cancel"))
         await self.inner.cancel()
         self._deliver_late()
+
+
+async def _open(faults: Faults, process: PlayedProcess, port: str) -> None:
+    match faults.draw(port, "start", _SUBSCRIBE):
+        case Fault.DELAY:
+            await asyncio.sleep(faults.seconds(port, "start"))
+        case Fault.REFUSED:
+            raise DependencyError(f"the {port} cannot be reached now")
+        case Fault.CRASH:
+            process.die(f"{port}.start")
 
 
 def owned_by(who: object) -> contextvars.Context:

@@ -63,6 +63,11 @@ _NEXT_LOOK: Final = """
 SELECT min(max(iif(on_interrupt = 'error', 0, coalesce(not_before, 0)), coalesce(next_check, 0)))
 FROM task
 WHERE owner IS NULL AND state = 'handed_over' AND service = ? AND target IN ('', ?, ?)"""
+# An operator ended a row that nobody owned: what it owes is anyone's.
+_OWING: Final = """
+owner IS NULL AND finished_at IS NOT NULL AND service = ? AND id IN (
+    SELECT task_id FROM reply WHERE due_at IS NOT NULL
+    UNION SELECT id FROM task WHERE errored_due = 1)"""
 _DUE_REPLIES: Final = """
 SELECT task.id, reply.queue, reply.msg_id, reply.expires_at, task.accepted_at
 FROM reply JOIN task ON task.id = reply.task_id
@@ -202,6 +207,18 @@ class Claims:
             row.id,
             self._journal.run_id,
         )
+
+    async def take_duties(self) -> None:
+        """Make ours what ended rows without an owner still owe: replies, errored hooks."""
+        service = self._journal.service
+        query = f"SELECT 1 FROM task WHERE {_OWING} LIMIT 1"  # noqa: S608 - constants
+        if await self._journal.engine.query(query, service):
+            batch = Batch(Point.CLAIM)
+            batch.add(
+                f"UPDATE task SET owner = ? WHERE {_OWING}",  # noqa: S608 - constants
+                *(self._journal.run_id, service),
+            )
+            await self._journal.commit(batch)
 
     async def due_replies(self) -> list[tuple[int, Address, float]]:
         """(row id, address, accepted at) of replies that this run owes."""

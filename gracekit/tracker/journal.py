@@ -528,4 +528,5 @@ ERRORED_SENTENCES: Final[Mapping[Reason, str]] = {
     Reason.GAVE_UP: "its truth could not be found out in time",
     Reason.METHOD_GONE: "this version of the service has no such method",
     Reason.DEPENDENCY: "something it depends on ended in error",
+    Reason.OPERATOR: "an operator has given it up",
 }

@@ -10,13 +10,21 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from gracekit.errors import IllegalTransitionError
+from gracekit.tracker.history import Durations
 
 
-class TaskState(enum.Enum):
+class _Word(enum.Enum):
+    """Hashed by identity, as its members are compared: Enum's own hash is a call into Python."""
+
+    __hash__ = object.__hash__
+
+
+class TaskState(_Word):
     """Where a task is in its life, as the journal stores it."""
 
     ACCEPTED = "accepted"  # journaled, not started; custody is ours
@@ -62,17 +70,7 @@ TRANSIENT: Final = frozenset(state for state in TaskState if _NEXT[state])
 TERMINAL: Final = frozenset(TaskState) - TRANSIENT
 
 
-def check_step(task: object, before: TaskState, after: TaskState) -> None:
-    """Judge one step.
-
-    Raises:
-        IllegalTransitionError: *after* does not follow *before*.
-    """
-    if after not in _NEXT[before]:
-        raise IllegalTransitionError(f"{task} cannot go from {before.value} to {after.value}")
-
-
-class Lane(enum.Enum):
+class Lane(_Word):
     """The channel that a task came by; each has its own places, slots and threads."""
 
     REQUESTS = "requests"  # closed first by a drain
@@ -107,6 +105,7 @@ class Reason(enum.Enum):
     GAVE_UP = "gave_up"
     METHOD_GONE = "method_gone"
     DEPENDENCY = "dependency"
+    OPERATOR = "operator"
 
 
 class CancelCause(enum.Enum):
@@ -118,9 +117,31 @@ class CancelCause(enum.Enum):
     OPERATOR = "operator"
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class TrackedTask:
+class Verb(enum.Enum):
+    """What an operator may order of one task."""
+
+    CANCEL = "cancel"
+    FAIL = "fail"
+    RETRY = "retry"
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator's word about one task.
+
+    Attributes:
+        by: Who, as `name@host`.
+        reason: Why, in a sentence; for the record and for the caller.
+    """
+
+    verb: Verb
+    by: str
+    reason: str
+
+
+class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
     """A request that gracekit has promised to finish or to hand over.
+
+    A Struct, not a dataclass: one is made for every request, and this costs a third.
 
     Attributes:
         request_id: The sender's id, or one drawn here.
@@ -143,6 +164,9 @@ class TrackedTask:
         handler: The asyncio task that runs it; the tracker keeps it alive.
         cancellable: Only while the handler itself runs; gracekit's own steps never are.
         cancel_cause: Who asked for its cancellation; None for nobody.
+        order: Of the operator that asked for it; None if it was somebody else.
+        thread_id: Of the worker thread that a plain handler is in; None outside one.
+        history: How long its method's attempts took; None before it has started.
         cut: How the attempt was cut; None while it runs or if it ended.
     """
 
@@ -166,6 +190,9 @@ class TrackedTask:
     handler: asyncio.Task[Any] | None = None
     cancellable: bool = False
     cancel_cause: CancelCause | None = None
+    order: Order | None = None
+    thread_id: int | None = None
+    history: Durations | None = None
     cut: Cut | None = None
 
     def advance(self, to: TaskState) -> None:
@@ -174,7 +201,8 @@ class TrackedTask:
         Raises:
             IllegalTransitionError: *to* does not follow the present state.
         """
-        check_step(self, self.state, to)
+        if to not in _NEXT[self.state]:
+            raise IllegalTransitionError(f"{self} cannot go from {self.state.value} to {to.value}")
         self.state = to
 
     def cancel(self, cause: CancelCause) -> None:
@@ -183,6 +211,13 @@ class TrackedTask:
             self.cancel_cause = cause
         if self.cancellable and self.handler is not None:
             self.handler.cancel(cause.value)
+
+    def expected_end(self, now: float) -> float | None:
+        """Loop time at which it ends, as its method's history says; None if that says nothing."""
+        if self.history is None or self.started_at is None or not self.running:
+            return None
+        seconds = self.history.expected(now - self.started_at)
+        return None if seconds is None else self.started_at + seconds
 
     @property
     def running(self) -> bool:

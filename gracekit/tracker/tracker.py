@@ -15,7 +15,7 @@ from gracekit.clock import Clock
 from gracekit.tracker.task import Lane, TaskState, TrackedTask
 
 Listener = Callable[[TrackedTask], None]
-Key = tuple[str, str]
+Key = str | tuple[str, str]
 
 
 class Tracker:
@@ -26,8 +26,9 @@ class Tracker:
     """
 
     def __init__(self) -> None:
+        # Nearly every task has no recipient, and then its id alone is the key: no pair to build.
         self._tasks: dict[Key, TrackedTask] = {}
-        self._by_lane: Counter[Lane] = Counter()
+        self._by_lane = dict.fromkeys(Lane, 0)
         # Dictionaries instead of sets: a set's order is a matter of addresses, and the same
         # seed must give the same run.
         self._running: dict[TrackedTask, None] = {}  # those that hold a drain
@@ -39,7 +40,7 @@ class Tracker:
 
     def add(self, task: TrackedTask) -> TrackedTask | None:
         """Track *task*; if its key is in flight already, return that one and change nothing."""
-        key = (task.request_id, task.recipient)
+        key = (task.request_id, task.recipient) if task.recipient else task.request_id
         known = self._tasks.setdefault(key, task)
         if known is not task:
             return known
@@ -52,18 +53,20 @@ class Tracker:
 
     def ended(self, task: TrackedTask) -> None:
         """The attempt of *task* is over, if one was; it stays in flight until its reply is sent."""
-        self._running.pop(task, None)
-        self._running_ops.pop(task, None)
-        self._wake()
+        (self._running if task.holds_drain else self._running_ops).pop(task, None)
+        if self._changed:
+            self._wake()
 
     def remove(self, task: TrackedTask) -> None:
         """Forget *task*: answered, handed over, or given back."""
-        if self._tasks.pop((task.request_id, task.recipient), None) is None:
+        key = (task.request_id, task.recipient) if task.recipient else task.request_id
+        if self._tasks.pop(key, None) is None:
             return
         self._by_lane[task.lane] -= 1
         for listener in self._on_removed:
             listener(task)
-        self._wake()
+        if self._changed:
+            self._wake()
 
     def poke(self) -> None:
         """Let everybody who waits ask their condition again."""
@@ -108,7 +111,7 @@ class Tracker:
 
     def get(self, request_id: str, recipient: str = "") -> TrackedTask | None:
         """The task in flight under that key; None if there is none."""
-        return self._tasks.get((request_id, recipient))
+        return self._tasks.get((request_id, recipient) if recipient else request_id)
 
     def count(self, lane: Lane) -> int:
         """Tasks of *lane* in flight."""

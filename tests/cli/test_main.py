@@ -51,8 +51,10 @@ def test_every_command_has_json_and_help(name: str):
     command = cli.get_command(click.Context(cli), name)
 
     assert command is not None
-    assert command.help
-    assert any("--json" in parameter.opts for parameter in command.params)
+    parts = list(command.commands.values()) if isinstance(command, click.Group) else [command]
+    for part in parts:
+        assert part.help
+        assert any("--json" in parameter.opts for parameter in part.params)
 
 
 def test_a_wrong_command_gets_the_nearest_name(tmp_path: Path):

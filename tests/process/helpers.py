@@ -147,6 +147,10 @@ class Site:
         """The same through `gracekit run`."""
         return self._start([sys.executable, "-m", "gracekit", "run", "served:svc"], settings)
 
+    def start_program(self, name: str, **settings: object) -> ServiceProcess:
+        """A program beside `served` that embeds its service."""
+        return self._start([sys.executable, "-m", f"tests.process.{name}"], settings)
+
     def _start(self, command: list[str], settings: dict[str, object]) -> ServiceProcess:
         given = {
             "transport_url": self.url,

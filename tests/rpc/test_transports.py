@@ -450,3 +450,41 @@ async def test_a_delivery_is_settled_once(one, inbox):
     await delivery.dead_letter("no")
 
     assert (await inbox.next()).body == b"b"
+
+
+# -- who keeps what where -------------------------------------------------------------
+
+
+async def test_a_reader_with_another_store_is_told_to_the_next(one, other):
+    """
+    Of two that read one queue into two stores, the second learns of the first.
+    """
+    first = await one.announce([QUEUE], store="file 1", label="compute@a")
+    second = await other.announce([QUEUE], store="file 2", label="compute@b")
+
+    assert first == []
+    assert [(reader.queue, reader.store, reader.label) for reader in second] == [
+        ("compute", "file 1", "compute@a")
+    ]
+
+
+async def test_readers_of_one_store_or_of_other_queues_are_not_foreign(one, other):
+    """
+    Siblings share a store, and services with topics of their own share only the transport.
+    """
+    await one.announce([QUEUE], store="file 1", label="compute@a")
+
+    sibling = await other.announce([QUEUE], store="file 1", label="compute@b")
+    stranger = await other.announce([shared_queue("network")], store="file 2", label="network@a")
+
+    assert (sibling, stranger) == ([], [])
+
+
+async def test_an_announcement_goes_with_its_connection(one, other):
+    """
+    What a reader said counts until it disconnects.
+    """
+    await one.announce([QUEUE], store="file 1", label="compute@a")
+    await one.stop()
+
+    assert await other.announce([QUEUE], store="file 2", label="compute@b") == []

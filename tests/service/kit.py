@@ -12,7 +12,7 @@ from gracekit.rpc.transport import Message
 from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.machine import PATIENCE_S, Machine
 from gracekit.testing.machine import Life as BaseLife
-from gracekit.testing.ports import PlayedProcess
+from gracekit.testing.ports import PlayedProcess, VirtualClock
 
 
 class Life(BaseLife):
@@ -65,11 +65,19 @@ class Doors:
         return self.entered
 
 
+class SteadyClock(VirtualClock):
+    """Moments that are round numbers: looptime rounds time, and a timer in between fires early."""
+
+    def jitter(self, seconds: float) -> float:
+        return seconds
+
+
 class World(Machine):
     """The machine, and questions about its disk."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.clock = SteadyClock()
         self.expects_faults = False
 
     def faults_of(self, life: BaseLife) -> PlannedFaults:

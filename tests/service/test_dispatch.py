@@ -559,6 +559,7 @@ async def test_a_handler_that_cancels_itself_hurts_nobody_else(world: World, svc
     client = await world.client(svc)
 
     assert await client.prepare(request_id="c", timeout=10).call(odd) == "done"
+    await world.settle()
     assert world.rows("SELECT * FROM reply") == []
     report = await life.drain()
     assert report.waited_s == pytest.approx(0, abs=0.1)

@@ -717,6 +717,31 @@ async def test_a_singleton_job_runs_in_one_process_of_the_store(world: World, sv
     assert most == [1]
 
 
+async def test_a_singleton_whose_holder_was_killed_runs_again_at_once(world: World, svc: Service):
+    """
+    A sibling that meets the dead one's lease has it looked at now, not at the next reconciliation.
+    """
+    ran_by = []
+
+    @svc.periodic(every=1, singleton=True)
+    async def job(ctx: Context) -> None:
+        ran_by.append(ctx.fence)
+        await asyncio.sleep(3600 if len(ran_by) == 1 else 0)
+
+    victim = await world.start(svc, instance="a")
+    await world.until(lambda: ran_by == [1])
+    sibling = await world.start(svc, instance="b")
+    await asyncio.sleep(100)
+    assert ran_by == [1]
+    await victim.crash()
+    killed_at = now()
+    await world.until(lambda: len(ran_by) > 1)
+
+    assert now() - killed_at <= 3
+    assert ran_by[1] > ran_by[0]
+    assert len(sibling.told("run.classified")) == 1
+
+
 # -- undo -------------------------------------------------------------------------------------
 
 
@@ -1057,12 +1082,11 @@ async def test_a_stop_during_the_start_ends_the_start(world: World, svc: Service
         await asyncio.sleep(3600)
 
     life = world.life(svc)
-    await world.run_as(life, life.runtime.open())
-    living = world.spawn_as(life, life.runtime.live())
+    starting = world.spawn_as(life, life.start())
     await entered.wait()
     life.ask_to_stop()
-    report = await living
-    life.end()
+    await starting
+    report = await life.wait_end()
 
     assert report.exit_code == 0
     assert "service.serving" not in life.names()

@@ -1,0 +1,205 @@
+"""`gracekit doctor`: everything that can be seen to be wrong, each with its remedy."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from gracekit.cli.app import load_service
+from gracekit.cli.options import config_option, json_option, setting_flags
+from gracekit.cli.text import Colour, json_text, paint, safe
+from gracekit.config import Settings, load
+from gracekit.doctor.examine import Case, examine
+from gracekit.doctor.finding import Finding, Level, exit_code, fail, told
+from gracekit.errors import ConfigError, DeclarationError
+from gracekit.exits import ExitCode
+from gracekit.service import Service
+
+LONGEST: Final = 1000
+
+_COLOURS: Final[dict[Level, Colour]] = {
+    Level.OK: "green",
+    Level.WARN: "yellow",
+    Level.FAIL: "red",
+    Level.SKIP: "bold",
+}
+_SHOWN: Final = {Level.OK: "ok", Level.WARN: "WARN", Level.FAIL: "FAIL", Level.SKIP: "skip"}
+
+
+@click.command()
+@click.argument("target", metavar="[MODULE[:ATTR]]", envvar="GRACEKIT_APP", required=False)
+@click.option("--factory", is_flag=True, help="ATTR is a function that returns the Service.")
+@click.option(
+    "--app-dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=".",
+    help="Directory in which MODULE is looked for first.  [default: the working directory]",
+)
+@click.option(
+    "--pid",
+    "pids",
+    metavar="PID",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="A process of the service; living runs of the store are looked at anyway.",
+)
+@click.option(
+    "--unit",
+    metavar="FILE|NAME",
+    help="The systemd unit, by file or name, or a file of supervisord.",
+)
+@click.option(
+    "--manifest",
+    "manifests",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    help="A Kubernetes manifest, YAML or JSON.",
+)
+@click.option("--quiet", "-q", is_flag=True, help="Only what is not ok.")
+@config_option
+@json_option
+@setting_flags
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    /,
+    target: str | None,
+    *,
+    factory: bool,
+    app_dir: Path,
+    pids: tuple[int, ...],
+    unit: str | None,
+    manifests: tuple[Path, ...],
+    quiet: bool,
+    config: Path | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Look for what would keep a service from stopping and starting well.
+
+    Settings against each other and against the platform's patience, both
+    files, who else reads the queues, the processes and this machine; with
+    MODULE:ATTR what the service declares. Changes nothing. Give it the same
+    options and environment as `gracekit run`.
+
+    Exit status: 0 if nothing FAILs; else the largest of 78 (configuration,
+    declaration or deployment), 70 (a fault of gracekit) and 69 (a disk, a
+    file or a process) that a FAIL asks for. 2 usage.
+    """
+    settings, problems = _settings(flags, config)
+    service, more = _service(target, factory=factory, app_dir=app_dir)
+    case = Case(
+        settings=settings,
+        service=service,
+        problems=(*problems, *more),
+        pids=pids,
+        unit=unit,
+        manifests=manifests,
+    )
+    findings = list(examine(case))
+    code = exit_code(findings)
+    if as_json:
+        click.echo(json_text(_as_json(findings, code)))
+    else:
+        shown = [one for one in findings if not quiet or one.level in {Level.WARN, Level.FAIL}]
+        _print(shown)
+        click.echo(_summary(findings))
+    ctx.exit(code)
+
+
+def _settings(
+    flags: dict[str, Any], config: Path | None
+) -> tuple[Settings | None, Sequence[Finding]]:
+    try:
+        return load(flags, os.environ, config), ()
+    except ConfigError as error:
+        return None, _in("settings", told("settings", error))
+
+
+def _service(
+    target: str | None, *, factory: bool, app_dir: Path
+) -> tuple[Service | None, Sequence[Finding]]:
+    if target is None:
+        return None, ()
+    try:
+        return load_service(target, factory=factory, app_dir=app_dir), ()
+    except (ConfigError, DeclarationError) as error:
+        return None, _in("application", told("import", error))
+    except Exception as error:  # noqa: BLE001 - the application's own
+        code = ExitCode.CONFIG if isinstance(error, ImportError) else ExitCode.INTERNAL
+        seen = f"{target} raised {type(error).__name__} when it was imported: {error}"
+        remedy = f"run: python -c 'import {target.partition(':')[0]}', and mend it"
+        return None, _in("application", [fail("import", seen, remedy, code)])
+
+
+def _in(area: str, findings: Sequence[Finding]) -> list[Finding]:
+    return [replace(finding, area=area) for finding in findings]
+
+
+# -- what is shown ----------------------------------------------------------------
+
+
+def _as_json(findings: Sequence[Finding], code: int) -> dict[str, Any]:
+    counts = Counter(one.level for one in findings)
+    return {
+        "exit_code": code,
+        "counts": {level.value: counts[level] for level in Level},
+        "findings": [finding.as_json() for finding in findings],
+    }
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    if sys.stdout.isatty() and _print_rich(findings):
+        return
+    area = ""
+    for finding in findings:
+        if finding.area != area:
+            area = finding.area
+            click.echo(paint(area, "bold"))
+        level = f"{_SHOWN[finding.level]:<4}"
+        seen = safe(finding.seen, longest=LONGEST)
+        check = "" if seen.startswith(finding.check) else f"{safe(finding.check)}: "
+        click.echo(f"{paint(level, _COLOURS[finding.level])}  {check}{seen}")
+        if finding.remedy:
+            click.echo(f"      {safe(finding.remedy, longest=LONGEST)}")
+
+
+def _print_rich(findings: Sequence[Finding]) -> bool:
+    """As a table as wide as the terminal; false where rich is not installed."""
+    try:
+        from rich.console import Console  # noqa: PLC0415 - an extra
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+    except ImportError:
+        return False
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "area", "check"):
+        table.add_column(name, no_wrap=not name, overflow="fold")
+    table.add_column("seen, and what to do", ratio=1, overflow="fold")
+    area = ""
+    for finding in findings:
+        seen = Text(safe(finding.seen, longest=LONGEST))
+        if finding.remedy:
+            seen.append(f"\n{safe(finding.remedy, longest=LONGEST)}", style="bold")
+        style = _COLOURS[finding.level]
+        first, area = (finding.area if finding.area != area else ""), finding.area
+        table.add_row(
+            Text(_SHOWN[finding.level], style=style), first, Text(safe(finding.check)), seen
+        )
+    Console().print(table)
+    return True
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    counts = Counter(one.level for one in findings)
+    text = ", ".join(f"{counts[level]} {_SHOWN[level]}" for level in Level)
+    worst = next((one for one in (Level.FAIL, Level.WARN) if counts[one]), Level.OK)
+    return paint(text, _COLOURS[worst])

@@ -1,0 +1,372 @@
+"""`gracekit tasks cancel`, `fail` and `retry`: an operator's word about one task.
+
+The run that owns a task is asked, if it lives; it alone may touch its rows. A
+row without a living owner is changed in the store by compare-and-set, so a
+service that starts meanwhile either finds it changed or has taken it, and is
+asked then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import click
+
+from gracekit.cli.main import ERROR, UNREACHABLE
+from gracekit.cli.options import Options, common
+from gracekit.cli.reach import Desk
+from gracekit.cli.records import Records
+from gracekit.cli.subject import Subject, find
+from gracekit.cli.text import json_text, safe
+from gracekit.clock import Clock
+from gracekit.config import Settings, parse_duration
+from gracekit.errors import ConflictError, DependencyError, GracekitError, UnknownCommitError
+from gracekit.leases.leases import Leases
+from gracekit.leases.members import Run
+from gracekit.process import Point, Process
+from gracekit.request.attempt import ordered
+from gracekit.runtime import open_store, run_directory
+from gracekit.store.batch import Batch
+from gracekit.store.bell import ring
+from gracekit.tracker.orders import DONE, ENDS, Case, add_order, case_of, mark_of, refusal
+from gracekit.tracker.task import Order, TaskState, Verb
+
+ASKED: Final = 3
+DETACHED: Final = 130
+OPERATOR: Final = "operator"
+"""Stands for the run in incidents of orders that no run has carried out."""
+POLL_S: Final = 0.1
+MOVES: Final = 50
+"""A task may change hands so often before we give up."""
+
+_id = click.argument("task_id", metavar="ID")
+_must_say_why = click.option(
+    "--reason", metavar="TEXT", required=True, help="Why: for the record and for the caller."
+)
+_may_say_why = click.option("--reason", metavar="TEXT", default="", help="Why: for the record.")
+_yes = click.option("--yes", is_flag=True, help="Do not ask back about an abbreviated ID.")
+_wait = click.option(
+    "--wait/--no-wait", default=True, help="Wait until the task has ended.  [default: wait]"
+)
+_timeout = click.option(
+    "--timeout", metavar="DURATION", default="30s", show_default=True, help="Wait so long at most."
+)
+
+
+@click.command()
+@_id
+@_must_say_why
+@_yes
+@_wait
+@_timeout
+@common
+def cancel(
+    options: Options, /, *, task_id: str, reason: str, yes: bool, wait: bool, timeout: str
+) -> None:
+    """Cancel a task: it ends CANCELLED, and its caller is told.
+
+    A running handler is cancelled, and the task ends when its coroutine or
+    thread has returned; what it returned all the same counts. A task in line
+    is never started. A plain `def` handler is not interrupted: it may look at
+    `ctx.cancelled`.
+
+    ID is a request id or its unmistakable beginning. Exit status: 0 done,
+    3 asked for and not ended yet, 1 refused or ended otherwise, 4 its run
+    lives and does not answer, 2 usage, 130 detached by Ctrl-C.
+    """
+    order = Order(verb=Verb.CANCEL, by=_who(), reason=reason)
+    _carry_out(options, order, task_id, yes=yes, wait_s=parse_duration(timeout) if wait else 0.0)
+
+
+@click.command()
+@_id
+@_must_say_why
+@_yes
+@_wait
+@_timeout
+@common
+def fail(
+    options: Options, /, *, task_id: str, reason: str, yes: bool, wait: bool, timeout: str
+) -> None:
+    """End a task as failed, with your reason.
+
+    A task that nobody works on (accepted or handed over) becomes ERRORED,
+    reason `operator`, and its `errored` hook is called. A running one is
+    cancelled and becomes FAILED when its handler has returned; what it
+    returned all the same counts.
+
+    ID and exit status: as for `gracekit tasks cancel`.
+    """
+    order = Order(verb=Verb.FAIL, by=_who(), reason=reason)
+    _carry_out(options, order, task_id, yes=yes, wait_s=parse_duration(timeout) if wait else 0.0)
+
+
+@click.command()
+@_id
+@_may_say_why
+@_yes
+@common
+def retry(options: Options, /, *, task_id: str, reason: str, yes: bool) -> None:
+    """Let a task that was handed over run again at once, whatever its policy says.
+
+    It goes on from its last safe point, and its crashes are forgotten. Only a
+    task that is HANDED_OVER can be retried, or one that was running when its
+    process died; any other is refused with the reason.
+
+    ID and exit status: as for `gracekit tasks cancel`.
+    """
+    _carry_out(options, Order(verb=Verb.RETRY, by=_who(), reason=reason), task_id, yes=yes)
+
+
+def _who() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container's user often has no name
+        name = f"uid {os.getuid()}"
+    return f"{name}@{socket.gethostname()}"
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far an order is.
+
+    Attributes:
+        asked: Run and state in which it was asked; None before.
+        state: The task's, as last seen.
+        code: Exit status.
+        words: What is printed after the task's name.
+    """
+
+    asked: tuple[str, TaskState] | None = None
+    state: str | None = None
+    code: int = ASKED
+    words: str = ""
+    moves: int = field(default=0, repr=False)
+
+    def end(self, words: str, *, state: str | None, code: int = 0) -> Progress:
+        """Nothing more is to be done."""
+        self.words, self.state, self.code = words, state, code
+        return self
+
+
+def _carry_out(
+    options: Options, order: Order, word: str, *, yes: bool, wait_s: float = 0.0
+) -> None:
+    progress = Progress()
+    with Records(options.settings) as records:
+        subject = asyncio.run(find(records, word, options.instance))
+        _confirm(subject, order.verb, word, yes=yes)
+        try:
+            asyncio.run(_Desk(records, options.settings, order, wait_s).settle(subject, progress))
+        except KeyboardInterrupt:
+            if progress.asked is None:
+                raise click.Abort from None
+            progress.end("detached; the order stands", state=progress.state, code=DETACHED)
+    result = subject.as_json() | {"verb": order.verb.value, "state": progress.state}
+    if options.as_json:
+        click.echo(json_text(result | {"done": progress.code == 0, "words": progress.words}))
+    if progress.code in {ERROR, UNREACHABLE}:
+        click.echo(f"Error: {safe(progress.words, longest=2048)}", err=True)
+    elif not options.as_json:
+        click.echo(f"{subject}: {safe(progress.words, longest=1024)}")
+    click.get_current_context().exit(progress.code)
+
+
+def _confirm(subject: Subject, verb: Verb, word: str, *, yes: bool) -> None:
+    """Ask back where the ID was abbreviated: what was meant may be another task."""
+    if yes or subject.request_id == word:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            f"{safe(word)} stands for {safe(subject.request_id)}: write it out, or add --yes"
+        )
+    what = f"{verb.value} {subject}, {subject.state}{subject.where}?"
+    click.confirm(what, abort=True, err=True)
+
+
+class _Desk:
+    """One order on its way, to a run or to the store."""
+
+    def __init__(self, records: Records, settings: Settings, order: Order, wait_s: float) -> None:
+        self._records = records
+        self._settings = settings
+        self._order = order
+        self._deadline = time.monotonic() + wait_s
+
+    async def settle(self, subject: Subject, progress: Progress) -> Progress:
+        """Carry the order out, and wait for its effect as long as we may."""
+        async with Desk() as desk:
+            try:
+                if subject.row_id is None:
+                    return await self._without_row(desk, subject, progress)
+                while True:
+                    case = await case_of(self._records.engine, subject.row_id)
+                    if case is None:
+                        return progress.end("it was removed", state=None, code=ERROR)
+                    progress.state = case.state.value
+                    if await self._step(desk, case, progress):
+                        return progress
+                    await asyncio.sleep(POLL_S)
+            except DependencyError as error:
+                return progress.end(str(error), state=progress.state, code=UNREACHABLE)
+            except GracekitError as error:
+                return progress.end(str(error), state=progress.state, code=ERROR)
+
+    async def _step(self, desk: Desk, case: Case, progress: Progress) -> bool:
+        """One look at the row, and one act; whether nothing is left to do."""
+        if progress.asked is not None and self._is_over(case, progress):
+            return True
+        owner = await self._owner(case)
+        dead = case.owner is not None and (owner is None or not self._records.is_alive(owner))
+        # What a dead process was at work on is handed over; only nobody has written that down.
+        cut = dead and case.state is TaskState.RUNNING
+        state = TaskState.HANDED_OVER if cut else case.state
+        why = refusal(case, self._order.verb, state, case.reason, case.detail)
+        if why is not None:
+            raise GracekitError(why)
+        if owner is None or dead:
+            return await self._change(case, state, progress, dead=dead)
+        return await self._ask(desk, case, owner, progress)
+
+    def _is_over(self, case: Case, progress: Progress) -> bool:
+        """Whether a task that was asked to end has ended, one way or the other."""
+        if case.state in _OPEN:
+            return False
+        as_ordered = case.reason == OPERATOR
+        if as_ordered:
+            progress.end(f"{DONE[self._order.verb]}: {case.state.value}", state=case.state.value)
+        else:
+            progress.end(
+                f"{case} has ended otherwise before it could be {DONE[self._order.verb]}: "
+                f"{case.state.value}",
+                state=case.state.value,
+                code=ERROR,
+            )
+        return True
+
+    async def _owner(self, case: Case) -> Run | None:
+        """The run that owns it; None for nobody, or for one that retention has removed."""
+        runs = await self._records.runs()
+        return next((run for run in runs if run.run_id == case.owner), None)
+
+    # -- asked --------------------------------------------------------------------------
+
+    async def _ask(self, desk: Desk, case: Case, run: Run, progress: Progress) -> bool:
+        now = (run.run_id, case.state)
+        if progress.asked == now:
+            return self._may_wait_no_longer(case.state.value, progress)
+        answer = await self._put(desk, run, case.request_id, case.recipient)
+        if answer is None or answer.get("moved"):
+            self._count_move(progress)
+        elif answer.get("asked"):
+            progress.asked = now
+            return self._may_wait_no_longer(case.state.value, progress)
+        else:
+            progress.end(_done(self._order, runs_on=True), state=answer.get("state"))
+            return True
+        return False
+
+    async def _put(
+        self, desk: Desk, run: Run, request_id: str, recipient: str
+    ) -> dict[str, Any] | None:
+        """The run's answer; None if it has died meanwhile."""
+        words = {
+            "task_id": request_id,
+            "recipient": recipient,
+            "by": self._order.by,
+            "reason": self._order.reason,
+        }
+        try:
+            return await desk.ask(run, self._order.verb.value, words)
+        except DependencyError as error:
+            if not self._records.is_alive(await self._records.again(run)):
+                return None
+            raise DependencyError(f"{error}; it alone may act on its tasks") from error
+
+    def _may_wait_no_longer(self, state: str, progress: Progress) -> bool:
+        if time.monotonic() < self._deadline:
+            return False
+        words = "asked; it ends when its handler has returned"
+        progress.end(words, state=state, code=ASKED)
+        return True
+
+    def _count_move(self, progress: Progress) -> None:
+        progress.moves += 1
+        if progress.moves > MOVES:
+            raise GracekitError("the task changes hands again and again: try once more")
+
+    async def _without_row(self, desk: Desk, subject: Subject, progress: Progress) -> Progress:
+        """What a process runs without a row: it alone knows of it."""
+        assert subject.run is not None
+        answer = await self._put(desk, subject.run, subject.request_id, subject.recipient)
+        if answer is None or not answer.get("asked"):
+            return progress.end("it has ended meanwhile", state=None, code=ERROR)
+        progress.asked = (subject.run.run_id, TaskState(answer["state"]))
+        while time.monotonic() < self._deadline:
+            picture = await desk.status(subject.run)
+            if picture is None or all(not subject.is_task(t) for t in picture.get("tasks", ())):
+                return progress.end(f"{DONE[self._order.verb]}", state=None)
+            await asyncio.sleep(POLL_S)
+        self._may_wait_no_longer(str(answer["state"]), progress)
+        return progress
+
+    # -- changed ------------------------------------------------------------------------
+
+    async def _change(
+        self, case: Case, state: TaskState, progress: Progress, *, dead: bool
+    ) -> bool:
+        """Compare and set; false if somebody else was quicker, or it was not done."""
+        verb, clock = self._order.verb, Clock()
+        outcome = None if verb is Verb.RETRY else ordered(str(case), self._order, state)
+        was = f"{case.state.value} of run {case.owner}, gone" if dead else case.state.value
+        mark = mark_of(
+            self._order, case.request_id, case.method, was, at=clock.wall(), run=OPERATOR
+        )
+        batch = Batch(Point.SETTLE)
+        engine = open_store(self._settings, Process())
+        await engine.start()
+        try:
+            if dead and case.owner is not None and case.acted:
+                leases = Leases(engine, clock, run_id=OPERATOR)
+                leases.add_take_away_one(batch, case.owner, case.request_id, settle_s=case.settle_s)
+            add_order(batch, case, outcome, mark, dead=dead)
+            await engine.commit(batch)
+        except ConflictError:
+            self._count_move(progress)
+            return False
+        except UnknownCommitError:
+            if not await mark.stands(self._records.engine):
+                self._count_move(progress)
+                return False
+        finally:
+            await engine.stop()
+        runs_on = await self._ring(case.service)
+        end = ENDS[verb][state]
+        progress.end(_done(self._order, runs_on=runs_on, end=end), state=end.value)
+        return True
+
+    async def _ring(self, service: str) -> bool:
+        """Let living runs of the service look at once; false if there is none."""
+        directory = run_directory(self._settings)
+        living = [run for run in await self._records.living() if run.service == service]
+        if directory is not None:
+            for run in living:
+                ring(directory / f"{run.run_id}.bell")
+        return bool(living)
+
+
+_OPEN: Final = frozenset(ENDS[Verb.CANCEL])
+
+
+def _done(order: Order, *, runs_on: bool, end: TaskState | None = None) -> str:
+    if order.verb is Verb.RETRY:
+        return "retried: " + ("it runs again now" if runs_on else "the next start runs it")
+    later = "" if runs_on else "; the next start answers its caller"
+    return f"{DONE[order.verb]}{f': {end.value}' if end else ''}{later}"

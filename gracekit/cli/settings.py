@@ -1,0 +1,45 @@
+"""`gracekit config show`: what a run would be told, and by whom."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from gracekit.cli.options import HintingGroup, config_option, json_option, setting_flags
+from gracekit.cli.text import json_text, table
+from gracekit.config import load, setting_named, variable_name
+
+_HEADERS: Final = ("SETTING", "VALUE", "ORIGIN", "VARIABLE")
+
+
+@click.group(cls=HintingGroup)
+def config() -> None:
+    """Show settings, and where each comes from."""
+
+
+@config.command()
+@click.argument("names", metavar="[SETTING]...", nargs=-1)
+@config_option
+@json_option
+@setting_flags
+def show(names: tuple[str, ...], *, config: Path | None, as_json: bool, **flags: Any) -> None:
+    """Show every setting, or those named, with its value and origin; no secrets.
+
+    ORIGIN is what decided: a flag, a variable, a file with its line, or the
+    default. Give the flags and the --config that `gracekit run` is given to
+    see what that run would be told.
+    """
+    wanted = {setting_named(name) for name in names}
+    settings = load(flags, os.environ, config)
+    rows = [row for row in settings.describe() if not wanted or row[0] in wanted]
+    if as_json:
+        entries = [
+            {"setting": n, "value": v, "origin": o, "variable": variable_name(n)}
+            for n, v, o in rows
+        ]
+        click.echo(json_text({"settings": entries}))
+    else:
+        click.echo(table(_HEADERS, [(n, v, o, variable_name(n)) for n, v, o in rows]))

@@ -1,0 +1,133 @@
+"""The inside of a database: library, schema, integrity. Read-only, and bounded in time."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+import apsw
+
+from gracekit.config import format_duration
+from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
+from gracekit.errors import ConfigError, GracekitError, StoreError
+from gracekit.exits import ExitCode
+from gracekit.store import files
+from gracekit.store.batch import Row, Value
+
+QUICK_CHECK_S: Final = 5.0
+BUSY_TIMEOUT_S: Final = 2.0
+_STEPS: Final = 10_000  # of SQLite's machine between two looks at the clock
+
+
+class Look:
+    """A read-only connection, for one pass of `doctor`; a context manager.
+
+    Raises:
+        GracekitError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path: Final = path
+        self._connection: apsw.Connection
+
+    def __enter__(self) -> Self:
+        real = self.path.parent.resolve() / self.path.name
+        self._connection = files.connect_reader(real, busy_timeout_s=BUSY_TIMEOUT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(apsw.Error):
+            self._connection.close()
+
+    def rows(self, sql: str, *params: Value) -> list[Row]:
+        """What a query finds.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        try:
+            return self._connection.execute(sql, params).fetchall()
+        except apsw.Error as error:
+            raise StoreError(f"{self.path} cannot be read: {error}") from error
+
+    def tables(self) -> set[str]:
+        """Names of its tables."""
+        return {str(name) for (name,) in self.rows("SELECT name FROM sqlite_master")}
+
+    def damage(self, within_s: float) -> list[str] | None:
+        """What `PRAGMA quick_check` has found; None if it was not done in time."""
+        limit = time.monotonic() + within_s
+        self._connection.set_progress_handler(lambda: time.monotonic() > limit, _STEPS)
+        try:
+            found = self._connection.execute("PRAGMA quick_check(10)").fetchall()
+        except (apsw.InterruptError, apsw.BusyError):
+            return None
+        except apsw.Error as error:
+            return [str(error)]
+        finally:
+            self._connection.set_progress_handler(None)
+        lines = [str(line) for (line,) in found]
+        return [] if lines == ["ok"] else lines
+
+
+def check_library() -> Iterator[Finding]:
+    """The SQLite that apsw brings."""
+    version = apsw.sqlite_lib_version()
+    try:
+        files.check_library(version)
+    except ConfigError as error:
+        yield from told("SQLite", error)
+    else:
+        yield ok("SQLite", f"{version}, with apsw {apsw.apsw_version()}")
+
+
+def check_schema(look: Look, known: int, tables: Sequence[str]) -> Finding:
+    """The version of its schema against *known*, and whether it is what it should be."""
+    version = int(str(look.rows("PRAGMA user_version")[0][0]))
+    present = look.tables()
+    if present and not set(tables) <= present:
+        return fail(
+            "schema",
+            f"{look.path} is another program's database, or the transport's for the store's",
+            "name the right files with GRACEKIT_STORE_URL and GRACEKIT_TRANSPORT_URL",
+        )
+    if version > known:
+        return fail(
+            "schema",
+            f"version {version}, and this gracekit knows up to {known}",
+            "upgrade gracekit here, or use another file",
+        )
+    if version < known:
+        return warn(
+            "schema",
+            f"version {version}, and this gracekit writes {known}",
+            "nothing: the next start migrates it; older processes must not be started after that",
+        )
+    return ok("schema", f"version {version}, the newest known")
+
+
+def check_integrity(look: Look, within_s: float = QUICK_CHECK_S) -> Finding:
+    """SQLite's own quick check."""
+    found = look.damage(within_s)
+    if found is None:
+        return skip(
+            "integrity",
+            f"quick_check was not done within {format_duration(within_s)}",
+            f"run: sqlite3 {look.path} 'PRAGMA quick_check', while the service is down",
+        )
+    if found:
+        return fail(
+            "integrity",
+            f"{look.path} is damaged: {'; '.join(found[:3])}",
+            "stop the service, keep a copy of the file and its -wal, and restore a backup",
+            ExitCode.DEPENDENCY,
+        )
+    return ok("integrity", "quick_check finds nothing wrong")
+
+
+def unreadable(error: GracekitError) -> Finding:
+    """A file that cannot be looked into."""
+    return fail("database", str(error), "see the lines above", ExitCode.DEPENDENCY)

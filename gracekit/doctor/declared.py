@@ -1,0 +1,154 @@
+"""What a service declares: policies, probes, time-outs and threads against the settings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from gracekit.config import Settings, format_duration
+from gracekit.doctor.finding import Finding, fail, ok, warn
+from gracekit.rpc.methods import Method
+from gracekit.service import Service
+
+SHOWN: Final = 5
+LEAST_STOP_S: Final = 0.5
+
+Methods = list[Method[Any, Any]]
+
+
+def check_methods(service: Service) -> Finding:
+    """How many there are, and what becomes of each when it is interrupted."""
+    methods = list(service.methods)
+    if not methods:
+        return warn(
+            "methods",
+            f"{service.topic} serves no method",
+            "decorate functions with @svc.rpc, or include() an object, where the module is loaded",
+        )
+    policies = Counter(method.options.on_interrupt for method in methods)
+    listed = ", ".join(f"{number} {name}" for name, number in sorted(policies.items()))
+    plain = sum(1 for method in methods if not method.is_async)
+    return ok("methods", f"{len(methods)} on topic {service.topic}: {listed}; {plain} in threads")
+
+
+def check_probes(service: Service) -> Finding:
+    """Methods whose truth is to be asked, and nobody can be."""
+    methods = [method for method in service.methods if method.options.on_interrupt == "probe"]
+    missing = [method for method in methods if method.probe_hook is None]
+    if missing:
+        return fail(
+            "probes",
+            f"{_named(missing)}: on_interrupt='probe' without a probe, so every interrupted task "
+            "ends as ERRORED",
+            f"write one, @{missing[0].name}.probe with the same arguments, or say "
+            "on_interrupt='error'",
+        )
+    return ok("probes", f"each of {len(methods)} probe methods has its probe")
+
+
+def check_idle_probes(service: Service) -> Iterator[Finding]:
+    """Probes that are never called."""
+    idle = [m for m in service.methods if m.probe_hook and m.options.on_interrupt != "probe"]
+    if idle:
+        yield warn(
+            "idle probes",
+            f"{_named(idle)} has a probe, and on_interrupt={idle[0].options.on_interrupt!r} only "
+            "asks it about holds",
+            "say on_interrupt='probe', unless it is there for ctx.hold",
+        )
+
+
+def check_probe_times(settings: Settings, service: Service) -> Finding:
+    """A probe must have time to answer Wait more than once."""
+    slow = [
+        method
+        for method in service.methods
+        if method.options.on_interrupt == "probe"
+        and (method.options.probe_timeout_s or settings.probe_timeout_s) > method.options.max_wait_s
+    ]
+    if slow:
+        first = slow[0]
+        timeout = first.options.probe_timeout_s or settings.probe_timeout_s
+        return warn(
+            "probe times",
+            f"{_named(slow)}: probe_timeout = {format_duration(timeout)} should be at most "
+            f"max_wait = {format_duration(first.options.max_wait_s)}, or one slow probe uses it up",
+            "lower probe_timeout=, or raise max_wait=",
+        )
+    return ok("probe times", "each probe_timeout is at most its max_wait")
+
+
+def check_timeouts(settings: Settings, service: Service) -> Finding:
+    """Work that a drain cannot wait for, and that is not run again."""
+    drain = settings.drain_timeout_s
+    long = [
+        method
+        for method in service.methods
+        if method.options.timeout_s is not None and method.options.timeout_s > drain
+    ]
+    cut = [method for method in long if method.options.on_interrupt == "error"]
+    shown = f"drain_timeout = {format_duration(drain)}"
+    if cut:
+        return warn(
+            "timeouts",
+            f"{_named(cut)}: timeout= above {shown}, and on_interrupt='error': a drain that cuts "
+            "it marks it ERRORED at the next start",
+            "say 'retry' or 'probe', add safe points, or raise GRACEKIT_DRAIN_TIMEOUT",
+        )
+    if long:
+        return ok("timeouts", f"{_named(long)} may outlive {shown}, and is settled by its policy")
+    return ok("timeouts", f"no timeout= is above {shown}")
+
+
+def check_threads(settings: Settings, service: Service) -> Iterator[Finding]:
+    """Plain functions: as many at a time as there are threads, and none can be stopped."""
+    for ops, threads, lane in (
+        (False, settings.threads, "threads"),
+        (True, settings.ops_threads, "ops_threads"),
+    ):
+        plain = [m for m in service.methods if not m.is_async and m.ops is ops]
+        if plain:
+            yield _check_lane(plain, threads, lane)
+    endless = [m for m in service.methods if not m.is_async and m.options.timeout_s is not None]
+    if endless:
+        yield warn(
+            "threads",
+            f"{_named(endless)} has a timeout= and is a plain function: its caller is answered, "
+            "and the thread goes on, with its place and lease, until it returns",
+            "make it async, or give its own calls a time-out",
+        )
+
+
+def _check_lane(plain: Methods, threads: int, lane: str) -> Finding:
+    wide = [method for method in plain if (method.options.max_running or 0) > threads]
+    if wide:
+        return warn(
+            lane,
+            f"{_named(wide)}: max_running = {wide[0].options.max_running} should be at most "
+            f"{lane} = {threads}, for plain functions run in threads",
+            f"lower max_running=, or raise GRACEKIT_{lane.upper()}",
+        )
+    return ok(lane, f"{len(plain)} plain functions share {threads} threads")
+
+
+def check_stop_hooks(settings: Settings, service: Service) -> Iterator[Finding]:
+    """What is left for on_stop after a drain that ran to its deadline."""
+    if not service.stop_hooks:
+        return
+    least = settings.exit_margin_s / 2
+    seen = (
+        f"{len(service.stop_hooks)} on_stop hooks have {format_duration(least)} at least, after a "
+        f"drain to its deadline, and stop_hook_timeout = "
+        f"{format_duration(settings.stop_hook_timeout_s)} at most"
+    )
+    if least < LEAST_STOP_S:
+        yield warn("on_stop", seen, "raise GRACEKIT_EXIT_MARGIN if they need longer")
+    else:
+        yield ok("on_stop", seen)
+
+
+def _named(methods: Iterable[Method[Any, Any]]) -> str:
+    names = sorted(f"{method.name}()" for method in methods)
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,121 @@
+"""The place of a database: directory, modes, room. Nothing here opens it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
+from gracekit.errors import ConfigError, DependencyError
+from gracekit.exits import ExitCode
+from gracekit.process import network_file_system
+from gracekit.store import files
+
+MIB: Final = 1024 * 1024
+TOO_LITTLE: Final = 32 * MIB
+LITTLE: Final = 256 * MIB
+FEW_INODES: Final = 100
+LARGE_WAL: Final = 64 * MIB
+
+_NAMES: Final = {"": "the file", "-wal": "its -wal", "-shm": "its -shm", "-turn": "its -turn"}
+
+
+def check_place(path: Path) -> Iterator[Finding]:
+    """Local file system, a directory that others cannot write, files of our own with mode 0600."""
+    try:
+        real = files.check_place(path)
+    except ConfigError as error:
+        yield from told("place", error)
+        return
+    except DependencyError as error:
+        yield from told("place", error, ExitCode.DEPENDENCY)
+        return
+    kind = network_file_system(real.parent) or "a local file system"
+    present = [_NAMES[end] for end in files.SUFFIXES if _size(real, end) is not None]
+    modes = f", mode 0600 and ours: {', '.join(present)}" if present else ""
+    yield ok("place", f"{real.parent} is on {kind}{modes}")
+
+
+def check_file(path: Path) -> Finding:
+    """Whether it is there, or can be made."""
+    size = _size(path, "")
+    if size is not None:
+        return ok("file", f"{path}, {shown_bytes(size)}")
+    if os.access(path.parent, os.W_OK | os.X_OK):
+        return ok("file", f"{path} is not there yet; the first start makes it")
+    return fail(
+        "file",
+        f"{path} is not there, and uid {os.geteuid()} may not make it in {path.parent}",
+        f"run: install -d -m 700 -o {os.geteuid()} {shlex.quote(str(path.parent))}",
+    )
+
+
+def check_directory(path: Path) -> Finding:
+    """Whether others can list what is in it, and uid of its owner."""
+    directory = path.parent
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return fail(
+            "directory",
+            f"{directory} cannot be written by uid {os.geteuid()}, and SQLite makes files there",
+            f"run the service as its owner, or: chown {os.geteuid()} {shlex.quote(str(directory))}",
+        )
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return warn(
+            "directory",
+            f"{directory} has mode {mode:04o}: others see the names of instances and locks in it",
+            f"chmod 700 {shlex.quote(str(directory))}, or a directory of its own",
+        )
+    return ok("directory", f"{directory} has mode {mode:04o}")
+
+
+def check_room(path: Path) -> Finding:
+    """Free disk space and inodes; a full disk is final for a run."""
+    info = os.statvfs(path.parent)
+    free = info.f_bavail * info.f_frsize
+    shown = f"{shown_bytes(free)} free"
+    remedy = "free some, or give the file a path on a larger disk; a full disk ends a run"
+    if free < TOO_LITTLE:
+        seen = f"{shown}, and {shown_bytes(TOO_LITTLE)} are the least"
+        return fail("disk space", seen, remedy, ExitCode.DEPENDENCY)
+    if info.f_files and info.f_favail < FEW_INODES:
+        seen = f"{info.f_favail} inodes free, and {FEW_INODES} are the least"
+        return fail("disk space", seen, remedy, ExitCode.DEPENDENCY)
+    if free < LITTLE:
+        return warn("disk space", f"{shown}, and {shown_bytes(LITTLE)} are wanted", remedy)
+    return ok("disk space", shown)
+
+
+def check_wal(path: Path) -> Finding:
+    """A WAL that grows: some reader keeps its snapshot, or nobody checkpoints."""
+    size = _size(path, "-wal")
+    if size is None:
+        return skip("WAL", "none: the database was closed in good order, or never opened")
+    if size > LARGE_WAL:
+        return warn(
+            "WAL",
+            f"{shown_bytes(size)}, and {shown_bytes(LARGE_WAL)} should be enough: a reader that "
+            "stays in one transaction keeps it from being emptied",
+            "end long-running readers (sqlite3, backups); it is emptied at the next clean stop",
+        )
+    return ok("WAL", shown_bytes(size))
+
+
+def shown_bytes(number: float) -> str:
+    """`1.2 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:  # noqa: PLR2004 - the step from unit to unit
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
+def _size(path: Path, suffix: str) -> int | None:
+    try:
+        return path.with_name(path.name + suffix).lstat().st_size
+    except OSError:
+        return None

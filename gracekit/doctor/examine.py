@@ -1,0 +1,279 @@
+"""The list of all checks, in the order in which people read them.
+
+A check that raises is a finding too: what may not be looked at is skipped,
+and a fault of a check is told as one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from gracekit.config import Settings, sqlite_path
+from gracekit.doctor import (
+    database,
+    declared,
+    disk,
+    host,
+    platform,
+    pods,
+    proc,
+    processes,
+    queues,
+    runs,
+    times,
+    units,
+)
+from gracekit.doctor.finding import Finding, fail, skip, told
+from gracekit.errors import ConfigError, DependencyError, GracekitError
+from gracekit.exits import ExitCode
+from gracekit.rpc.sqlite import QUEUES_SCHEMA
+from gracekit.runtime import MIGRATIONS, store_identity
+from gracekit.service import Service
+from gracekit.store.migrate import load_migrations
+
+Check = Callable[[], "Finding | Iterable[Finding]"]
+Findings = Iterator[Finding]
+
+STORE_TABLES: Final = ("run", "task", "reply", "lease", "hold", "tally")
+QUEUE_TABLES: Final = ("connection", "queue", "message", "subscription")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is to be examined.
+
+    Attributes:
+        settings: None if they are wrong; `problems` then says how.
+        service: None if none was named, or it cannot be loaded.
+        problems: What is already known to be wrong.
+        pids: Processes of the service that were named.
+        unit: A systemd unit or supervisord file, or the name of a unit.
+        manifests: Kubernetes manifests.
+    """
+
+    settings: Settings | None
+    service: Service | None = None
+    problems: tuple[Finding, ...] = ()
+    pids: tuple[int, ...] = ()
+    unit: str | None = None
+    manifests: tuple[Path, ...] = field(default=())
+
+
+def examine(case: Case) -> Findings:
+    """Everything that can be seen of *case*, outside an event loop."""
+    yield from case.problems
+    if case.settings is None:
+        if case.service is not None:
+            yield from _in("application", *_declaration_checks(case.service))
+        yield from _in("process", *_process_checks(case.pids))
+        yield from _in("host", *_host_checks())
+        yield replace(
+            skip("settings", "the rest is judged by the settings, which are wrong", "mend them"),
+            area="settings",
+        )
+        return
+    yield from _with_settings(case, case.settings)
+
+
+def _with_settings(case: Case, settings: Settings) -> Findings:
+    found, problems = _runs(settings)
+    pids = (*case.pids, *(pid for pid in runs.pids_here(found) if pid not in case.pids))
+    yield from _in("settings", *_settings_checks(settings))
+    if case.service is not None:
+        yield from _in("application", *_service_checks(settings, case.service))
+    yield from _in("platform", *_platform_checks(case, settings, pids))
+    yield from _in("process", *_process_checks(pids))
+    yield from problems
+    yield from _store(settings, found)
+    yield from _transport(settings, found, case.service)
+    yield from _in("host", *_host_checks(), lambda: host.check_host_name(settings, os.getpid()))
+
+
+def _settings_checks(settings: Settings) -> tuple[Check, ...]:
+    return (
+        lambda: times.check_settings(settings),
+        lambda: times.check_hard_limit(settings),
+        lambda: times.check_inequalities(settings),
+        lambda: times.check_settle(settings),
+    )
+
+
+def _declaration_checks(service: Service) -> tuple[Check, ...]:
+    return (
+        lambda: declared.check_methods(service),
+        lambda: declared.check_probes(service),
+        lambda: declared.check_idle_probes(service),
+    )
+
+
+def _service_checks(settings: Settings, service: Service) -> tuple[Check, ...]:
+    return (
+        *_declaration_checks(service),
+        lambda: declared.check_probe_times(settings, service),
+        lambda: declared.check_timeouts(settings, service),
+        lambda: declared.check_threads(settings, service),
+        lambda: declared.check_stop_hooks(settings, service),
+    )
+
+
+def _platform_checks(case: Case, settings: Settings, pids: tuple[int, ...]) -> Iterator[Check]:
+    pid = pids[0] if pids else os.getpid()
+    yield lambda: platform.check_kill_after(settings)
+    for manifest in case.manifests:
+        yield lambda manifest=manifest: pods.check_manifest(settings, manifest)  # type: ignore[misc]
+    if case.unit is not None:
+        unit = case.unit
+        yield lambda: units.check_unit(settings, unit)
+    else:
+        yield lambda: platform.check_systemd(settings, pid)
+        yield lambda: platform.check_supervisord(settings, proc.environment_of(pid))
+    if case.unit is None and not case.manifests:  # they know better
+        yield lambda: platform.check_container(settings, pid)
+
+
+def _process_checks(pids: tuple[int, ...]) -> Iterator[Check]:
+    for pid in pids:
+        yield lambda pid=pid: processes.check_pid(pid)  # type: ignore[misc]
+    if proc.container_of(os.getpid()) is not None:
+        yield processes.check_first_process
+    yield processes.check_inherited
+
+
+def _host_checks() -> tuple[Check, ...]:
+    return (
+        host.check_python,
+        host.check_dependencies,
+        database.check_library,
+        host.check_clock,
+        host.check_limits,
+        host.check_user,
+    )
+
+
+# -- the two files ----------------------------------------------------------------
+
+
+def _runs(settings: Settings) -> tuple[runs.Runs, list[Finding]]:
+    """The runs of the store, or none and why."""
+    nothing = runs.Runs(living=(), all=())
+    path = _file(settings.store_url)
+    if path is None or not path.is_file():
+        return nothing, []
+    try:
+        return runs.read_runs(path, schema=len(load_migrations(MIGRATIONS))), []
+    except ConfigError:
+        return nothing, []  # the check of the schema says why
+    except GracekitError as error:
+        found = told("runs", error, ExitCode.DEPENDENCY)
+        return nothing, [replace(one, area="store") for one in found]
+
+
+def _store(settings: Settings, found: runs.Runs) -> Findings:
+    path = _file(settings.store_url)
+    if path is None:
+        yield _no_file("store", settings.store_url)
+        return
+    yield from _in("store", *_place_checks(path))
+    if not path.is_file():  # opening a pipe would wait for ever; `place` has told
+        return
+    known = len(load_migrations(MIGRATIONS))
+
+    def inside(look: database.Look) -> Iterator[Check]:
+        yield lambda: database.check_schema(look, known, STORE_TABLES)
+        yield lambda: database.check_integrity(look)
+        if set(STORE_TABLES) <= look.tables():
+            yield lambda: runs.check_living(found)
+            yield lambda: runs.check_instance(settings, found)
+            yield lambda: runs.check_openers(path, found)
+            yield lambda: runs.check_left(look, found)
+            yield lambda: runs.check_due(look, found)
+            yield lambda: runs.check_accounts(look)
+            yield lambda: host.check_clock_against(look)
+
+    yield from _inside("store", path, inside)
+
+
+def _transport(settings: Settings, found: runs.Runs, service: Service | None) -> Findings:
+    path = _file(settings.transport_url)
+    if path is None:
+        yield _no_file("transport", settings.transport_url)
+        return
+    yield from _in("transport", *_place_checks(path))
+    if not path.is_file():  # opening a pipe would wait for ever; `place` has told
+        return
+    known = len(load_migrations(QUEUES_SCHEMA))
+    store = store_identity(settings)
+
+    def inside(look: database.Look) -> Iterator[Check]:
+        yield lambda: database.check_schema(look, known, QUEUE_TABLES)
+        yield lambda: database.check_integrity(look)
+        if set(QUEUE_TABLES) <= look.tables():
+            yield lambda: queues.check_waiting(look)
+            yield lambda: queues.check_dead_letters(look)
+            yield lambda: queues.check_readers(settings, look, store, found, service)
+
+    yield from _inside("transport", path, inside)
+
+
+def _place_checks(path: Path) -> tuple[Check, ...]:
+    first: tuple[Check, ...] = (lambda: disk.check_place(path),)
+    if not path.parent.is_dir():
+        return first
+    return (
+        *first,
+        lambda: disk.check_file(path),
+        lambda: disk.check_directory(path),
+        lambda: disk.check_room(path),
+        lambda: disk.check_wal(path),
+    )
+
+
+def _inside(area: str, path: Path, checks: Callable[[database.Look], Iterator[Check]]) -> Findings:
+    try:
+        with database.Look(path) as look:
+            yield from _in(area, *checks(look))
+    except GracekitError as error:
+        yield replace(database.unreadable(error), area=area)
+
+
+def _file(url: str) -> Path | None:
+    """The file behind *url*, through no symbolic link of its directory; None for memory."""
+    return None if url.startswith("memory:") else sqlite_path(url).absolute()
+
+
+def _no_file(area: str, url: str) -> Finding:
+    return replace(skip("file", f"{url} is the memory of one process"), area=area)
+
+
+# -- one check --------------------------------------------------------------------
+
+
+def _in(area: str, *checks: Check) -> Findings:
+    for check in checks:
+        for finding in _run(check):
+            yield replace(finding, area=area)
+
+
+def _run(check: Check) -> list[Finding]:
+    try:
+        found = check()
+        return [found] if isinstance(found, Finding) else list(found)
+    except ConfigError as error:
+        return told("check", error)
+    except (GracekitError, DependencyError) as error:
+        return told("check", error, ExitCode.DEPENDENCY)
+    except OSError as error:
+        return [skip("check", f"it may not be looked at: {error}")]
+    except Exception as error:  # noqa: BLE001 - one check must not silence the others
+        return [
+            fail(
+                "check",
+                f"a check of gracekit itself failed: {error!r}",
+                "report it, with this line",
+                ExitCode.INTERNAL,
+            )
+        ]

@@ -1,0 +1,105 @@
+"""Who will stop this service, and how long that one waits, as far as it can be seen from here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from gracekit.config import Settings, format_duration
+from gracekit.doctor import proc
+from gracekit.doctor.finding import Finding, ok, skip, warn
+from gracekit.doctor.grace import compare
+from gracekit.doctor.times import last_breath_s
+from gracekit.doctor.units import check_directives, check_unit, show_unit
+
+DOCKER_GRACE_S: Final = 10.0  # `docker stop`, `podman stop` and compose, without an option
+SUPERVISOR_FILES: Final = (
+    "/etc/supervisord.conf",
+    "/etc/supervisor/supervisord.conf",
+    "/etc/supervisor/conf.d/*.conf",
+    "/etc/supervisord.d/*.ini",
+)
+_DEFAULTS: Final = {"kubernetes": 30.0, "docker": DOCKER_GRACE_S, "podman": DOCKER_GRACE_S}
+
+
+def check_kill_after(settings: Settings) -> Finding:
+    """The platform's patience, where the settings say it."""
+    if settings.kill_after_s is None:
+        return skip(
+            "kill_after",
+            "not set, so a start cannot check its hard limit against the platform's",
+            "set GRACEKIT_KILL_AFTER to the seconds between the platform's SIGTERM and SIGKILL",
+        )
+    return compare(
+        settings,
+        check="kill_after",
+        limit_s=settings.kill_after_s,
+        said="kill_after",
+        knob="the platform's limit, and GRACEKIT_KILL_AFTER with it,",
+    )
+
+
+def check_container(settings: Settings, pid: int, root: Path = proc.PROC) -> Finding:
+    """A container's limit cannot be read from inside: only its default is known."""
+    kind = proc.container_of(pid, root)
+    if kind is None:
+        return skip("container", "none seen")
+    if settings.kill_after_s is not None:
+        return ok("container", f"{kind}; its limit is what kill_after says")
+    usual, ours = _DEFAULTS[kind], last_breath_s(settings)
+    shown = f"{kind}, which kills {format_duration(usual)} after SIGTERM unless told otherwise"
+    if ours < usual:
+        return ok("container", f"{shown}; a run is gone after {format_duration(ours)}")
+    knob = {
+        "kubernetes": "terminationGracePeriodSeconds",
+        "docker": "docker run --stop-timeout, or stop_grace_period of compose,",
+        "podman": "podman run --stop-timeout",
+    }[kind]
+    return warn(
+        "container",
+        f"{shown}; a run may take {format_duration(ours)}, and the true limit cannot be seen "
+        "from inside",
+        f"set {knob} to at least {math.floor(ours) + 1} and GRACEKIT_KILL_AFTER to the same",
+    )
+
+
+def check_systemd(settings: Settings, pid: int, root: Path = proc.PROC) -> Iterator[Finding]:
+    """The unit that a process runs in."""
+    unit = proc.unit_of(pid, root)
+    if unit is None:
+        yield skip("systemd", f"process {pid} runs in no unit; name one with --unit")
+        return
+    shown = show_unit(unit)
+    if shown is None:
+        yield skip(
+            "systemd",
+            f"process {pid} runs in {unit}, and systemctl does not answer here",
+            "give the unit's file with --unit",
+        )
+        return
+    yield from check_directives(settings, unit, shown)
+
+
+def check_supervisord(
+    settings: Settings,
+    environment: Mapping[str, str],
+    patterns: tuple[str, ...] = SUPERVISOR_FILES,
+) -> Iterator[Finding]:
+    """The program of supervisord that an environment speaks of."""
+    if not environment.get("SUPERVISOR_ENABLED"):
+        yield skip("supervisord", "not seen")
+        return
+    name = environment.get("SUPERVISOR_PROCESS_NAME", "")
+    for path in (found for p in patterns for found in sorted(Path("/").glob(p.lstrip("/")))):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if f"[program:{name}]" in text.replace(" ", ""):
+            yield from check_unit(settings, str(path))
+            return
+    yield warn(
+        "supervisord",
+        f"program {name or '?'} runs under supervisord, whose stopwaitsecs (default 10) cannot "
+        "be seen",
+        "give its file with --unit, and set GRACEKIT_KILL_AFTER to the same",
+    )

@@ -1,0 +1,162 @@
+"""What `/proc` says of a process: parents, signals, surroundings. Reads only."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Masks:
+    """Signals of a process, by what becomes of them.
+
+    Attributes:
+        blocked: Wait until the main thread lets them in.
+        ignored: Are thrown away.
+        caught: Have a handler.
+    """
+
+    blocked: frozenset[int]
+    ignored: frozenset[int]
+    caught: frozenset[int]
+
+
+def command_of(pid: int, proc: Path = PROC) -> list[str]:
+    """Its command line; empty for a kernel thread and for a process that is gone."""
+    return [word for word in _read(proc / str(pid) / "cmdline").split("\0") if word]
+
+
+def parents_of(pid: int, proc: Path = PROC) -> Iterator[int]:
+    """Its parent, the parent's parent, up to PID 1 of this namespace."""
+    seen = {pid}
+    while (parent := parent_of(pid, proc)) > 0 and parent not in seen:
+        yield parent
+        seen.add(parent)
+        pid = parent
+
+
+def parent_of(pid: int, proc: Path = PROC) -> int:
+    """Its parent; 0 if that is outside this namespace, or the process is gone."""
+    return int(_status(pid, proc).get("PPid", "0"))
+
+
+def masks_of(pid: int, proc: Path = PROC) -> Masks | None:
+    """Its signals; None if it is gone or hidden."""
+    status = _status(pid, proc)
+    if "SigCgt" not in status:
+        return None
+    return Masks(
+        blocked=_signals(status["SigBlk"]),
+        ignored=_signals(status["SigIgn"]),
+        caught=_signals(status["SigCgt"]),
+    )
+
+
+def masks_of_self(proc: Path = PROC) -> Masks | None:
+    """Signals of this process."""
+    return masks_of(os.getpid(), proc)
+
+
+def environment_of(pid: int, proc: Path = PROC) -> Mapping[str, str]:
+    """Its environment at its start; empty where it may not be read."""
+    pairs = (entry.partition("=") for entry in _read(proc / str(pid) / "environ").split("\0"))
+    return {name: value for name, separator, value in pairs if separator}
+
+
+def unit_of(pid: int, proc: Path = PROC) -> str | None:
+    """The systemd service that it runs in; None if it runs in none."""
+    for line in _read(proc / str(pid) / "cgroup").splitlines():
+        # The last part only: a shell of a user lies somewhere below user@1000.service.
+        unit = line.rpartition("/")[2]
+        if unit.endswith(".service") and not unit.startswith("user@"):
+            return unit
+    return None
+
+
+def inner_pid(pid: int, proc: Path = PROC) -> tuple[int | None, int]:
+    """Its pid namespace, None if that may not be seen, and its pid inside it."""
+    numbers = _status(pid, proc).get("NSpid", str(pid)).split()
+    try:
+        namespace = (proc / str(pid) / "ns" / "pid").stat().st_ino
+    except OSError:
+        namespace = None
+    return namespace, int(numbers[-1])
+
+
+def container_of(pid: int, proc: Path = PROC) -> str | None:
+    """`kubernetes`, `docker` or `podman`, where it runs in a container; else None."""
+    text, root = _read(proc / str(pid) / "cgroup"), proc / str(pid) / "root"
+    if "kubepods" in text or environment_of(pid, proc).get("KUBERNETES_SERVICE_HOST"):
+        return "kubernetes"
+    if "docker" in text or _exists(root / ".dockerenv"):
+        return "docker"
+    if "libpod" in text or _exists(root / "run" / ".containerenv"):
+        return "podman"
+    return None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # another user's process
+        return False
+
+
+def terminal_of(pid: int, proc: Path = PROC) -> str | None:
+    """The terminal that is its standard input; None if it is none."""
+    try:
+        name = str((proc / str(pid) / "fd" / "0").readlink())
+    except OSError:
+        return None
+    return name if name.startswith(("/dev/pts/", "/dev/tty")) else None
+
+
+def openers_of(path: Path, proc: Path = PROC) -> list[int]:
+    """Processes that have *path* open, as far as they may be looked at."""
+    try:
+        wanted = path.stat()
+    except OSError:
+        return []
+    return [pid for pid in _pids(proc) if _has_open(proc / str(pid) / "fd", wanted)]
+
+
+def _pids(proc: Path) -> list[int]:
+    return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdigit())
+
+
+def _has_open(directory: Path, wanted: os.stat_result) -> bool:
+    try:
+        entries = list(directory.iterdir())
+    except OSError:
+        return False
+    for entry in entries:
+        try:
+            found = entry.stat()
+        except OSError:
+            continue
+        if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+            return True
+    return False
+
+
+def _status(pid: int, proc: Path) -> dict[str, str]:
+    pairs = (line.partition(":") for line in _read(proc / str(pid) / "status").splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def _signals(mask: str) -> frozenset[int]:
+    bits = int(mask, 16)
+    return frozenset(n for n in range(1, signal.NSIG) if bits >> (n - 1) & 1)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

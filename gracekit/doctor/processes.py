@@ -1,0 +1,166 @@
+"""A process of the service, or the one that would become it: does SIGTERM arrive?"""
+
+from __future__ import annotations
+
+import math
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gracekit.doctor import proc
+from gracekit.doctor.finding import Finding, fail, ok, skip, warn
+from gracekit.doctor.shells import is_interactive, is_shell
+from gracekit.exits import ExitCode
+from gracekit.signals import STOP_SIGNALS
+
+ENOUGH_FILES: Final = 1024
+LONGEST: Final = 60
+
+_EXEC_FORM: Final = (
+    'use the exec form, ENTRYPOINT ["gracekit", "run", "compute:svc"], or begin the shell\'s '
+    "command with exec"
+)
+
+
+def check_pid(pid: int, root: Path = proc.PROC) -> Iterator[Finding]:
+    """A running process of the service."""
+    if not proc.command_of(pid, root):
+        yield fail(
+            f"pid {pid}",
+            "there is no such process, or it may not be looked at",
+            "name a living one: `gracekit status --json` lists them",
+            ExitCode.DEPENDENCY,
+        )
+        return
+    yield check_shell_above(pid, root)
+    yield check_stop_signals(pid, root)
+    yield check_alarm(pid, root)
+    yield check_terminal(pid, root)
+    yield check_files(pid)
+
+
+def check_shell_above(pid: int, root: Path = proc.PROC) -> Finding:
+    """Whether a shell stands between the platform and this process."""
+    check = f"parents of {pid}"
+    for parent in proc.parents_of(pid, root):
+        words = proc.command_of(parent, root)
+        if not is_shell(words):
+            continue
+        if is_interactive(words) and parent != 1:
+            return ok(check, f"an interactive shell (pid {parent}) started it")
+        # It is there, so it has not replaced itself, whatever its command says.
+        seen = (
+            f"{' '.join(words)[:LONGEST]!r} (pid {parent}) stands above it and passes no SIGTERM "
+            "on: a stop would end as SIGKILL after the grace period, without a drain"
+        )
+        is_the_one = parent == 1 or proc.parent_of(parent, root) in {0, 1}
+        return (fail if is_the_one else warn)(check, seen, _EXEC_FORM)
+    return ok(check, "no shell stands between it and whoever started it")
+
+
+def check_first_process(root: Path = proc.PROC) -> Finding:
+    """PID 1 of this container or machine."""
+    words = proc.command_of(1, root)
+    if not words:
+        return skip("PID 1", "it may not be looked at from here")
+    command = " ".join(words)[:LONGEST]
+    if is_shell(words):
+        seen = f"{command!r} is a shell, which passes no SIGTERM on to what it has started"
+        return (warn if is_interactive(words) else fail)("PID 1", seen, _EXEC_FORM)
+    return ok("PID 1", f"{command!r} is no shell")
+
+
+def check_stop_signals(pid: int, root: Path = proc.PROC) -> Finding:
+    """Blocked or ignored stop signals of a running process."""
+    check = f"signals of {pid}"
+    masks = proc.masks_of(pid, root)
+    if masks is None:
+        return skip(check, "they may not be looked at from here")
+    for number in STOP_SIGNALS:
+        lost = "ignores" if number in masks.ignored else "blocks"
+        if number in masks.ignored | masks.blocked:
+            return fail(
+                check,
+                f"it {lost} {number.name}: no drain begins",
+                "find who set that (nohup, trap '' TERM, a library) and take it away",
+            )
+    if signal.SIGTERM not in masks.caught:
+        return warn(
+            check,
+            "it has no handler for SIGTERM: it would die at once, and the next start would settle "
+            "all that it had in hand",
+            "run it by `gracekit run` or svc.run(), or embed Runtime with signals=True",
+        )
+    return ok(check, "SIGTERM, SIGINT and SIGQUIT arrive")
+
+
+def check_alarm(pid: int, root: Path = proc.PROC) -> Finding:
+    """SIGALRM ends a process that outlives its hard limit, by its default action."""
+    check = f"alarm of {pid}"
+    masks = proc.masks_of(pid, root)
+    if masks is None:
+        return skip(check, "its signals may not be looked at from here")
+    if signal.SIGALRM in masks.blocked | masks.ignored | masks.caught:
+        return fail(
+            check,
+            "SIGALRM is blocked, ignored or caught: the kernel cannot end a stuck process at its "
+            "hard limit",
+            "leave SIGALRM alone in the application",
+        )
+    return ok(check, "SIGALRM has its default action, which ends a stuck process")
+
+
+def check_inherited(root: Path = proc.PROC) -> Finding:
+    """What a service started from here would inherit: masks survive exec."""
+    masks = proc.masks_of_self(root)
+    check = "inherited signals"
+    if masks is None:
+        return skip(check, "/proc is not readable here")
+    lost = [n.name for n in (*STOP_SIGNALS, signal.SIGALRM) if n in masks.blocked]
+    lost += ["SIGALRM"] if signal.SIGALRM in masks.ignored else []  # others get handlers of ours
+    if lost:
+        return warn(
+            check,
+            f"{', '.join(lost)} blocked or ignored here, and a service started from here "
+            "inherits that",
+            "start it from a shell or unit that leaves signals alone",
+        )
+    return ok(check, "no stop signal is blocked or ignored for what is started from here")
+
+
+def check_terminal(pid: int, root: Path = proc.PROC) -> Finding:
+    """Standard input: a terminal sends SIGINT on Ctrl-C, and SIGHUP when it closes."""
+    check = f"stdin of {pid}"
+    terminal = proc.terminal_of(pid, root)
+    if terminal is None:
+        return ok(check, "no terminal")
+    return warn(
+        check,
+        f"{terminal}: when that terminal closes, SIGHUP ends the process without a drain",
+        "run it under systemd, a container or another supervisor",
+    )
+
+
+def check_files(pid: int) -> Finding:
+    """How many files and sockets it may open."""
+    check = f"open files of {pid}"
+    try:
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    except (PermissionError, ProcessLookupError):
+        return skip(check, "its limits may not be looked at from here")
+    shown = "no limit" if soft == resource.RLIM_INFINITY else str(soft)
+    if soft != resource.RLIM_INFINITY and soft < ENOUGH_FILES:
+        return warn(
+            check,
+            f"the limit is {soft}, and at least {ENOUGH_FILES} are wanted for connections and "
+            "handlers",
+            f"ulimit -n {_better(hard)}, or LimitNOFILE={_better(hard)} in the unit",
+        )
+    return ok(check, f"the limit is {shown}")
+
+
+def _better(hard: int) -> int:
+    limit = math.inf if hard == resource.RLIM_INFINITY else hard
+    return int(min(65536, limit))

@@ -1,0 +1,116 @@
+"""The transport's file: what waits in it, and who else reads our shared queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gracekit.config import Settings, redact_url
+from gracekit.doctor.database import Look
+from gracekit.doctor.finding import Finding, fail, ok, skip, warn
+from gracekit.doctor.runs import Runs
+from gracekit.process import Process
+from gracekit.rpc import sqlite_rows as rows
+from gracekit.rpc.readers import FOREIGN_REMEDY, Reader, foreign_seen, need_one_store
+from gracekit.service import Service
+from gracekit.store.bell import bells_directory
+
+_NAMELESS: Final = (
+    "SELECT DISTINCT connection_id, boot_id, pid_ns, pid, start_ticks, lock_path, bell_path "
+    "FROM subscription JOIN connection USING (connection_id) WHERE queue = ? "
+    "AND NOT EXISTS (SELECT 1 FROM reader WHERE reader.queue = subscription.queue "
+    "AND reader.connection_id = subscription.connection_id)"
+)
+
+
+def check_waiting(look: Look) -> Finding:
+    """Messages that nobody has taken yet."""
+    found = look.rows(
+        "SELECT queue, count(*) FROM message WHERE claimed_by IS NULL GROUP BY queue "
+        "ORDER BY 2 DESC LIMIT 5"
+    )
+    listed = ", ".join(f"{number!s} in {queue!s}" for queue, number in found)
+    return ok("waiting", listed or "no message waits")
+
+
+def check_dead_letters(look: Look) -> Finding:
+    """Messages that no consumer could use."""
+    ((number,),) = look.rows("SELECT count(*) FROM dead_letter")
+    if not number:
+        return ok("dead letters", "none")
+    ((queue, reason),) = look.rows(
+        "SELECT queue, reason FROM dead_letter ORDER BY dead_letter_id DESC LIMIT 1"
+    )
+    return warn(
+        "dead letters",
+        f"{number!s} kept aside, the last from {queue!s}: {reason!s}",
+        "find their senders; they are in table dead_letter until somebody removes them",
+    )
+
+
+def check_readers(
+    settings: Settings, look: Look, store: str | None, runs: Runs, service: Service | None
+) -> Iterator[Finding]:
+    """Living readers of our shared queues that keep what they take in another store."""
+    if "reader" not in look.tables():
+        yield skip("foreign readers", "this file was written before readers said their store")
+        return
+    queues = _shared(settings, runs, service)
+    if not queues:
+        yield skip("foreign readers", "no queue is known to be ours", "name the MODULE:ATTR")
+        return
+    foreign = [one for one in living_readers(look) if one.queue in queues and one.store != store]
+    yield _judge(settings, foreign, sorted(queues), service)
+    nameless = {pid for queue in queues for pid in _nameless(look, queue)}
+    if nameless:
+        yield warn(
+            "nameless readers",
+            f"pid {', '.join(map(str, sorted(nameless)))} reads our shared queue and has not said "
+            "into which store",
+            "stop it, or upgrade its gracekit",
+        )
+
+
+def living_readers(look: Look) -> list[Reader]:
+    """Who reads which shared queue into which store, of those that live."""
+    found = map(rows.reader_of, look.rows(rows.READERS))
+    return [reader for reader, peer in found if _lives(look, peer)]
+
+
+def _shared(settings: Settings, runs: Runs, service: Service | None) -> set[str]:
+    if service is None:
+        return runs.topics
+    return {service.topic, settings.ops_topic_of(service.topic)}
+
+
+def _judge(
+    settings: Settings, foreign: Sequence[Reader], queues: Sequence[str], service: Service | None
+) -> Finding:
+    check = "foreign readers"
+    if not foreign:
+        return ok(check, f"nobody reads {', '.join(queues)} into another store")
+    methods = ["methods that are 'error' or 'probe' or name a resource"]
+    if service is not None:
+        methods = need_one_store(service.methods)
+        if not methods:
+            seen = "another store shares the queue, and no method of ours minds"
+            return ok(check, seen)
+    seen = foreign_seen(foreign, redact_url(settings.store_url), methods)
+    if settings.accept_unshared_store:
+        return warn(check, f"{seen}; accept_unshared_store = true", FOREIGN_REMEDY)
+    if service is None:
+        return warn(
+            check, seen, f"name the MODULE:ATTR, so that it can be judged; {FOREIGN_REMEDY}"
+        )
+    return fail(check, seen, FOREIGN_REMEDY)
+
+
+def _nameless(look: Look, queue: str) -> list[int]:
+    peers = map(rows.peer_of, look.rows(_NAMELESS, queue))
+    return [peer.identity.pid for peer in peers if _lives(look, peer)]
+
+
+def _lives(look: Look, peer: rows.Peer) -> bool:
+    # Beside the file as it is seen from here: a container may have it under another name.
+    lock_path = bells_directory(look.path) / peer.lock_path.name
+    return Process().is_alive(peer.identity, lock_path)

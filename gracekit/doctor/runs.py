@@ -1,0 +1,186 @@
+"""The runs of a store: who lives, what the others left, and whether the accounts balance."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gracekit.clock import Clock
+from gracekit.config import Settings
+from gracekit.doctor import proc
+from gracekit.doctor.database import Look
+from gracekit.doctor.finding import Finding, fail, ok, warn
+from gracekit.exits import ExitCode
+from gracekit.leases.members import Members, Run, list_runs
+from gracekit.process import Process
+from gracekit.store.reader import StoreReader
+from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
+
+LAST_RUNS: Final = 1000
+SHOWN: Final = 5
+
+_OPEN: Final = ", ".join(f"'{state.value}'" for state in sorted(TRANSIENT, key=lambda s: s.value))
+_ENDED: Final = ", ".join(
+    f"'{state.value}'" for state in sorted(TERMINAL - {TaskState.REJECTED}, key=lambda s: s.value)
+)
+_LEFT: Final = f"""
+SELECT state, cut = 'unclean', owner, count(*) FROM task WHERE state IN ({_OPEN})
+GROUP BY state, cut = 'unclean', owner"""  # noqa: S608 - names of states
+_DUE: Final = """
+SELECT (SELECT count(*) FROM task WHERE errored_due = 1),
+       (SELECT count(*) FROM hold WHERE ended_at IS NULL),
+       (SELECT count(*) FROM reply WHERE due_at IS NOT NULL)"""
+_ACCOUNTS: Final = f"""
+SELECT coalesce((SELECT n FROM tally WHERE what = 'accepted'), 0),
+       coalesce((SELECT n FROM tally WHERE what = 'removed'), 0),
+       (SELECT count(*) FROM task WHERE state IN ({_OPEN}, {_ENDED}))"""  # noqa: S608 - as above
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """The runs on record.
+
+    Attributes:
+        living: Those whose process lives and may still act.
+        all: The newest, living or not.
+    """
+
+    living: Sequence[Run]
+    all: Sequence[Run]
+
+    @property
+    def topics(self) -> set[str]:
+        """Names of the shared queues that they read."""
+        return {topic for run in self.all for topic in (run.topic, run.ops_topic)}
+
+
+def read_runs(path: Path, *, schema: int) -> Runs:
+    """The runs of the store at *path*, outside an event loop.
+
+    Raises:
+        GracekitError: it cannot be read as a store of this version.
+    """
+    reader = StoreReader(path, schema=schema)
+    reader.open()
+    try:
+        runs = asyncio.run(list_runs(reader, limit=LAST_RUNS))
+        members = Members(
+            reader,
+            Clock(),
+            Process(),
+            run_id="",
+            service="",
+            lock_directory=path.with_name(f"{path.name}-runs"),
+        )
+        living = [run for run in runs if run.adopted_at is None and members.is_alive(run)]
+    finally:
+        reader.close()
+    return Runs(living=living, all=runs)
+
+
+def pids_here(runs: Runs) -> list[int]:
+    """Living processes that can be looked at from this pid namespace."""
+    here = Process().identity.pid_ns
+    return sorted({run.identity.pid for run in runs.living if run.identity.pid_ns == here})
+
+
+def check_living(runs: Runs) -> Finding:
+    """Who serves from this store now."""
+    if not runs.living:
+        return ok("runs", f"none lives; {len(runs.all)} on record")
+    names = [f"{_label(run)} (pid {run.identity.pid}, {run.phase})" for run in runs.living]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ok("runs", f"{len(names)} live: {', '.join(names[:SHOWN])}{more}")
+
+
+def check_instance(settings: Settings, runs: Runs) -> Iterator[Finding]:
+    """A start under a name that is taken is refused; only where a name was given."""
+    if settings.instance is None:
+        return
+    for run in runs.living:
+        if run.instance == settings.instance:
+            yield warn(
+                "instance",
+                f"{_label(run)} lives (pid {run.identity.pid}): another start under that name "
+                "is refused",
+                "stop it first, or set GRACEKIT_INSTANCE to another name",
+            )
+            return
+    yield ok("instance", f"{settings.instance} is free")
+
+
+def check_openers(path: Path, runs: Runs) -> Finding:
+    """Processes that have the store open and are no run of it."""
+    known = {(run.identity.pid_ns, run.identity.pid) for run in runs.living}
+    pids = {pid for _, pid in known}
+    strangers = []
+    for pid in proc.openers_of(path):
+        # A run in a container has another pid here than it has written down.
+        namespace, inner = proc.inner_pid(pid)
+        is_known = inner in pids if namespace is None else (namespace, inner) in known
+        if pid != os.getpid() and not is_known:
+            strangers.append(pid)
+    if not strangers:
+        return ok("open by", "living runs only, as far as can be seen")
+    named = ", ".join(f"{' '.join(proc.command_of(pid))[:40]!r} (pid {pid})" for pid in strangers)
+    return warn(
+        "open by",
+        f"{named} has the store open and is no run of it: a reader keeps the WAL from being "
+        "emptied, an old SQLite can damage it",
+        "end it, and look with `gracekit status` and `gracekit tasks`",
+    )
+
+
+def check_left(look: Look, runs: Runs) -> Finding:
+    """Unfinished rows: of the living they are work, of the dead they wait for a start."""
+    living = {run.run_id for run in runs.living}
+    left: Counter[str] = Counter()
+    unclean = at_work = 0
+    for state, is_unclean, owner, number in look.rows(_LEFT):
+        count = int(str(number))
+        if owner in living:
+            at_work += count
+        else:
+            left[str(state)] += count
+            unclean += count if is_unclean or state == TaskState.RUNNING.value else 0
+    if not left:
+        return ok("unfinished", f"nothing is left behind; {at_work} in living hands")
+    listed = ", ".join(f"{number} {state}" for state, number in sorted(left.items()))
+    seen = f"{listed} without a living owner, {unclean} of them unclean; {at_work} in living hands"
+    if runs.living:
+        return ok("unfinished", f"{seen}; living runs settle them")
+    return warn(
+        "unfinished", seen, "start the service: it settles them; `gracekit tasks` lists them"
+    )
+
+
+def check_due(look: Look, runs: Runs) -> Finding:
+    """Hooks, holds and replies that somebody still waits for."""
+    ((errored, holds, replies),) = look.rows(_DUE)
+    seen = f"{errored!s} errored hooks, {holds!s} open holds, {replies!s} replies are due"
+    if runs.living or not any((errored, holds, replies)):
+        return ok("due", seen)
+    return warn("due", seen, "start the service: it calls, settles and sends them")
+
+
+def check_accounts(look: Look) -> Finding:
+    """Accepted = ended + unfinished + removed, at every commit."""
+    ((accepted, removed, rows),) = (tuple(map(int, map(str, row))) for row in look.rows(_ACCOUNTS))
+    seen = f"accepted {accepted} = {rows} on record + {removed} removed"
+    if accepted == rows + removed:
+        return ok("accounts", f"{seen}: balanced")
+    return fail(
+        "accounts",
+        f"{seen} does not balance: off by {accepted - rows - removed}",
+        "keep a copy of the store (sqlite3 .backup) and report it: a record is lost or forged",
+        ExitCode.INTERNAL,
+    )
+
+
+def _label(run: Run) -> str:
+    return f"{run.service}@{run.instance}"

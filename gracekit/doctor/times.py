@@ -1,0 +1,60 @@
+"""Settings against each other: every inequality with its values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gracekit.config import Settings, format_duration, hard_limit_sum, rules
+from gracekit.doctor.finding import Finding, Level, ok, warn
+from gracekit.shutdown import ALARM_AFTER_HARD_LIMIT_S
+
+
+def check_settings(settings: Settings) -> Iterator[Finding]:
+    """They were read and judged one by one already, or there would be none."""
+    changed = [name for name, _, origin in settings.describe() if origin != "default"]
+    yield ok("settings", f"all are valid; not the default: {', '.join(changed) or 'none'}")
+
+
+def check_hard_limit(settings: Settings) -> Finding:
+    """What a stop takes at most."""
+    alarm = format_duration(last_breath_s(settings))
+    return ok("hard limit", f"{hard_limit_sum(settings)}, and the kernel's alarm at {alarm}")
+
+
+def check_inequalities(settings: Settings) -> Iterator[Finding]:
+    """Each rule between two settings."""
+    for rule in rules(settings):
+        name = rule.left.split()[0]
+        if rule.holds:
+            yield ok(name, rule.said("is"))
+        else:
+            level = Level.FAIL if rule.refused else Level.WARN
+            seen = f"{rule.said('should be')}: {rule.because}"
+            yield Finding(check=name, level=level, seen=seen, remedy=rule.remedy)
+
+
+def check_settle(settings: Settings) -> Iterator[Finding]:
+    """Unclean tasks: the old owner's last request may still be on its way."""
+    wait = settings.startup_reconciliation_wait_seconds
+    check = "reconciliation"
+    if not settings.startup_reconciliation_enabled:
+        yield warn(
+            check,
+            "startup_reconciliation_enabled = false: a start does not settle what earlier runs "
+            "left, and their resources stay refused",
+            "set GRACEKIT_STARTUP_RECONCILIATION_ENABLED=true, unless another run does it",
+        )
+    elif wait:
+        yield ok(check, f"an unclean task is looked at {format_duration(wait)} after its adoption")
+    else:
+        yield warn(
+            check,
+            "0s: after a crash a task is probed or run again while the dead process's last "
+            "request may still be on its way to a backend",
+            "set GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS to what a backend's answer may take",
+        )
+
+
+def last_breath_s(settings: Settings) -> float:
+    """Seconds from the stop request until the kernel's alarm has ended even a hanging process."""
+    return settings.hard_limit_s + ALARM_AFTER_HARD_LIMIT_S

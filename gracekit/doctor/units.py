@@ -1,0 +1,301 @@
+"""Units of systemd and programs of supervisord: what they do to our stop.
+
+A unit comes from a file, or from `systemctl show`, which also knows drop-ins
+and defaults. Names and values are the directives'.
+"""
+
+from __future__ import annotations
+
+import configparser
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from gracekit.config import Settings, format_duration
+from gracekit.doctor.finding import Finding, fail, ok, skip, warn
+from gracekit.doctor.grace import compare
+from gracekit.doctor.shells import hides_signals
+from gracekit.exits import ExitCode
+
+DEFAULT_STOP_S: Final = 90.0  # systemd's DefaultTimeoutStopSec
+DEFAULT_STOPWAIT_S: Final = 10.0  # supervisord's stopwaitsecs
+SYSTEMCTL_TIMEOUT_S: Final = 5.0
+
+Directives = Mapping[str, str]
+
+_SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_SPAN_UNITS: Final = {
+    "": 1.0, "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0,
+    "us": 1e-6, "usec": 1e-6, "ms": 1e-3, "msec": 1e-3,
+    "m": 60.0, "min": 60.0, "minute": 60.0, "minutes": 60.0,
+    "h": 3600.0, "hr": 3600.0, "hour": 3600.0, "hours": 3600.0,
+    "d": 86400.0, "day": 86400.0, "days": 86400.0, "w": 604800.0, "week": 604800.0,
+}  # fmt: skip
+
+
+def time_span(text: str) -> float | None:
+    """Seconds in systemd's spelling (`90`, `1min 30s`, `infinity`); None if it is not one."""
+    text = text.strip().lower()
+    if text == "infinity":
+        return math.inf
+    parts = _SPAN.findall(text)
+    if not parts or _SPAN.sub("", text).strip():
+        return None
+    if any(unit not in _SPAN_UNITS for _, unit in parts):
+        return None
+    return sum(float(number) * _SPAN_UNITS[unit] for number, unit in parts)
+
+
+# -- where it comes from ----------------------------------------------------------
+
+
+def check_unit(settings: Settings, unit: str) -> Iterator[Finding]:
+    """A unit by file or name, or a program of a supervisord file."""
+    path = Path(unit)
+    if not path.exists():
+        yield from _check_named(settings, unit)
+        return
+    text = path.read_text(encoding="utf-8", errors="replace")
+    programs = _programs(text)
+    if programs:
+        for name, program in programs.items():
+            yield check_program(settings, name, program)
+    else:
+        directives = parse_unit(text)
+        if not directives:
+            yield fail("unit", f"{path} has no [Service] section", "name the service's own unit")
+            return
+        yield from check_directives(settings, path.name, directives)
+
+
+def _check_named(settings: Settings, unit: str) -> Iterator[Finding]:
+    shown = show_unit(unit)
+    if shown is None:
+        yield skip(
+            "unit",
+            f"there is no file {unit}, and systemctl knows no such unit here",
+            "give --unit the path of the unit's file",
+        )
+    else:
+        yield from check_directives(settings, unit, shown)
+
+
+def parse_unit(text: str) -> Directives:
+    """The [Service] section of a unit file; a later line wins, an empty one resets."""
+    section, found = "", dict[str, str]()
+    for line in text.replace("\\\n", " ").splitlines():
+        words = line.strip()
+        if words.startswith("["):
+            section = words
+        elif section == "[Service]" and "=" in words and words[0] not in "#;":
+            name, _, value = words.partition("=")
+            found[name.strip()] = value.strip()
+    if "TimeoutSec" in found:
+        found.setdefault("TimeoutStopSec", found["TimeoutSec"])
+        found.setdefault("TimeoutStartSec", found["TimeoutSec"])
+    return found
+
+
+def show_unit(name: str) -> Directives | None:
+    """As systemd runs it, drop-ins and defaults included; None where it cannot be asked."""
+    systemctl = shutil.which("systemctl")
+    if systemctl is None or name.startswith("-"):
+        return None
+    try:
+        done = subprocess.run(  # noqa: S603 - an absolute path, and a name that is no option
+            [systemctl, "show", "--", name if "." in name else f"{name}.service"],
+            capture_output=True,
+            text=True,
+            timeout=SYSTEMCTL_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    pairs = (line.partition("=") for line in done.stdout.splitlines())
+    found = {name: value for name, _, value in pairs}
+    if done.returncode != 0 or found.get("LoadState") != "loaded":
+        return None
+    for shown, directive in (
+        ("TimeoutStopUSec", "TimeoutStopSec"),
+        ("TimeoutStartUSec", "TimeoutStartSec"),
+        ("WatchdogUSec", "WatchdogSec"),
+    ):
+        found[directive] = found.get(shown, "")
+    return found
+
+
+# -- what it does -----------------------------------------------------------------
+
+
+def check_directives(settings: Settings, name: str, unit: Directives) -> Iterator[Finding]:
+    """Everything in a unit that changes how a stop, a crash or a start ends."""
+    yield _check_stop(settings, name, unit)
+    yield _check_kill_mode(name, unit)
+    yield _check_command(name, unit)
+    yield _check_restart(name, unit)
+    yield _check_start(settings, name, unit)
+    yield from _check_watchdog(settings, name, unit)
+
+
+def _check_stop(settings: Settings, name: str, unit: Directives) -> Finding:
+    value = unit.get("TimeoutStopSec", "")
+    limit = time_span(value) if value else DEFAULT_STOP_S
+    if limit is None:
+        return fail("TimeoutStopSec", f"{value!r} of {name} is no time span", "write 35s")
+    default = "" if value else " (the default of systemd)"
+    said = f"TimeoutStopSec of {name}{default}"
+    limit = limit or math.inf  # 0 turns the limit off
+    return compare(
+        settings, check="TimeoutStopSec", limit_s=limit, said=said, knob="TimeoutStopSec"
+    )
+
+
+def _check_kill_mode(name: str, unit: Directives) -> Finding:
+    mode, number = unit.get("KillMode") or "control-group", unit.get("KillSignal") or "SIGTERM"
+    if number.upper().removeprefix("SIG") not in {"TERM", "15", "INT", "2", "QUIT", "3"}:
+        return fail(
+            "KillSignal",
+            f"{name} stops with {number}, and a drain begins with SIGTERM, SIGINT or SIGQUIT",
+            "leave KillSignal out, or set KillSignal=SIGTERM",
+        )
+    match mode:
+        case "mixed":
+            return ok("KillMode", f"{name}: mixed, so SIGTERM reaches the service alone")
+        case "none" | "process":
+            return warn(
+                "KillMode",
+                f"{name}: {mode}, which leaves child processes behind that may go on acting",
+                "set KillMode=mixed",
+            )
+        case _:
+            return warn(
+                "KillMode",
+                f"{name}: {mode}, so child processes of running handlers get SIGTERM at once, "
+                "in the middle of a drain",
+                "set KillMode=mixed",
+            )
+
+
+def _check_command(name: str, unit: Directives) -> Finding:
+    command = unit.get("ExecStart", "")
+    match = re.search(r"argv\[\]=(.*?) ;", command)  # as systemctl shows it
+    words = (match[1] if match else command).lstrip("@-:+!").split()
+    if hides_signals(words):
+        return fail(
+            "ExecStart",
+            f"{name} starts a shell that starts the service: SIGTERM goes to the shell",
+            "name the program itself, or begin the shell's command with exec",
+        )
+    return ok("ExecStart", f"{name} starts {words[0] if words else 'nothing'} itself")
+
+
+def _check_restart(name: str, unit: Directives) -> Finding:
+    restart = unit.get("Restart") or "no"
+    never = unit.get("RestartPreventExitStatus", "").split()
+    forced = unit.get("RestartForceExitStatus", "").split()
+    success = unit.get("SuccessExitStatus", "").split()
+    handed_over, config = str(int(ExitCode.HANDED_OVER)), str(int(ExitCode.CONFIG))
+    if restart == "no":
+        return warn(
+            "Restart",
+            f"{name}: no, so nobody settles what a crash leaves until somebody starts it",
+            "set Restart=on-failure",
+        )
+    if config not in never:
+        return warn(
+            "Restart",
+            f"{name} restarts after exit {config} (wrong configuration), which will not help",
+            f"set RestartPreventExitStatus={config}",
+        )
+    if handed_over not in success or handed_over not in forced:
+        return warn(
+            "Restart",
+            f"{name} takes exit {handed_over} (handed over) for a failure, or does not start "
+            "again after it",
+            f"set SuccessExitStatus={handed_over} and RestartForceExitStatus={handed_over}",
+        )
+    return ok("Restart", f"{name}: {restart}; {config} ends it, {handed_over} is a good end")
+
+
+def _check_start(settings: Settings, name: str, unit: Directives) -> Finding:
+    value = unit.get("TimeoutStartSec", "")
+    limit = (time_span(value) or math.inf) if value else DEFAULT_STOP_S
+    if not unit.get("Type", "simple").startswith("notify"):
+        return warn(
+            "Type",
+            f"{name} is Type={unit.get('Type', 'simple')}: systemd takes it for started before "
+            "it is ready, and a drain cannot ask for more time",
+            "set Type=notify and NotifyAccess=main",
+        )
+    if settings.start_timeout_s >= limit:
+        return warn(
+            "TimeoutStartSec",
+            f"start_timeout = {format_duration(settings.start_timeout_s)} (of each on_start hook) "
+            f"should be below TimeoutStartSec of {name} = {format_duration(limit)}",
+            "raise TimeoutStartSec, or lower GRACEKIT_START_TIMEOUT",
+        )
+    shown = "infinite" if math.isinf(limit) else format_duration(limit)
+    return ok("TimeoutStartSec", f"{name}: {shown}, above start_timeout")
+
+
+def _check_watchdog(settings: Settings, name: str, unit: Directives) -> Iterator[Finding]:
+    limit = time_span(unit.get("WatchdogSec", "") or "0") or 0.0
+    if not limit or math.isinf(limit):
+        return
+    beat, half = settings.beat_s, limit / 2
+    theirs = f"WatchdogSec of {name} = {format_duration(limit)}"
+    if beat >= limit:
+        yield fail(
+            "WatchdogSec",
+            f"beat = {format_duration(beat)} must be below {theirs}: systemd would kill a "
+            "healthy service",
+            f"set GRACEKIT_BEAT to at most {format_duration(half)}",
+        )
+    elif beat > half:
+        yield warn(
+            "WatchdogSec",
+            f"beat = {format_duration(beat)} should be at most half of {theirs}",
+            f"set GRACEKIT_BEAT to at most {format_duration(half)}",
+        )
+    else:
+        yield ok("WatchdogSec", f"beat = {format_duration(beat)} is at most half of {theirs}")
+
+
+# -- supervisord ------------------------------------------------------------------
+
+
+def _programs(text: str) -> dict[str, Directives]:
+    """Programs of a supervisord file by name; empty if it is no such file."""
+    parser = configparser.RawConfigParser(strict=False, inline_comment_prefixes=(";",))
+    try:
+        parser.read_string(text)
+    except configparser.Error:
+        return {}
+    return {
+        section.partition(":")[2]: dict(parser[section])
+        for section in parser.sections()
+        if section.startswith("program:")
+    }
+
+
+def check_program(settings: Settings, name: str, program: Directives) -> Finding:
+    """The stop of one program of supervisord."""
+    said = f"stopwaitsecs of program {name}"
+    if hides_signals(program.get("command", "").split()):
+        return fail(
+            "supervisord",
+            f"program {name} starts a shell that starts the service: SIGTERM goes to the shell",
+            "name the program itself, or begin the shell's command with exec",
+        )
+    try:
+        limit = float(program.get("stopwaitsecs", DEFAULT_STOPWAIT_S))
+    except ValueError:
+        value = program["stopwaitsecs"]
+        return fail("supervisord", f"{said} = {value!r} is no number", "set stopwaitsecs=30")
+    if "stopwaitsecs" not in program:
+        said += " (its default)"
+    return compare(settings, check="supervisord", limit_s=limit, said=said, knob="stopwaitsecs")

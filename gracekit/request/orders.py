@@ -1,0 +1,173 @@
+"""An operator's orders, carried out by the run that owns the task.
+
+A task at work, or in line for its turn, is cancelled with a cause, and ends by
+its own way when its handler has returned. A row that recovery has claimed is
+changed by compare-and-set under it. Nobody else's row is touched here: whoever
+asks is told that it has moved, and reads it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from gracekit.errors import ConflictError, GracekitError, UnknownCommitError
+from gracekit.process import Point
+from gracekit.request.attempt import ordered
+from gracekit.store.batch import Batch
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.journal import Journal
+from gracekit.tracker.orders import Case, Mark, add_order, case_named, mark_of, refusal
+from gracekit.tracker.task import CancelCause, Lane, Order, TaskState, TrackedTask, Verb
+from gracekit.tracker.tracker import Tracker
+
+LOOKS: Final = 50
+BETWEEN_LOOKS_S: Final = 0.02
+"""A task between two of gracekit's own steps, a commit for example, is looked at again."""
+
+Answer = dict[str, Any]
+_REQUESTS: Final = frozenset({Lane.REQUESTS, Lane.OPS})
+
+
+class Orders:
+    """Carries out orders in one run.
+
+    Args:
+        obey: Cancels a task in flight as its order says.
+        poke: Lets recovery look: a reply or a hook may be due.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        tracker: Tracker,
+        telemetry: Telemetry,
+        *,
+        obey: Callable[[TrackedTask, Order], None],
+        poke: Callable[[], None],
+    ) -> None:
+        self._journal = journal
+        self._tracker = tracker
+        self._telemetry = telemetry
+        self._obey = obey
+        self._poke = poke
+
+    async def carry_out(self, request_id: str, recipient: str, order: Order) -> Answer:
+        """Carry out one order.
+
+        Returns:
+            `{"state": …}` as it is now; with `"asked": True` if it ends later, when its handler
+            has returned; with `"moved": True` if the task is not this run's.
+
+        Raises:
+            GracekitError: it cannot be; the message says why.
+            StoreError: it could not be recorded, and was not done.
+        """
+        noted = False
+        for _ in range(LOOKS):
+            task = self._tracker.get(request_id, recipient)
+            if task is not None and task.journaled and task.row_id is None:
+                pass  # its acceptance is not committed yet, and may not be
+            elif task is not None and task.state in {TaskState.ACCEPTED, TaskState.RUNNING}:
+                self._check(task, order)
+                if not noted:
+                    # First the record: whoever reads the outcome must find who wanted it.
+                    await self._note(task, order)
+                    noted = True
+                    continue  # it may have ended meanwhile
+                return self._order(task, order)
+            elif answer := await self._order_row(request_id, recipient, order):
+                return answer
+            await asyncio.sleep(BETWEEN_LOOKS_S)
+        raise GracekitError(f"task {request_id} changes hands again and again: try once more")
+
+    # -- in flight ----------------------------------------------------------------------
+
+    def _check(self, task: TrackedTask, order: Order) -> None:
+        if task.lane not in _REQUESTS:
+            raise GracekitError(
+                f"{task} is no request but work beside them, and ends with what has started it"
+            )
+        if (why := refusal(task, order.verb, task.state)) is not None:
+            raise GracekitError(why)
+        if task.cancel_cause not in {None, CancelCause.OPERATOR}:
+            raise GracekitError(
+                f"{task} is being cancelled already ({task.cancel_cause.value}): "
+                "its handler has not returned yet"
+            )
+        if task.order is not None and task.order.verb is not order.verb:
+            raise GracekitError(
+                f"{task} was already told to {task.order.verb.value} by {task.order.by}: "
+                "its handler has not returned yet"
+            )
+
+    async def _note(self, task: TrackedTask, order: Order) -> None:
+        batch = Batch(Point.TALLY)
+        self._mark(task.request_id, task.method, order, task.state.value).add(batch)
+        await self._journal.commit(batch)
+
+    def _order(self, task: TrackedTask, order: Order) -> Answer:
+        if task.order is None:  # asked twice, its handler's clean-up is not cut again
+            self._obey(task, order)
+            self._tell(task.request_id, task.method, order, task.state)
+        return {"state": task.state.value, "asked": True}
+
+    # -- on record ----------------------------------------------------------------------
+
+    async def _order_row(self, request_id: str, recipient: str, order: Order) -> Answer | None:
+        """Carry the order out on a row of ours that is not in flight; None: look again."""
+        case = await case_named(self._journal.engine, request_id, recipient)
+        if case is None:
+            return {"moved": True, "state": None}
+        if (why := refusal(case, order.verb, case.state, case.reason, case.detail)) is not None:
+            raise GracekitError(why)
+        if case.owner != self._journal.run_id:
+            return {"moved": True, "state": case.state.value}
+        if case.state is not TaskState.HANDED_OVER:
+            return None  # between two steps, or a commit whose end was never seen
+        if self._tracker.get(request_id, recipient) is not None:
+            raise GracekitError(
+                f"{case} was cut and its handler has not returned: once its process is gone it "
+                f"can be {'retried' if order.verb is Verb.RETRY else 'ended'}"
+            )
+        if order.verb is Verb.RETRY and case.probing:
+            raise GracekitError(f"{case} is being settled: its probe is asked now; try again")
+        return await self._change(case, order)
+
+    async def _change(self, case: Case, order: Order) -> Answer | None:
+        outcome = None
+        if order.verb is not Verb.RETRY:
+            outcome = ordered(str(case), order, case.state)
+        mark = self._mark(case.request_id, case.method, order, case.state.value)
+        batch = Batch(Point.SETTLE)
+        add_order(batch, case, outcome, mark, dead=False)
+        try:
+            await self._journal.commit(batch)
+        except ConflictError:
+            return None
+        except UnknownCommitError:
+            if not await mark.stands(self._journal.engine):
+                return None
+        self._poke()
+        state = TaskState.ACCEPTED if outcome is None else outcome.state
+        self._tell(case.request_id, case.method, order, state)
+        return {"state": state.value}
+
+    # -- telling ------------------------------------------------------------------------
+
+    def _mark(self, request_id: str, method: str, order: Order, was: str) -> Mark:
+        journal = self._journal
+        at = journal.clock.wall()
+        return mark_of(order, request_id, method, was, at=at, run=journal.run_id)
+
+    def _tell(self, request_id: str, method: str, order: Order, state: TaskState) -> None:
+        self._telemetry.emit(
+            "task.ordered",
+            task_id=request_id,
+            method=method,
+            verb=order.verb.value,
+            by=order.by,
+            reason=order.reason,
+            state=state.value,
+        )

@@ -1,0 +1,68 @@
+"""Readers of a shared queue that keep what they take in another store.
+
+Dedupe, one task at a time for a resource, and recovery hold within one store.
+Two services that read one shared queue into two stores would each believe
+that a request, or a resource, is theirs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gracekit.rpc.methods import Method
+
+_NEEDS_ONE_STORE: Final = frozenset({"error", "probe"})
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A process that reads a shared queue.
+
+    Attributes:
+        queue: Its wire name.
+        store: Identity of the store in which it keeps what it takes.
+        label: `service@instance`, as it said; for display.
+        pid: In its own pid namespace; for display.
+    """
+
+    queue: str
+    store: str
+    label: str
+    pid: int
+
+
+def need_one_store(methods: Iterable[Method[Any, Any]]) -> list[str]:
+    """Names of the methods whose promises end where a second store begins, sorted."""
+    return sorted(
+        {
+            method.name
+            for method in methods
+            if method.options.on_interrupt in _NEEDS_ONE_STORE or method.options.resource
+        }
+    )
+
+
+def foreign_seen(readers: Sequence[Reader], store: str, methods: Sequence[str]) -> str:
+    """What is wrong where *methods* need one store and *readers* keep to another: one sentence."""
+    others = {f"{reader.label} (pid {reader.pid})" for reader in readers}
+    queues = sorted({reader.queue for reader in readers})
+    return (
+        f"queue {' and '.join(queues)} is also read by {_listed(others)} into another store than "
+        f"{store}, and {_listed(methods)} must not run twice or beside each other: dedupe, "
+        f"resources and recovery hold within one store"
+    )
+
+
+FOREIGN_REMEDY: Final = (
+    "give both GRACEKIT_STORE_URL the same file, or each a topic of its own; or set "
+    "GRACEKIT_ACCEPT_UNSHARED_STORE=true if every request is safe to meet a second service"
+)
+
+
+def _listed(names: Iterable[str]) -> str:
+    known = sorted(names)
+    more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
+    return ", ".join(known[:_SHOWN]) + more

@@ -1,0 +1,234 @@
+"""What an operator orders of one task, as rows: cancel it, fail it, retry it.
+
+For rows that no handler is working on. Each statement is a compare-and-set on
+the owner and state that were read; the incident that says who ordered it and
+why is in the same commit, so it also tells whether a commit in doubt was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from gracekit.store.batch import Batch, Row
+from gracekit.store.engine import Engine
+from gracekit.tracker.journal import COUNT, NOTE, Outcome
+from gracekit.tracker.task import TERMINAL, Order, TaskState, Verb
+
+# A task that a handler works on has failed; one that nobody works on is given up: ERRORED, as
+# recovery would mark it, so that its `errored` hook is called.
+ENDS: Final[Mapping[Verb, Mapping[TaskState, TaskState]]] = MappingProxyType(
+    {
+        Verb.CANCEL: {
+            TaskState.ACCEPTED: TaskState.CANCELLED,
+            TaskState.RUNNING: TaskState.CANCELLED,
+            TaskState.PENDING: TaskState.CANCELLED,
+            TaskState.HANDED_OVER: TaskState.CANCELLED,
+        },
+        Verb.FAIL: {
+            TaskState.ACCEPTED: TaskState.ERRORED,
+            TaskState.RUNNING: TaskState.FAILED,
+            TaskState.PENDING: TaskState.ERRORED,
+            TaskState.HANDED_OVER: TaskState.ERRORED,
+        },
+        Verb.RETRY: {TaskState.HANDED_OVER: TaskState.ACCEPTED},
+    }
+)
+DONE: Final = MappingProxyType(
+    {Verb.CANCEL: "cancelled", Verb.FAIL: "failed", Verb.RETRY: "retried"}
+)
+_NOT_RETRIED: Final = MappingProxyType(
+    {
+        TaskState.ACCEPTED: "it has not been started yet, and will be by itself",
+        TaskState.RUNNING: "only a task that was handed over can be; cancel it if it should stop",
+        TaskState.PENDING: "it waits for capacity, and only a task that was handed over can be",
+    }
+)
+
+_NAMES: Final = (
+    "id, request_id, recipient, service, method, resource_kind, resource_id, state, reason, "
+    "detail, owner, cut, probing, settle_s"
+)
+_CASE: Final = f"SELECT {_NAMES} FROM task WHERE id = ?"  # noqa: S608 - a constant
+_KEY: Final = f"SELECT {_NAMES} FROM task WHERE request_id = ? AND recipient = ?"  # noqa: S608
+# As adoption would: what a dead process was at work on is handed over, unclean.
+_CUT: Final = """
+UPDATE task SET owner = NULL, state = 'handed_over', cut = 'unclean', crashes = crashes + 1,
+    probing = 0, not_before = ? + settle_s WHERE id = ? AND owner IS ? AND state = 'running'"""
+_END: Final = """
+UPDATE task SET state = ?1, failure = ?2, reason = ?3, detail = ?4, finished_at = ?5, probing = 0,
+    args = CASE WHEN ?6 THEN args END, context = CASE WHEN ?6 THEN context END, errored_due = ?6
+WHERE id = ?7 AND owner IS ?8 AND state = ?9"""
+_REPLY_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
+# Crashes are forgotten: whoever retries a task that kills its process has reasons. A probe that
+# is being asked in a living run goes on to its verdict.
+_RETRY: Final = """
+UPDATE task SET state = 'accepted', owner = NULL, cut = NULL, next_check = NULL,
+    waiting_since = NULL, not_before = NULL, crashes = 0, probing = 0
+WHERE id = ? AND owner IS ? AND state = 'handed_over' AND (owner IS NULL OR probing = 0)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """The row that an order is about, without what an operator must not see.
+
+    Attributes:
+        owner: Run that may act on it; None for nobody.
+        probing: A probe of it was begun and has not answered.
+        settle_s: Seconds between an unclean end and the first look.
+    """
+
+    id: int
+    request_id: str
+    recipient: str
+    service: str
+    method: str
+    resource: tuple[str, str] | None
+    state: TaskState
+    reason: str | None
+    detail: str | None
+    owner: str | None
+    cut: str | None
+    probing: bool
+    settle_s: float
+
+    @property
+    def acted(self) -> bool:
+        """Whether its owner, if that is dead, may have a request under way to a backend."""
+        return self.state is TaskState.RUNNING or (
+            self.state is TaskState.HANDED_OVER and self.owner is not None
+        )
+
+    def __str__(self) -> str:
+        return f"task {self.request_id} ({self.method})"
+
+
+def _case(row: Row) -> Case:
+    names = [name.strip() for name in _NAMES.split(",")]
+    values = dict(zip(names, row, strict=True))
+    kind, resource_id = values.pop("resource_kind"), values.pop("resource_id")
+    return Case(
+        **values  # type: ignore[arg-type]  # as the schema says
+        | {
+            "resource": None if kind is None else (str(kind), str(resource_id)),
+            "state": TaskState(values["state"]),
+            "probing": bool(values["probing"]),
+        }
+    )
+
+
+async def case_of(engine: Engine, row_id: int) -> Case | None:
+    """The row of that id as it stands; None if there is none."""
+    rows = await engine.query(_CASE, row_id)
+    return _case(rows[0]) if rows else None
+
+
+async def case_named(engine: Engine, request_id: str, recipient: str) -> Case | None:
+    """The row of that request as it stands; None if there is none."""
+    rows = await engine.query(_KEY, request_id, recipient)
+    return _case(rows[0]) if rows else None
+
+
+async def cases(engine: Engine, sql: str, params: Sequence[str | int]) -> list[Case]:
+    """Rows that a condition finds, newest first."""
+    query = f"SELECT {_NAMES} FROM task WHERE {sql}"  # noqa: S608 - the caller's constant
+    return [_case(row) for row in await engine.query(query, *params)]
+
+
+def refusal(
+    task: object, verb: Verb, state: TaskState, why: str | None = None, detail: str | None = None
+) -> str | None:
+    """Why the order cannot be carried out on a task in *state*; None if it can be.
+
+    Args:
+        task: Names it in the sentence.
+        verb: What is ordered.
+        state: As it is now.
+        why: The reason that an ended task has on record.
+        detail: The sentence beside it.
+    """
+    if state in TERMINAL:
+        reason = f" ({why})" if why else ""
+        words = f": {detail}" if detail else ""
+        return f"{task} has ended and cannot be {DONE[verb]}: it is {state.value}{reason}{words}"
+    if state not in ENDS[verb]:
+        return f"{task} is {state.value} and cannot be {DONE[verb]}: {_NOT_RETRIED[state]}"
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """The incident of one order: whether it stands tells whether its commit was done."""
+
+    at: float
+    run_id: str
+    what: str
+    request_id: str
+    method: str
+    detail: str
+
+    def add(self, batch: Batch) -> None:
+        """Count and list the order."""
+        batch.add(COUNT, self.what, 1)
+        batch.add(NOTE, self.at, self.run_id, self.what, self.request_id, self.method, self.detail)
+
+    async def stands(self, engine: Engine) -> bool:
+        """Whether the commit that it was part of was done."""
+        return bool(
+            await engine.query(
+                "SELECT 1 FROM incident WHERE at = ? AND run_id = ? AND what = ? "
+                "AND request_id = ? AND detail = ?",
+                *(self.at, self.run_id, self.what, self.request_id, self.detail),
+            )
+        )
+
+
+def mark_of(order: Order, request_id: str, method: str, was: str, *, at: float, run: str) -> Mark:
+    """The incident `operator_cancel`: by whom, why, and what the task was."""
+    return Mark(
+        at=at,
+        run_id=run,
+        what=f"operator_{order.verb.value}",
+        request_id=request_id,
+        method=method,
+        detail=f"{order.by}: {order.reason or 'no reason given'} (it was {was})"[:1000],
+    )
+
+
+def add_order(batch: Batch, case: Case, outcome: Outcome | None, mark: Mark, *, dead: bool) -> None:
+    """Carry an order out on the row, unless it has moved on since it was read.
+
+    An ended row keeps its owner if that lives; else it has none, and any run
+    of its service sends the replies that are due and calls the errored hook.
+
+    Args:
+        batch: What is committed.
+        case: The row as it was read.
+        mark: The record of the order.
+        outcome: How it ends; None for a retry.
+        dead: Whether its owner is proven dead, so that the row is as good as ownerless.
+    """
+    owner, state = case.owner, case.state
+    if dead and state is TaskState.RUNNING:
+        batch.add(_CUT, mark.at, case.id, owner, expect=1)
+        owner, state = None, TaskState.HANDED_OVER
+    elif dead and owner is not None:
+        batch.add(
+            "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = ?",
+            *(case.id, owner, state.value),
+            expect=1,
+        )
+        owner = None
+    if outcome is None:
+        batch.add(_RETRY, case.id, owner, expect=1)
+    else:
+        batch.add(
+            _END,
+            *(outcome.state.value, outcome.failure, outcome.reason, outcome.detail, mark.at),
+            *(int(outcome.state is TaskState.ERRORED), case.id, owner, state.value),
+            expect=1,
+        )
+        batch.add(_REPLY_DUE, mark.at, case.id)
+    mark.add(batch)

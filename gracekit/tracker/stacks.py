@@ -1,0 +1,139 @@
+"""What a process is doing, as text: its tasks with their stacks, and its other threads.
+
+Made for a thread beside a loop that may be blocked: it takes no lock, waits
+for nothing and runs no code of the application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import linecache
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any, Final
+
+from gracekit.telemetry import escape
+from gracekit.tracker.task import TrackedTask
+from gracekit.tracker.tracker import Tracker
+
+MOST_TASKS: Final = 1000
+DEEPEST: Final = 64
+LONGEST: Final = 200
+# What calls every handler: the frames above say nothing about it.
+_CALLERS_FILE: Final = "gracekit/request/attempt.py"
+_CALLERS: Final = frozenset({"_call", "in_known_thread", "call_hook"})
+
+Frames = list[tuple[CodeType, int]]
+
+
+def dump(tracker: Tracker | None, *, now: float, loop_thread: int, title: str) -> str:
+    """The tasks of *tracker*, and every thread.
+
+    Args:
+        tracker: None before the service is built.
+        now: Loop time in seconds.
+        loop_thread: Ident of the thread that the event loop runs in.
+        title: First line.
+    """
+    frames = sys._current_frames()  # noqa: SLF001 - there is no other way to look at threads
+    tasks = _tasks(tracker)
+    lines = [f"--- {title}: tasks {len(tasks)}, threads {len(frames)} ---"]
+    for task in tasks[:MOST_TASKS]:
+        lines += _of_task(task, now, frames, loop_thread)
+    if len(tasks) > MOST_TASKS:
+        lines.append(f"... and {len(tasks) - MOST_TASKS} more tasks")
+    shown = {task.thread_id for task in tasks}
+    for thread in threading.enumerate():
+        if thread.ident in frames and thread.ident not in shown:
+            what = " (event loop)" if thread.ident == loop_thread else ""
+            lines.append(f"thread {escape(thread.name, longest=LONGEST)}{what}")
+            lines += _shown(_stack(frames[thread.ident or 0]))
+    return "\n".join([*lines, "--- end ---", ""])
+
+
+def _tasks(tracker: Tracker | None) -> list[TrackedTask]:
+    """Oldest first. The loop may be adding one just now: then once more."""
+    for _ in range(5):
+        try:
+            return [] if tracker is None else list(tracker)
+        except RuntimeError:
+            continue
+    return []
+
+
+def _of_task(
+    task: TrackedTask, now: float, frames: Mapping[int, FrameType], loop_thread: int
+) -> Iterator[str]:
+    since = task.tracked_at if task.started_at is None else task.started_at
+    words = {
+        "method": task.method,
+        "lane": task.lane.value,
+        "state": task.state.value,
+        "resource": "-" if task.resource is None else ":".join(task.resource),
+        "age": f"{max(0.0, now - since):.1f}s",
+        "attempt": task.attempt,
+        "safe_point": _safe_point(task, now),
+        "cancelled": "-" if task.cancel_cause is None else task.cancel_cause.value,
+    }
+    shown = " ".join(f"{name}={escape(str(word), longest=LONGEST)}" for name, word in words.items())
+    yield f"task {escape(task.request_id, longest=LONGEST)} {shown}"
+    if task.thread_id is not None and task.thread_id in frames:
+        yield from _shown(_below_ours(_stack(frames[task.thread_id])))
+    elif task.handler is not None:
+        yield from _of_coroutine(task.handler, frames, loop_thread)
+
+
+def _safe_point(task: TrackedTask, now: float) -> str:
+    if task.safe_point_at is None:
+        return "-"
+    return f"{task.cursor!r}, {max(0.0, now - task.safe_point_at):.1f}s ago"
+
+
+def _of_coroutine(
+    handler: asyncio.Task[Any], frames: Mapping[int, FrameType], loop_thread: int
+) -> list[str]:
+    coroutine = handler.get_coro()
+    if getattr(coroutine, "cr_running", False) and loop_thread in frames:
+        return ["  (on the event loop now)", *_shown(_below_ours(_stack(frames[loop_thread])))]
+    return _shown(_below_ours(list(_suspended(coroutine))))
+
+
+def _suspended(awaited: Any) -> Iterator[tuple[CodeType, int]]:
+    """Frames of what a task waits in, outermost first."""
+    for _ in range(DEEPEST):
+        for kind in ("cr", "gi", "ag"):
+            frame = getattr(awaited, f"{kind}_frame", None)
+            if frame is not None:
+                yield frame.f_code, frame.f_lineno
+                awaited = getattr(awaited, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
+                break
+        else:
+            return
+
+
+def _stack(frame: FrameType | None) -> Frames:
+    """Frames of a thread, outermost first, cut at the outer end."""
+    found: Frames = []
+    while frame is not None and len(found) < DEEPEST:
+        found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _below_ours(frames: Frames) -> Frames:
+    """From the handler on; all, if none has been called yet."""
+    for number, (code, _) in reversed(list(enumerate(frames))):
+        if code.co_name in _CALLERS and code.co_filename.endswith(_CALLERS_FILE):
+            return frames[number + 1 :] or frames
+    return frames
+
+
+def _shown(frames: Frames) -> list[str]:
+    lines = []
+    for code, number in frames:
+        lines.append(f'  File "{code.co_filename}", line {number}, in {code.co_qualname}')
+        if text := linecache.getline(code.co_filename, number).strip():
+            lines.append(f"    {escape(text, longest=LONGEST)}")
+    return lines

@@ -1,0 +1,71 @@
+"""`gracekit config show`: every setting, its value, and who said so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gracekit.config import Settings
+from tests.cli.kit import gracekit
+
+pytestmark = pytest.mark.process
+
+
+def test_each_setting_is_shown_with_what_decided_it(tmp_path: Path):
+    """
+    A flag names itself, a variable its name, a file its line, and the rest is default.
+    """
+    (tmp_path / "site.toml").write_text('# ours\n\nthreads = 7\nhost = "h"\nprefetch = 9\n')
+    more = {"GRACEKIT_HOST": "from-env", "GRACEKIT_PREFETCH": "8"}
+    words = ("config", "show", "--config", "site.toml", "--prefetch", "5")
+
+    answer = gracekit(tmp_path, *words, "--json", **more)
+    shown = gracekit(tmp_path, *words, **more)
+
+    found = {one["setting"]: one for one in answer.json["settings"]}
+    assert answer.code == 0
+    assert len(found) == len(Settings.__dataclass_fields__) - 1
+    assert [(found[n]["value"], found[n]["origin"]) for n in ("threads", "host", "prefetch")] == [
+        ("7", "site.toml:3"),
+        ("from-env", "GRACEKIT_HOST"),
+        ("5", "flag --prefetch"),
+    ]
+    assert (found["drain_timeout"]["value"], found["drain_timeout"]["origin"]) == ("25s", "default")
+    assert found["kill_after"]["value"] == "unset"
+    lines = [line.split() for line in shown.out.splitlines()]
+    assert lines[0] == ["SETTING", "VALUE", "ORIGIN", "VARIABLE"]
+    assert ["threads", "7", "site.toml:3", "GRACEKIT_THREADS"] in lines
+
+
+def test_named_settings_alone_are_shown_and_wrong_names_get_a_hint(tmp_path: Path):
+    """
+    In any spelling; a name that is none costs one look.
+    """
+    two = gracekit(tmp_path, "config", "show", "drain-timeout", "GRACEKIT_STORE_URL", "--json")
+    wrong = gracekit(tmp_path, "config", "show", "drain_timout")
+    variable = gracekit(tmp_path, "config", "show", "GRACEKIT_DRAIN_TIMEOT")
+    command = gracekit(tmp_path, "config", "shwo")
+
+    assert {one["setting"] for one in two.json["settings"]} == {"drain_timeout", "store_url"}
+    assert [a.code for a in (wrong, variable, command)] == [2, 2, 2]
+    assert "unknown setting drain_timout; did you mean drain_timeout?" in wrong.err
+    assert "did you mean GRACEKIT_DRAIN_TIMEOUT?" in variable.err
+    assert "no command 'shwo'; did you mean show?" in command.err
+
+
+def test_secrets_are_masked_and_wrong_settings_are_told(tmp_path: Path):
+    """
+    A password in a URL is shown nowhere, right or wrong; all problems come at once.
+    """
+    url = "memory://user:pass\x1b[1mword@here"
+    shown = gracekit(tmp_path, "config", "show", "--store", "memory://", "--transport", url)
+    wrong = gracekit(
+        tmp_path, "config", "show", "--kill-after", "3s", GRACEKIT_TRANSPORT_URL="ftp://u:word@h"
+    )
+
+    assert shown.code == 0, shown
+    assert "***@here" in shown.out
+    assert "word" not in shown.out + shown.err + wrong.err
+    assert wrong.code == 2
+    assert "must be below kill_after = 3s" in wrong.err

@@ -1,0 +1,269 @@
+"""`gracekit tasks cancel`, `fail` and `retry`: services that live, are stopped, or were killed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from tests.cli.kit import Running, Started, gracekit, write_service
+
+pytestmark = pytest.mark.process
+
+WHY = ("--reason", "wrong host")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_service(tmp_path)
+    return tmp_path
+
+
+def row(directory: Path, task_id: str) -> dict[str, Any]:
+    """A task as it is on disk."""
+    uri = f"file:{directory / 'gracekit-store.db'}?mode=ro"
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    connection = apsw.Connection(uri, flags=flags)
+    try:
+        cursor = connection.execute("SELECT * FROM task WHERE request_id = ?", (task_id,))
+        names = [column[0] for column in cursor.get_description()]
+        return dict(zip(names, next(iter(cursor)), strict=True))
+    finally:
+        connection.close()
+
+
+def start_work(directory: Path, run: Running, task_id: str, vm: str = "vm-1") -> None:
+    gracekit(directory, "cast", "compute", "work", f"vm={vm}", "--id", task_id)
+    run.wait_line("at work")
+
+
+def test_a_running_task_is_cancelled_and_its_end_is_waited_for(directory):
+    """
+    The verb returns when the row is CANCELLED; who did it and why is on record.
+    """
+    with Running(directory, "--instance", "api-1") as run:
+        start_work(directory, run, "order-1")
+        answer = gracekit(directory, "tasks", "cancel", "order-1", *WHY, "--json")
+        listed = gracekit(directory, "tasks", "--state", "cancelled")
+        again = gracekit(directory, "tasks", "cancel", "order-1", *WHY)
+        retried = gracekit(directory, "tasks", "retry", "order-1")
+        balanced = gracekit(directory, "status", "--json").json["accounts"]["balanced"]
+
+    assert answer.code == 0, answer
+    assert (answer.json["state"], answer.json["done"], answer.json["before"]) == (
+        "cancelled", True, "running",
+    )  # fmt: skip
+    assert "operator: " in listed.out
+    assert "wrong host" in listed.out
+    assert [again.code, retried.code] == [1, 1]
+    assert "has ended and cannot be cancelled: it is cancelled (operator)" in again.err
+    assert "cannot be retried" in retried.err
+    assert balanced
+
+
+def test_a_caller_hears_of_the_cancel(directory):
+    """
+    `gracekit call` ends with the operator's reason.
+    """
+    with Running(directory) as run:
+        words = ("call", "compute", "work", "vm=v", "--id", "order-1")
+        with Started(directory, *words) as call:
+            run.wait_line("at work")
+            answer = gracekit(directory, "tasks", "fail", "order-1", *WHY)
+            assert call.wait() == 1
+            said = call.rest()
+
+    assert (answer.code, row(directory, "order-1")["state"]) == (0, "failed")
+    assert "was failed by an operator: wrong host" in said
+
+
+def test_work_without_a_row_is_cancelled_too(directory):
+    """
+    A `requeue` task is known to its process alone.
+    """
+    with Running(directory) as run:
+        gracekit(directory, "cast", "compute", "peek", "--id", "short-1")
+        run.wait_line("peeking")
+        answer = gracekit(directory, "tasks", "cancel", "short-1", *WHY)
+        listed = gracekit(directory, "tasks")
+
+    assert (answer.code, listed.out) == (0, "no tasks\n")
+
+
+def hand_over(directory: Path, *task_ids: str) -> None:
+    """A stopped service that left tasks handed over."""
+    with Running(directory) as run:
+        for number, task_id in enumerate(task_ids):
+            start_work(directory, run, task_id, f"vm-{number}")
+        run.process.send_signal(signal.SIGQUIT)
+        assert run.wait() == 75
+
+
+def test_rows_of_a_stopped_service_are_changed_in_its_store(directory):
+    """
+    Cancelled and failed for good; retried, the next start runs it at once.
+    """
+    hand_over(directory, "order-c", "order-f", "order-r")
+
+    cancelled = gracekit(directory, "tasks", "cancel", "order-c", *WHY)
+    failed = gracekit(directory, "tasks", "fail", "order-f", *WHY)
+    retried = gracekit(directory, "tasks", "retry", "order-r", "--json")
+    states = {name: row(directory, f"order-{name}")["state"] for name in "cfr"}
+    assert [a.code for a in (cancelled, failed, retried)] == [0, 0, 0], (cancelled, failed)
+    assert states == {"c": "cancelled", "f": "errored", "r": "accepted"}
+    assert "the next start" in cancelled.out
+    assert gracekit(directory, "status", "--json").json["accounts"]["balanced"]
+
+    with Running(directory) as run:
+        run.wait_line("at work 'vm-2'")
+        gracekit(directory, "call", "compute", "release", "--ops")
+
+
+def test_a_killed_run_s_task_is_cancelled_before_the_next_start(directory):
+    """
+    Its process is proven dead, so nobody has to be asked; the start does not run it again.
+    """
+    with Running(directory) as run:
+        start_work(directory, run, "order-1")
+        run.kill()
+
+    answer = gracekit(directory, "tasks", "cancel", "order-1", *WHY)
+    found = row(directory, "order-1")
+    with Running(directory):
+        later = row(directory, "order-1")["state"]
+
+    assert (answer.code, found["state"], found["owner"]) == (0, "cancelled", None)
+    assert later == "cancelled"
+
+
+@pytest.mark.parametrize("phase", ["before", "after"])
+def test_an_operator_s_crash_leaves_all_or_nothing(directory, phase):
+    """
+    Killed at its commit, the command has changed the row together with its record, or neither.
+    """
+    hand_over(directory, "order-1")
+
+    died = gracekit(
+        directory, "tasks", "cancel", "order-1", *WHY, GRACEKIT_FAILPOINT=f"settle.{phase}"
+    )
+    done = phase == "after"
+    state = row(directory, "order-1")["state"]
+    tallies = gracekit(directory, "status", "--json").json["accounts"]
+    again = gracekit(directory, "tasks", "cancel", "order-1", *WHY)
+
+    assert died.code == -signal.SIGKILL
+    assert state == ("cancelled" if done else "handed_over")
+    assert (tallies["tallies"].get("operator_cancel", 0), tallies["balanced"]) == (int(done), True)
+    assert again.code == int(done)
+
+
+def test_a_silent_owner_is_not_gone_round(directory):
+    """
+    It lives, so it alone may act: exit 4, and its row stays as it is.
+    """
+    with Running(directory, "--instance", "api-1") as run:
+        start_work(directory, run, "order-1")
+        run.process.send_signal(signal.SIGSTOP)
+        answer = gracekit(directory, "tasks", "cancel", "order-1", *WHY)
+        state = row(directory, "order-1")["state"]
+
+    assert (answer.code, state) == (4, "running")
+    assert "did not answer" in answer.err
+    assert "it alone may act on its tasks" in answer.err
+
+
+def test_an_abbreviated_id_is_confirmed_and_an_unclear_one_refused(directory):
+    """
+    Scripts write it out or say --yes; at a terminal the question names what was meant.
+    """
+    hand_over(directory, "order-11", "order-12")
+
+    bare = gracekit(directory, "tasks", "retry", "order-11x")
+    typo = gracekit(directory, "tasks", "retry", "odrer-11")
+    unclear = gracekit(directory, "tasks", "retry", "order-1", "--yes")
+    scripted = gracekit(directory, "tasks", "cancel", "order-12"[:8], *WHY)
+    assert scripted.code == 0
+    short = gracekit(directory, "tasks", "retry", "order", "--instance", "x")
+    with Started(directory, "tasks", "retry", "order-11"[:-1] + "1", terminal=True) as exact:
+        assert exact.wait() == 0
+
+    assert [bare.code, typo.code, unclear.code, short.code] == [1, 1, 1, 1]
+    assert "no task order-11x is on record; did you mean order-11" in bare.err
+    assert "did you mean order-11?" in typo.err
+    assert "order-1 stands for 2 tasks: order-12 (work vm:vm-1), order-11" in unclear.err
+
+
+def test_the_question_is_asked_at_a_terminal(directory):
+    """
+    No is no, and yes is done.
+    """
+    hand_over(directory, "0123456789abcdef0123456789abcdef")
+
+    piped = gracekit(directory, "tasks", "retry", "0123456789ab")
+    with Started(directory, "tasks", "retry", "0123456789ab", terminal=True) as no:
+        no.type("n\n")
+        assert no.wait() == 1
+        asked = no.rest()
+    state = row(directory, "0123456789abcdef0123456789abcdef")["state"]
+    with Started(directory, "tasks", "retry", "0123456789ab", terminal=True) as yes:
+        yes.type("y\n")
+        assert yes.wait() == 0
+        said = yes.rest()
+
+    assert piped.code == 2
+    assert "write it out, or add --yes" in piped.err
+    assert "retry 0123456789abcdef0123456789abcdef (work vm:vm-0), handed_over?" in asked
+    assert state == "handed_over"
+    assert "retried: the next start runs it" in said
+
+
+def test_usage_is_told(directory):
+    """
+    A reason is owed, options belong to the verb, and a wrong verb gets the nearest.
+    """
+    no_reason = gracekit(directory, "tasks", "cancel", "x")
+    before = gracekit(directory, "tasks", "--json", "retry", "x")
+    wrong = gracekit(directory, "tasks", "cancle", "x")
+
+    assert [a.code for a in (no_reason, before, wrong)] == [2, 2, 2]
+    assert "--reason" in no_reason.err
+    assert "write --json after 'retry'" in before.err
+    assert "no command 'cancle'; did you mean cancel?" in wrong.err
+
+
+def test_a_handler_that_does_not_return_is_said_to_run_on(directory):
+    """
+    Exit 3: asked for, not ended; detached by Ctrl-C the order stands.
+    """
+    text = """
+import asyncio
+from gracekit import Context, Service
+svc = Service("compute")
+
+@svc.rpc
+async def stay(ctx: Context) -> None:
+    print("staying", flush=True)
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            print("swallowed", flush=True)
+"""
+    write_service(directory, text=text)
+    with Running(directory) as run:
+        gracekit(directory, "cast", "compute", "stay", "--id", "order-1")
+        run.wait_line("staying")
+        asked = gracekit(directory, "tasks", "cancel", "order-1", *WHY, "--no-wait")
+        assert asked.code == 3, asked
+        run.wait_line("swallowed")
+        listed = gracekit(directory, "status", "--json").json["runs"][0]["status"]["tasks"]
+        words = ("tasks", "cancel", "order-1", *WHY)
+        short = gracekit(directory, *words, "--timeout", "200ms", "--json")
+
+    assert short.code == 3
+    assert "asked; it ends when its handler has returned" in asked.out
+    assert listed[0]["cancelled_by"] == "operator"
+    assert short.json["done"] is False

@@ -1,0 +1,231 @@
+"""Settings against each other, and what a service declares against them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gracekit import Context, Done, Service, Settings
+from gracekit.config import rules
+from gracekit.doctor import declared, times
+from gracekit.doctor.finding import Finding, Level, exit_code, fail, ok, told, warn
+from gracekit.errors import ConfigError
+from gracekit.exits import ExitCode
+from tests.doctor.kit import levels, one
+
+
+@pytest.fixture
+def svc() -> Service:
+    return Service("compute")
+
+
+# -- settings -----------------------------------------------------------------------
+
+
+def test_the_defaults_keep_every_rule():
+    """
+    Nobody is warned of what nobody has set.
+    """
+    found = [*times.check_inequalities(Settings()), *times.check_settle(Settings())]
+
+    assert {finding.level for finding in found} == {Level.OK}
+    assert len(list(rules(Settings(kill_after_s=30)))) == len(list(rules(Settings()))) + 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "check"),
+    [
+        ({"cancel_ok_timeout_s": 26}, "cancel_ok_timeout"),
+        ({"ops_quiet_timeout_s": 26}, "ops_quiet_timeout"),
+        ({"progress_every_s": 26}, "progress_every"),
+        ({"max_running": 1001}, "max_running"),
+        ({"ops_max_running": 1001}, "ops_max_running"),
+        ({"threads": 101}, "threads"),
+        ({"ops_threads": 101}, "ops_threads"),
+        ({"prefetch": 1001}, "prefetch"),
+    ],
+)
+def test_each_inequality_that_is_not_kept_is_a_warning_with_both_values(settings, check):
+    """
+    The sentence has the two values, the rule and what follows; the remedy both variables.
+    """
+    found = one(times.check_inequalities(Settings(**settings)), check)
+
+    assert found.level is Level.WARN
+    assert "should be at most" in found.seen
+    assert f"lower GRACEKIT_{check.upper()}, or raise GRACEKIT_" in found.remedy
+
+
+def test_a_drain_that_waits_for_nothing_is_judged_by_no_drain_rule():
+    """
+    drain_timeout = 0 is a choice: nothing is waited for.
+    """
+    found = list(times.check_inequalities(Settings(drain_timeout_s=0)))
+
+    assert {finding.level for finding in found} == {Level.OK}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"startup_reconciliation_wait_seconds": 0}, {"startup_reconciliation_enabled": False}],
+)
+def test_no_pause_before_unclean_tasks_is_a_warning(settings):
+    """
+    The dead process's last request may still be on its way.
+    """
+    (found,) = times.check_settle(Settings(**settings))
+
+    assert found.level is Level.WARN
+
+
+# -- methods ------------------------------------------------------------------------
+
+
+def test_a_service_without_methods_is_told(svc):
+    """
+    Usually the module that declares them was not imported.
+    """
+    assert declared.check_methods(svc).level is Level.WARN
+
+
+def test_methods_are_counted_by_what_becomes_of_them(svc):
+    """
+    One line says how many there are of each policy, and how many need threads.
+    """
+
+    @svc.rpc
+    async def create(ctx: Context) -> None: ...
+
+    @svc.rpc(on_interrupt="retry")
+    def delete(ctx: Context) -> None: ...
+
+    assert declared.check_methods(svc).seen == (
+        "2 on topic compute: 1 error, 1 retry; 1 in threads"
+    )
+
+
+def test_a_probe_method_without_probe_fails(svc):
+    """
+    Each of its interrupted tasks would end as ERRORED, which was not what was asked for.
+    """
+
+    @svc.rpc(on_interrupt="probe")
+    async def migrate(ctx: Context) -> None: ...
+
+    found = declared.check_probes(svc)
+
+    assert (found.level, found.code) == (Level.FAIL, ExitCode.CONFIG)
+    assert "@migrate.probe" in found.remedy
+
+    @migrate.probe
+    async def _(ctx: Context) -> Done:
+        return Done(None)
+
+    assert declared.check_probes(svc).level is Level.OK
+
+
+def test_a_probe_that_nobody_asks_is_told(svc):
+    """
+    A probe beside another policy serves holds alone.
+    """
+
+    @svc.rpc(on_interrupt="retry")
+    async def migrate(ctx: Context) -> None: ...
+
+    @migrate.probe
+    async def _(ctx: Context) -> Done:
+        return Done(None)
+
+    assert levels(declared.check_idle_probes(svc)) == {"idle probes": Level.WARN}
+
+
+def test_a_probe_must_have_time_to_wait_again(svc):
+    """
+    One slow probe should not use up all of max_wait.
+    """
+
+    @svc.rpc(on_interrupt="probe", max_wait="10s")
+    async def migrate(ctx: Context) -> None: ...
+
+    assert declared.check_probe_times(Settings(), svc).level is Level.WARN
+    assert declared.check_probe_times(Settings(probe_timeout_s=5), svc).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("options", "level"),
+    [
+        ({"timeout": "10m"}, Level.WARN),
+        ({"timeout": "10m", "on_interrupt": "retry"}, Level.OK),
+        ({"timeout": "20s"}, Level.OK),
+        ({}, Level.OK),
+    ],
+)
+def test_work_longer_than_a_drain_must_not_end_as_an_error(svc, options, level):
+    """
+    A method that may outlive each drain, and is not run again, is ERRORED by deployments.
+    """
+
+    @svc.rpc(**options)
+    async def create(ctx: Context) -> None: ...
+
+    assert declared.check_timeouts(Settings(), svc).level is level
+
+
+def test_threads_bound_plain_functions(svc):
+    """
+    More at a time than threads, or a time-out that stops nobody, is told.
+    """
+
+    @svc.rpc(max_running=50)
+    def scan(ctx: Context) -> None: ...
+
+    @svc.ops(timeout="5s")
+    def ping(ctx: Context) -> None: ...
+
+    found = list(declared.check_threads(Settings(), svc))
+
+    assert [(f.check, f.level) for f in found] == [
+        ("threads", Level.WARN),  # 50 > 40
+        ("ops_threads", Level.OK),
+        ("threads", Level.WARN),  # ping() goes on after its time-out
+    ]
+
+
+def test_stop_hooks_are_told_what_time_they_have(svc):
+    """
+    After a drain that ran to its deadline, half of the exit margin is left.
+    """
+    assert list(declared.check_stop_hooks(Settings(), svc)) == []
+    svc.on_stop(lambda: None)
+
+    assert levels(declared.check_stop_hooks(Settings(), svc)) == {"on_stop": Level.OK}
+    tight = Settings(exit_margin_s=0.5)
+    assert levels(declared.check_stop_hooks(tight, svc)) == {"on_stop": Level.WARN}
+
+
+# -- the exit code ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("findings", "code"),
+    [
+        ([], 0),
+        ([ok("a", "b"), warn("a", "b", "c")], 0),
+        ([fail("a", "b", "c", ExitCode.DEPENDENCY)], 69),
+        ([fail("a", "b", "c", ExitCode.INTERNAL), fail("a", "b", "c", ExitCode.DEPENDENCY)], 70),
+        ([fail("a", "b", "c", ExitCode.DEPENDENCY), fail("a", "b", "c")], 78),
+    ],
+)
+def test_the_exit_code_is_the_largest_that_a_fail_asks_for(findings: list[Finding], code):
+    """
+    Warnings end with 0; configuration outweighs a fault of ours, and that a dependency.
+    """
+    assert exit_code(findings) == code
+
+
+def test_an_error_of_ours_becomes_a_finding_a_line():
+    """
+    Value and rule are what was seen, and what follows is the remedy.
+    """
+    found = told("settings", ConfigError("a = 1 must be 2; set A\nb is wrong"))
+
+    assert [(f.seen, f.remedy) for f in found] == [("a = 1 must be 2", "set A"), ("b is wrong", "")]

@@ -1,0 +1,423 @@
+"""Store and transport: place, room, inside, who lives, what is left, who else reads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from gracekit import Context, Runtime, Service, Settings
+from gracekit.doctor import database, disk, host, proc, queues, runs
+from gracekit.doctor.examine import Case, examine
+from gracekit.doctor.finding import Finding, Level
+from gracekit.exits import ExitCode
+from gracekit.rpc.sqlite import QUEUES_SCHEMA
+from gracekit.runtime import MIGRATIONS, store_identity
+from gracekit.store.migrate import load_migrations
+from tests.doctor.kit import levels, one
+
+SCHEMA = len(load_migrations(MIGRATIONS))
+QUEUES = len(load_migrations(QUEUES_SCHEMA))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+@pytest.fixture
+def settings(place: Path) -> Settings:
+    return Settings(
+        transport_url=f"sqlite:///{place}/queues.db",
+        store_url=f"sqlite:///{place}/store.db",
+        host="node-1",
+    )
+
+
+@pytest.fixture
+def svc() -> Service:
+    svc = Service("compute")
+
+    @svc.rpc(resource="vm")
+    async def work(ctx: Context, vm: str) -> str:
+        return vm
+
+    return svc
+
+
+@pytest.fixture
+def used(place: Path, settings: Settings, svc: Service) -> Path:
+    """A store and a transport that a service has used once."""
+
+    async def live() -> None:
+        async with Runtime(svc, settings), svc.client(settings.transport_url, settings) as client:
+            assert await client.call("work", vm="vm-1") == "vm-1"
+
+    asyncio.run(live())
+    return place / "store.db"
+
+
+@pytest.fixture
+def look(used: Path) -> Iterator[database.Look]:
+    with database.Look(used) as look:
+        yield look
+
+
+def write(path: Path, *statements: str) -> None:
+    """Do to a closed database what should not be done."""
+    connection = apsw.Connection(str(path))
+    for sql in statements:
+        connection.execute(sql)
+    connection.close()
+
+
+# -- the place ----------------------------------------------------------------------
+
+
+def test_a_place_that_was_never_used_is_good(place):
+    """
+    The first start makes the file; a directory of one's own needs nothing.
+    """
+    path = place / "store.db"
+    found = [*disk.check_place(path), disk.check_file(path), disk.check_directory(path)]
+
+    assert levels(found) == {"place": Level.OK, "file": Level.OK, "directory": Level.OK}
+    assert not path.exists()
+
+
+def test_files_that_others_may_read_fail_with_the_command_that_mends_them(used):
+    """
+    The rule is the store's own; the remedy can be typed.
+    """
+    used.chmod(0o644)
+
+    (found,) = disk.check_place(used)
+
+    assert (found.level, found.code) == (Level.FAIL, ExitCode.CONFIG)
+    assert "mode 0644" in found.seen
+    assert found.remedy == f"run: chmod 600 {used}"
+
+
+def test_a_missing_directory_fails(place):
+    """
+    gracekit makes files, and no directories.
+    """
+    (found,) = disk.check_place(place / "no" / "store.db")
+
+    assert (found.level, "mkdir" in found.remedy) == (Level.FAIL, True)
+
+
+def test_a_directory_that_others_can_list_is_a_warning(place):
+    """
+    What is in it stays secret, names do not.
+    """
+    place.chmod(0o755)
+
+    assert disk.check_directory(place / "store.db").level is Level.WARN
+
+
+def test_room_is_measured(place):
+    """
+    The disk of this test has room, or the test could not run.
+    """
+    assert disk.check_room(place / "store.db").level in {Level.OK, Level.WARN}
+    assert disk.shown_bytes(1.5 * disk.MIB) == "1.5 MiB"
+
+
+def test_a_wal_that_grows_is_a_warning(place):
+    """
+    Its size is looked at, its inside is not.
+    """
+    path = place / "store.db"
+    assert disk.check_wal(path).level is Level.SKIP
+    with (place / "store.db-wal").open("wb") as file:
+        file.truncate(disk.LARGE_WAL + 1)
+
+    assert disk.check_wal(path).level is Level.WARN
+
+
+# -- the inside ---------------------------------------------------------------------
+
+
+def test_a_used_store_is_sound(look):
+    """
+    Schema, integrity, accounts and clock of a store after a clean stop.
+    """
+    found = runs.read_runs(look.path, schema=SCHEMA)
+
+    assert database.check_schema(look, SCHEMA, ("run", "task")).level is Level.OK
+    assert database.check_integrity(look).level is Level.OK
+    assert runs.check_living(found).seen == "none lives; 1 on record"
+    assert runs.check_left(look, found).level is Level.OK
+    assert runs.check_due(look, found).level is Level.OK
+    assert runs.check_accounts(look).seen.endswith("1 on record + 0 removed: balanced")
+    assert host.check_clock_against(look).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("known", "level"),
+    [(SCHEMA, Level.OK), (SCHEMA - 1, Level.FAIL), (SCHEMA + 1, Level.WARN)],
+)
+def test_a_newer_schema_fails_and_an_older_one_is_migrated(look, known, level):
+    """
+    A store that a newer gracekit wrote is refused at start, so it fails here.
+    """
+    assert database.check_schema(look, known, ("run",)).level is level
+
+
+def test_the_transport_for_the_store_is_found(used, settings):
+    """
+    Two URLs that were mixed up are told by the tables.
+    """
+    with database.Look(used.with_name("queues.db")) as look:
+        assert database.check_schema(look, QUEUES, ("run", "task")).level is Level.FAIL
+
+
+def test_damage_is_found_within_its_time(used):
+    """
+    An index that lost its rows is damage; a check without time for itself is skipped.
+    """
+    write(
+        used,
+        "PRAGMA writable_schema=ON",
+        "UPDATE sqlite_master SET rootpage = (SELECT rootpage FROM sqlite_master "
+        "WHERE name = 'lease') WHERE name = 'hold'",
+    )
+
+    with database.Look(used) as look:
+        found = database.check_integrity(look)
+
+    assert (found.level, found.code) == (Level.FAIL, ExitCode.DEPENDENCY)
+
+
+def test_a_check_that_takes_too_long_is_skipped(place):
+    """
+    quick_check ends with its time, whatever the size of the file.
+    """
+    path = place / "large.db"
+    write(
+        path,
+        "CREATE TABLE t (x)",
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 20000) "
+        "INSERT INTO t SELECT randomblob(100) FROM n",
+        "CREATE INDEX i ON t (x)",
+    )
+    path.chmod(0o600)
+
+    with database.Look(path) as look:
+        assert database.check_integrity(look, within_s=-1.0).level is Level.SKIP
+        assert database.check_integrity(look).level is Level.OK
+
+
+def test_a_clock_that_was_stepped_back_is_a_warning(look):
+    """
+    A record of the future says by how much.
+    """
+    found = host.check_clock_against(look, wall=1_000_000_000.0)
+
+    assert found.level is Level.WARN
+
+
+def test_accounts_that_do_not_balance_fail(used):
+    """
+    A row that vanished is a fault that no configuration mends.
+    """
+    write(used, "DELETE FROM task")
+    with database.Look(used) as look:
+        found = runs.check_accounts(look)
+
+    assert (found.level, found.code) == (Level.FAIL, ExitCode.INTERNAL)
+    assert "off by 1" in found.seen
+
+
+# -- who lives, and what is left ----------------------------------------------------
+
+
+def test_what_a_dead_run_left_is_told(used):
+    """
+    Without a living run somebody has to start the service; a running row is unclean by then.
+    """
+    write(
+        used,
+        "UPDATE task SET state = 'running', owner = 'nobody', errored_due = 1",
+    )
+    found = runs.read_runs(used, schema=SCHEMA)
+    with database.Look(used) as look:
+        left, due = runs.check_left(look, found), runs.check_due(look, found)
+
+    assert left.level is due.level is Level.WARN
+    assert left.seen.startswith("1 running without a living owner, 1 of them unclean")
+    assert due.seen.startswith("1 errored hooks")
+
+
+async def test_a_living_run_is_seen_with_its_process(used, settings, svc):
+    """
+    Proof of life is the run's own; its pid can be looked at.
+    """
+    named = Settings(
+        transport_url=settings.transport_url, store_url=settings.store_url, instance="a"
+    )
+    async with Runtime(svc, named):
+        found = await asyncio.to_thread(runs.read_runs, used, schema=SCHEMA)
+
+        assert runs.pids_here(found) == [os.getpid()]
+        assert f"compute@a (pid {os.getpid()}, serving)" in runs.check_living(found).seen
+        assert levels(runs.check_instance(named, found)) == {"instance": Level.WARN}
+    gone = await asyncio.to_thread(runs.read_runs, used, schema=SCHEMA)
+    assert levels(runs.check_instance(named, gone)) == {"instance": Level.OK}
+
+
+def test_a_stranger_that_has_the_store_open_is_found(used):
+    """
+    A shell of sqlite3 left open is named with its pid.
+    """
+    found = runs.read_runs(used, schema=SCHEMA)
+    assert runs.check_openers(used, found).level is Level.OK
+    code = "import sys; f = open(sys.argv[1]); print(0, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(used)], stdin=-1, stdout=-1, text=True
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+
+        stranger = runs.check_openers(used, found)
+
+        child.communicate("\n")
+    assert stranger.level is Level.WARN
+    assert f"(pid {child.pid})" in stranger.seen
+    assert proc.openers_of(used.with_name("nothing")) == []
+
+
+# -- the queues ---------------------------------------------------------------------
+
+
+def test_dead_letters_and_waiting_messages_are_told(used):
+    """
+    Somebody sent what nobody could read.
+    """
+    path = used.with_name("queues.db")
+    write(
+        path,
+        "INSERT INTO dead_letter (queue, reason, published_at, died_at, body) "
+        "VALUES ('compute', 'unreadable', 0, 0, x'00')",
+        "INSERT INTO message (queue, published_at, body) VALUES ('compute', 0, x'00')",
+    )
+
+    with database.Look(path) as look:
+        assert queues.check_dead_letters(look).level is Level.WARN
+        assert queues.check_waiting(look).seen == "1 in compute"
+
+
+def readers(settings: Settings, path: Path, service: Service | None) -> list[Finding]:
+    store = Path(settings.store_url.removeprefix("sqlite:///"))
+    found = runs.Runs(living=(), all=())
+    if store.exists():
+        found = runs.read_runs(store, schema=SCHEMA)
+    with database.Look(path) as look:
+        identity = store_identity(settings)
+        return list(queues.check_readers(settings, look, identity, found, service))
+
+
+async def test_a_foreign_reader_fails_before_any_start(place, used, settings, svc):
+    """
+    A second store on a living service's queue is told, whether or not it exists yet.
+    """
+    path = used.with_name("queues.db")
+    other = Settings(transport_url=settings.transport_url, store_url=f"sqlite:///{place}/other.db")
+    accepted = Settings(
+        transport_url=settings.transport_url,
+        store_url=other.store_url,
+        accept_unshared_store=True,
+    )
+    harmless = Service("compute")
+
+    @harmless.rpc(on_interrupt="requeue")
+    async def peek(ctx: Context) -> None: ...
+
+    async with Runtime(svc, settings):
+        mine = await asyncio.to_thread(readers, settings, path, svc)
+        theirs = await asyncio.to_thread(readers, other, path, svc)
+        known = await asyncio.to_thread(readers, accepted, path, svc)
+        careless = await asyncio.to_thread(readers, other, path, harmless)
+        elsewhere = await asyncio.to_thread(readers, other, path, Service("network"))
+    after = await asyncio.to_thread(readers, other, path, svc)
+
+    assert levels(mine) == {"foreign readers": Level.OK}
+    assert levels(theirs) == {"foreign readers": Level.FAIL}
+    assert levels(known) == {"foreign readers": Level.WARN}
+    assert levels(careless) == levels(elsewhere) == levels(after) == {"foreign readers": Level.OK}
+    assert "GRACEKIT_ACCEPT_UNSHARED_STORE" in theirs[0].remedy
+
+
+async def test_a_reader_that_said_nothing_is_a_warning(used, settings, svc):
+    """
+    A consumer of an older gracekit, or one made by hand, may keep things anywhere.
+    """
+    path = used.with_name("queues.db")
+    async with Runtime(svc, settings):
+        await asyncio.to_thread(write, path, "DELETE FROM reader")
+        found = await asyncio.to_thread(readers, settings, path, svc)
+
+    assert levels(found)["nameless readers"] is Level.WARN
+    assert str(os.getpid()) in one(found, "nameless readers").seen
+
+
+# -- all of it ----------------------------------------------------------------------
+
+
+def test_everything_is_examined_and_nothing_is_changed(used, settings, svc):
+    """
+    A whole pass over a sound service finds nothing to mend and leaves all rows as they are.
+    """
+    before = {path.name: path.read_bytes() for path in used.parent.glob("*.db")}
+
+    found = list(examine(Case(settings=settings, service=svc)))
+
+    assert [f for f in found if f.level is Level.FAIL] == []
+    assert {f.area for f in found} == {
+        "settings", "application", "platform", "process", "store", "transport", "host",
+    }  # fmt: skip
+    assert {path.name: path.read_bytes() for path in used.parent.glob("*.db")} == before
+
+
+def test_a_store_that_is_no_database_fails(place, settings):
+    """
+    The other checks go on.
+    """
+    (place / "store.db").write_text("not a database" * 100)
+    (place / "store.db").chmod(0o600)
+
+    found = list(examine(Case(settings=settings)))
+
+    failed = {(f.area, f.code) for f in found if f.level is Level.FAIL}
+    assert {area for area, _ in failed} == {"store"}
+    assert one([f for f in found if f.area == "transport"], "place").level is Level.OK
+
+
+def test_memory_is_not_looked_into():
+    """
+    A store in memory belongs to one process.
+    """
+    settings = Settings(transport_url="memory://", store_url="memory://")
+
+    found = list(examine(Case(settings=settings)))
+
+    assert [f.level for f in found if f.area in {"store", "transport"}] == [Level.SKIP] * 2
+
+
+def test_a_pipe_in_the_place_of_a_store_is_not_opened(place, settings):
+    """
+    Opening it would wait for a writer that never comes.
+    """
+    os.mkfifo(place / "store.db", 0o600)
+
+    found = list(examine(Case(settings=settings)))
+
+    assert "no regular file" in one([f for f in found if f.area == "store"], "place").seen

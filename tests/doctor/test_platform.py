@@ -1,0 +1,447 @@
+"""The platform's patience: units, programs, manifests and containers against the hard limit."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from gracekit import Settings
+from gracekit.doctor.finding import Level
+from gracekit.doctor.grace import compare
+from gracekit.doctor.platform import check_container, check_supervisord, check_systemd
+from gracekit.doctor.pods import check_manifest
+from gracekit.doctor.shells import hides_signals, is_interactive
+from gracekit.doctor.units import check_unit, time_span
+from gracekit.errors import ConfigError
+from tests.doctor.kit import levels, one, process
+
+SETTINGS = Settings(host="node-1")  # hard limit 29 s, alarm at 29.5 s
+UNIT = """
+[Unit]
+Description=compute
+
+[Service]
+Type=notify
+ExecStart=/usr/bin/gracekit run compute:svc
+KillMode=mixed
+Restart=on-failure
+RestartPreventExitStatus=78
+SuccessExitStatus=75
+RestartForceExitStatus=75
+TimeoutStopSec=35
+WatchdogSec=30
+"""
+
+
+# -- the comparison -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "level"),
+    [
+        (29.0, Level.FAIL),
+        (29.2, Level.WARN),
+        (29.5, Level.WARN),
+        (30.0, Level.OK),
+        (math.inf, Level.WARN),
+    ],
+)
+def test_hard_limit_and_alarm_must_be_below_the_platforms_limit(limit_s, level):
+    """
+    Killed before the hand-over is a FAIL; killed before our own alarm, or never, a WARN.
+    """
+    found = compare(SETTINGS, check="c", limit_s=limit_s, said="TimeoutStopSec", knob="it")
+
+    assert found.level is level
+    assert found.level is Level.OK or "30" in found.remedy
+
+
+def test_remedy_names_both_ways_out():
+    """
+    Raise theirs, or shorten ours to what fits.
+    """
+    found = compare(SETTINGS, check="c", limit_s=10.0, said="theirs = x", knob="TimeoutStopSec")
+
+    assert "hard limit 29s must be below" in found.seen
+    assert found.remedy == "raise TimeoutStopSec to at least 30, or set GRACEKIT_DRAIN_TIMEOUT=5s"
+
+
+# -- systemd ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90.0),
+        ("1min 30s", 90.0),
+        ("1min30s", 90.0),
+        ("500ms", 0.5),
+        ("2h", 7200.0),
+        ("infinity", math.inf),
+        ("soon", None),
+        ("5 parsecs", None),
+        ("", None),
+    ],
+)
+def test_time_spans_are_read_as_systemd_writes_them(text, seconds):
+    """
+    Numbers are seconds, units add up, and what is no time span is said to be none.
+    """
+    assert time_span(text) == seconds
+
+
+@pytest.fixture
+def unit(tmp_path):
+    def write(*changes: tuple[str, str]) -> dict[str, Level]:
+        text = UNIT
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / "compute.service"
+        path.write_text(text)
+        return levels(check_unit(SETTINGS, str(path)))
+
+    return write
+
+
+def test_a_good_unit_is_all_ok(unit):
+    """
+    The unit that the conventions ask for raises no finding.
+    """
+    assert set(unit().values()) == {Level.OK}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "check", "level"),
+    [
+        ("TimeoutStopSec=35", "TimeoutStopSec=10", "TimeoutStopSec", Level.FAIL),
+        ("TimeoutStopSec=35", "TimeoutSec=20s", "TimeoutStopSec", Level.FAIL),
+        ("TimeoutStopSec=35", "", "TimeoutStopSec", Level.OK),  # 90 s
+        ("TimeoutStopSec=35", "TimeoutStopSec=infinity", "TimeoutStopSec", Level.WARN),
+        ("TimeoutStopSec=35", "TimeoutStopSec=soon", "TimeoutStopSec", Level.FAIL),
+        ("KillMode=mixed", "", "KillMode", Level.WARN),
+        ("KillMode=mixed", "KillMode=none", "KillMode", Level.WARN),
+        ("KillMode=mixed", "KillSignal=SIGKILL", "KillSignal", Level.FAIL),
+        ("/usr/bin/gracekit", "/bin/sh -c 'cd /srv; gracekit", "ExecStart", Level.FAIL),
+        ("/usr/bin/gracekit", "/bin/sh -c 'exec gracekit", "ExecStart", Level.OK),
+        ("Restart=on-failure", "", "Restart", Level.WARN),
+        ("RestartPreventExitStatus=78", "", "Restart", Level.WARN),
+        ("SuccessExitStatus=75", "", "Restart", Level.WARN),
+        ("Type=notify", "Type=simple", "Type", Level.WARN),
+        ("Type=notify", "Type=notify\nTimeoutStartSec=30", "TimeoutStartSec", Level.WARN),
+        ("WatchdogSec=30", "WatchdogSec=1", "WatchdogSec", Level.FAIL),
+        ("WatchdogSec=30", "WatchdogSec=1500ms", "WatchdogSec", Level.WARN),
+    ],
+)
+def test_what_a_unit_does_to_a_stop_is_found(unit, old, new, check, level):
+    """
+    Each directive that would spoil a drain, a restart or a start has its finding.
+    """
+    assert unit((old, new))[check] is level
+
+
+def test_a_file_that_is_no_unit_fails(tmp_path):
+    """
+    A wrong file is not taken for a good unit.
+    """
+    path = tmp_path / "compute.socket"
+    path.write_text("[Socket]\nListenStream=1\n")
+
+    assert levels(check_unit(SETTINGS, str(path))) == {"unit": Level.FAIL}
+
+
+SYSTEMCTL = """#!/bin/sh
+cat <<'END'
+LoadState=loaded
+Type=notify
+TimeoutStopUSec=20s
+TimeoutStartUSec=1min 30s
+KillMode=mixed
+ExecStart={ path=/usr/bin/gracekit ; argv[]=/usr/bin/gracekit run compute:svc ; ignore_errors=no }
+END
+"""
+
+
+def test_systemctl_is_asked_for_the_unit_of_a_process(tmp_path, monkeypatch):
+    """
+    What systemd itself says counts: drop-ins and defaults are in it.
+    """
+    script = tmp_path / "systemctl"
+    script.write_text(SYSTEMCTL)
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    process(tmp_path / "proc", 7, "gracekit", cgroup="/system.slice/compute.service")
+
+    found = list(check_systemd(SETTINGS, 7, tmp_path / "proc"))
+
+    assert one(found, "TimeoutStopSec").level is Level.FAIL
+    assert "compute.service = 20s" in one(found, "TimeoutStopSec").seen
+    assert one(found, "ExecStart").level is Level.OK
+
+
+@pytest.mark.parametrize("cgroup", ["/", "/user.slice/user@1000.service/app.slice/shell.scope"])
+def test_a_process_of_a_shell_runs_in_no_unit(tmp_path, cgroup):
+    """
+    The service manager of a user is not the unit of all that the user starts.
+    """
+    process(tmp_path, 7, "gracekit", cgroup=cgroup)
+
+    assert levels(check_systemd(SETTINGS, 7, tmp_path)) == {"systemd": Level.SKIP}
+
+
+# -- supervisord --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "level"),
+    [
+        ("stopwaitsecs=40 ; enough", Level.OK),
+        ("", Level.FAIL),  # 10 s
+        ("stopwaitsecs=soon", Level.FAIL),
+        ("stopwaitsecs=40\ncommand=sh -c 'cd /srv && gracekit run compute'", Level.FAIL),
+    ],
+)
+def test_a_program_of_supervisord_is_judged_by_its_stopwaitsecs(tmp_path, lines, level):
+    """
+    Its default of 10 s is shorter than our hard limit.
+    """
+    path = tmp_path / "compute.conf"
+    path.write_text(f"[program:compute]\ncommand=gracekit run compute\n{lines}\n")
+
+    named = list(check_unit(SETTINGS, str(path)))
+    variables = {"SUPERVISOR_ENABLED": "1", "SUPERVISOR_PROCESS_NAME": "compute"}
+    found = list(check_supervisord(SETTINGS, variables, (f"{tmp_path}/*.conf",)))
+
+    assert levels(named) == levels(found) == {"supervisord": level}
+
+
+def test_an_unseen_supervisord_file_is_a_warning():
+    """
+    The environment names the program, and the limit stays unknown.
+    """
+    variables = {"SUPERVISOR_ENABLED": "1", "SUPERVISOR_PROCESS_NAME": "compute"}
+
+    assert levels(check_supervisord(SETTINGS, variables, ())) == {"supervisord": Level.WARN}
+
+
+# -- Kubernetes ---------------------------------------------------------------------
+
+
+def deployment(grace: object = None, **container: object) -> dict[str, object]:
+    spec: dict[str, object] = {"containers": [{"name": "main", **container}]}
+    if grace is not None:
+        spec["terminationGracePeriodSeconds"] = grace
+    return {
+        "kind": "List",
+        "items": [
+            {
+                "kind": "Deployment",
+                "metadata": {"name": "compute"},
+                "spec": {"template": {"spec": spec}},
+            }
+        ],
+    }
+
+
+def env(**variables: str) -> list[dict[str, str]]:
+    return [{"name": f"GRACEKIT_{name}", "value": value} for name, value in variables.items()]
+
+
+NAME = "Deployment compute, container main"
+SLEEP_2 = {"preStop": {"sleep": {"seconds": 2}}}
+EXEC_SLEEP_2 = {"preStop": {"exec": {"command": ["sleep", "2"]}}}
+HTTP = {"preStop": {"httpGet": {"path": "/stop"}}}
+
+
+@pytest.mark.parametrize(
+    ("manifest", "expected"),
+    [
+        (deployment(), {NAME: Level.OK}),  # 30 s
+        (deployment(20), {NAME: Level.FAIL}),
+        (deployment("30s"), {NAME: Level.FAIL}),
+        (deployment(31, lifecycle=SLEEP_2), {NAME: Level.FAIL}),
+        (deployment(31, lifecycle=EXEC_SLEEP_2), {NAME: Level.FAIL}),
+        (deployment(32, lifecycle=SLEEP_2), {NAME: Level.OK}),
+        (deployment(20, env=env(DRAIN_TIMEOUT="10s")), {NAME: Level.OK}),
+        (deployment(60, env=env(DRAIN_TIMEOUT="2m")), {NAME: Level.FAIL}),
+        (deployment(60, env=env(DRAIN_TIMEOUT="long")), {NAME: Level.FAIL}),
+        (deployment(60, env=env(KILL_AFTER="60")), {f"{NAME}: GRACEKIT_KILL_AFTER": Level.OK}),
+        (deployment(60, env=env(KILL_AFTER="90s")), {f"{NAME}: GRACEKIT_KILL_AFTER": Level.FAIL}),
+        (deployment(60), {f"{NAME}: GRACEKIT_KILL_AFTER": Level.WARN}),
+    ],
+)
+def test_a_pod_must_be_given_the_time_that_its_container_takes(tmp_path, manifest, expected):
+    """
+    preStop + hard limit + alarm against the grace period, by the container's own settings.
+    """
+    path = tmp_path / "compute.json"
+    path.write_text(json.dumps(manifest))
+
+    found = levels(check_manifest(SETTINGS, path))
+
+    assert {check: found.get(check) for check in expected} == expected
+
+
+def test_a_pre_stop_of_unknown_length_is_a_warning(tmp_path):
+    """
+    What it takes comes off the grace period, and nobody can tell how much.
+    """
+    path = tmp_path / "compute.json"
+    path.write_text(json.dumps(deployment(60, lifecycle=HTTP)))
+
+    found = list(check_manifest(SETTINGS, path))
+
+    assert found[0].level is Level.WARN
+    assert "preStop" in found[0].seen
+
+
+def test_a_container_whose_command_is_a_shell_fails(tmp_path):
+    """
+    Kubernetes signals the shell, which keeps it to itself.
+    """
+    path = tmp_path / "compute.json"
+    command = {"command": ["sh", "-c"], "args": ["sleep 1; gracekit run compute"]}
+    path.write_text(json.dumps(deployment(60, **command)))
+
+    found = list(check_manifest(SETTINGS, path))
+
+    assert [f.remedy for f in found if "shell" in f.seen] == [
+        'use the exec form: command: ["gracekit", "run", "compute:svc"]'
+    ]
+
+
+def test_sidecars_are_left_alone_where_one_container_is_ours(tmp_path):
+    """
+    A container that names a setting of ours is the service; others are not judged.
+    """
+    manifest = {
+        "kind": "Pod",
+        "metadata": {"name": "x"},
+        "spec": {
+            "containers": [
+                {"name": "proxy", "command": ["sh", "-c", "proxy; true"]},
+                {"name": "main", "env": env(KILL_AFTER="30")},
+            ]
+        },
+    }
+    path = tmp_path / "pod.json"
+    path.write_text(json.dumps(manifest))
+
+    assert set(levels(check_manifest(SETTINGS, path))) == {
+        "Pod x, container main",
+        "Pod x, container main: GRACEKIT_KILL_AFTER",
+    }
+
+
+def test_a_manifest_without_pods_fails(tmp_path):
+    """
+    A Service's manifest is not the service's.
+    """
+    path = tmp_path / "service.json"
+    path.write_text(json.dumps({"kind": "Service", "spec": {"ports": []}}))
+
+    assert levels(check_manifest(SETTINGS, path)) == {"manifest": Level.FAIL}
+
+
+YAML = """
+kind: ConfigMap
+---
+kind: Pod
+metadata: {name: compute}
+spec:
+  terminationGracePeriodSeconds: 20
+  containers: [{name: main}]
+"""
+
+
+def test_yaml_is_read_where_a_library_is_there(tmp_path):
+    """
+    All documents of a file are looked through.
+    """
+    pytest.importorskip("yaml")
+    path = tmp_path / "compute.yaml"
+    path.write_text(YAML)
+
+    assert levels(check_manifest(SETTINGS, path))["Pod compute, container main"] is Level.FAIL
+
+
+def test_yaml_without_a_library_is_skipped_with_a_remedy(tmp_path):
+    """
+    JSON from kubectl needs nothing.
+    """
+    try:
+        import yaml  # noqa: F401
+    except ImportError:
+        path = tmp_path / "compute.yaml"
+        path.write_text(YAML)
+        (found,) = check_manifest(SETTINGS, path)
+        assert (found.level, "-o json" in found.remedy) == (Level.SKIP, True)
+
+
+def test_broken_yaml_is_a_configuration_error(tmp_path):
+    """
+    A manifest that cannot be read is said to be so, with its place.
+    """
+    pytest.importorskip("yaml")
+    path = tmp_path / "compute.yaml"
+    path.write_text("a: [")
+
+    with pytest.raises(ConfigError, match="is not YAML"):
+        list(check_manifest(SETTINGS, path))
+
+
+# -- containers and shells ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "settings", "level"),
+    [
+        ("/docker/abc", SETTINGS, Level.WARN),
+        ("/docker/abc", Settings(kill_after_s=40), Level.OK),
+        ("/docker/abc", Settings(drain_timeout_s=5), Level.OK),
+        ("/kubepods/besteffort/pod1", SETTINGS, Level.OK),
+        ("/kubepods/besteffort/pod1", Settings(drain_timeout_s=60), Level.WARN),
+    ],
+)
+def test_a_containers_default_is_what_is_known(tmp_path, cgroup, settings, level):
+    """
+    Docker kills after 10 s and Kubernetes after 30 unless told; the truth is not visible inside.
+    """
+    process(tmp_path, 7, "gracekit", cgroup=cgroup)
+
+    assert check_container(settings, 7, tmp_path).level is level
+
+
+@pytest.mark.parametrize(
+    ("words", "hidden", "interactive"),
+    [
+        (["gracekit", "run", "x"], False, False),
+        (["sh", "-c", "gracekit run x; true"], True, False),
+        (["/bin/bash", "-euo", "pipefail", "-c", "gracekit run x"], True, False),
+        (["bash", "-lc", "cd /srv && exec gracekit run x"], False, False),
+        (["sh", "-e", "start.sh", "-c", "x"], False, False),
+        (["-bash"], False, True),
+        (["bash", "-i"], False, True),
+        ([], False, False),
+    ],
+)
+def test_a_shell_that_keeps_signals_is_known_by_its_words(words, hidden, interactive):
+    """
+    Only a shell with a command that does not end in exec keeps SIGTERM for sure.
+    """
+    assert (hides_signals(words), is_interactive(words)) == (hidden, interactive)
+
+
+def test_a_named_unit_that_nobody_knows_is_skipped(tmp_path, monkeypatch):
+    """
+    Without systemctl a name says nothing; the remedy is the file.
+    """
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    (found,) = check_unit(SETTINGS, "compute")
+
+    assert (found.level, found.remedy) == (Level.SKIP, "give --unit the path of the unit's file")
+    assert not Path("compute").exists()
