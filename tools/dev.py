@@ -30,6 +30,8 @@ DEV_LOCK: Final = ROOT / "requirements" / "dev.lock"
 
 _SHADOWING: Final = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}  # could hide the pins
 
+TYPED: Final = ("gracekit", "examples", "benchmarks", "tests/typing")
+
 NO_PIP: Final = "this Python has no pip: apt-get install python3-pip (or your system's like)"
 
 
@@ -131,7 +133,7 @@ def soak(arguments: Sequence[str]) -> int:
 
 def check(arguments: Sequence[str]) -> int:
     """Lint, format, types and architecture; goes on to the end and tells all."""
-    typed = [name for name in ("gracekit", "examples", "tests/typing") if _has_python(name)]
+    typed = [name for name in TYPED if _has_python(name)]
     steps = (
         ("ruff", "check", "."),
         ("ruff", "format", "--check", "."),

@@ -1,0 +1,1 @@
+"""What gracekit costs, each time beside the barest thing that does the same."""

@@ -1,0 +1,79 @@
+"""`python -m benchmarks`: measure, print the table, draw the picture.
+
+make bench                                  all of them, about twenty minutes
+make bench ARGS="durable service"           some of them
+make bench ARGS="--quick"                   tiny sizes: shows that they run, measures nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from benchmarks import calls, drain, durable, growth, memory, service, start, tracking
+from benchmarks.machine import describe
+from benchmarks.measure import FEWEST_ROUNDS, Figure, Plan
+from benchmarks.picture import draw
+from benchmarks.table import lines
+
+Bench = Callable[[Plan], Iterator[Figure]]
+
+_MODULES: Final = (tracking, durable, service, calls, drain, start, growth, memory)
+BENCHES: Final[Mapping[str, Bench]] = MappingProxyType({one.NAME: one.run for one in _MODULES})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for; 0 also when a goal is missed, which the table shows."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.names if name not in BENCHES]:
+        parser.error(f"there is no bench {unknown[0]!r}: there are {', '.join(BENCHES)}")
+    machine = describe(options.dir)
+    print("\n".join(f"{name}: {value}" for name, value in machine.items()), flush=True)
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=options.dir) as directory:
+        plan = Plan(rounds=options.rounds, quick=options.quick, directory=Path(directory))
+        for name in options.names or BENCHES:
+            figures += _told(BENCHES[name](plan))
+    print("\n" + "\n".join(lines(figures)))
+    if options.json is not None:
+        told = {"machine": machine, "figures": [asdict(figure) for figure in figures]}
+        options.json.write_text(json.dumps(told, indent=1) + "\n")
+    if options.svg is not None:
+        options.svg.write_text(draw(figures, machine))
+    return 0
+
+
+def _told(figures: Iterable[Figure]) -> Iterator[Figure]:
+    """Show each as it comes: the whole takes long."""
+    for figure in figures:
+        print(lines([figure])[-1], flush=True)
+        yield figure
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHES))
+    parser.add_argument("--rounds", type=int, default=FEWEST_ROUNDS, help="default %(default)s")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw them there")
+    parser.add_argument(
+        "--dir", type=Path, default=Path.cwd(), help="on the disk to measure; default: here"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""A process that prepares something large and measures it whenever it is asked.
+
+Sizes of one question live in processes of their own: they can take turns, and
+the garbage of one does not slow the other. A line in, a line of JSON out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+
+Measure = Callable[[int], Awaitable[list[float]]]
+Prepare = Callable[[int, Path], AbstractAsyncContextManager[Measure]]
+
+
+class Child:
+    """One such process, as its parent sees it.
+
+    Args:
+        module: In whose `PREPARE` the child looks *kind* up.
+        kind: What it prepares.
+        size: How much of it.
+        directory: For its files.
+    """
+
+    def __init__(self, module: str, kind: str, size: int, directory: Path) -> None:
+        command = [sys.executable, "-m", "benchmarks.child", module, kind, str(size)]
+        self._popen = subprocess.Popen(  # noqa: S603 - ourselves
+            [*command, str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            text=True,
+        )
+
+    def ready(self) -> Self:
+        """Wait until it has prepared."""
+        self._answer()
+        return self
+
+    def measure(self, number: int) -> list[float]:
+        """Ask it for a measurement of *number* steps."""
+        assert self._popen.stdin is not None
+        self._popen.stdin.write(f"{number}\n")
+        self._popen.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> list[float]:
+        assert self._popen.stdout is not None
+        line = self._popen.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._popen.args!r} ended with {self._popen.wait()}")
+        values: list[float] = json.loads(line)
+        return values
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._popen.stdin.close()
+        self._popen.stdout.close()
+        if error is not None:
+            self._popen.kill()
+        self._popen.wait()
+
+
+async def main(module: str, kind: str, size: str, directory: str) -> None:
+    """In the child."""
+    from importlib import import_module  # noqa: PLC0415 - only the child has a module to find
+
+    prepare: Prepare = import_module(f"benchmarks.{module}").PREPARE[kind]
+    async with prepare(int(size), Path(directory)) as measure:
+        print("[]", flush=True)
+        async for line in _lines():
+            print(json.dumps(await measure(int(line))), flush=True)
+
+
+async def _lines() -> AsyncIterator[bytes]:
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    async for line in reader:
+        yield line
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

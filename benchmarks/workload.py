@@ -1,0 +1,164 @@
+"""A service in this process, and a sender that keeps so many requests in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from itertools import repeat
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.measure import Taken, numbered, timed
+from gracekit import Context, Service, Settings
+from gracekit.process import Process
+from gracekit.rpc.memory import MemoryBroker, MemoryTransport
+from gracekit.rpc.message import Request
+from gracekit.rpc.oslo_wire import encode_request
+from gracekit.rpc.transport import Message
+from gracekit.runtime import Runtime
+from gracekit.tracker.task import TrackedTask
+
+TOPIC: Final = "bench"
+ARGS: Final[Mapping[str, Any]] = {"vm": "vm-1", "note": "x" * 170}  # about 200 bytes of JSON
+ROOMY: Final = 200_000
+"""Places and slots: no bench but its own question should meet a limit."""
+
+AHEAD: Final = 512
+"""How far sending may run ahead of starting."""
+
+logging.getLogger("gracekit").setLevel(logging.WARNING)
+
+
+class Site:
+    """The service and its two ends: handlers that may be parked, and who waits for ends."""
+
+    def __init__(self, methods: int = 1) -> None:
+        self.service = Service(TOPIC)
+        self.let_go = asyncio.Event()
+        self._parked = 0
+        self._more_parked = asyncio.Event()
+        self._declare()
+        for number in range(methods - 1):
+            self.service.rpc(_named(f"more_{number}"))
+
+    def _declare(self) -> None:
+        @self.service.rpc
+        async def work(ctx: Context, vm: str, note: str) -> None:
+            """Do nothing."""
+
+        @self.service.rpc(resource="vm")
+        async def work_on(ctx: Context, vm: str, note: str) -> None:
+            """Do nothing, with a lease."""
+
+        @self.service.rpc(on_interrupt="requeue")
+        async def read(ctx: Context, vm: str, note: str) -> None:
+            """Do nothing, without a row."""
+
+        @self.service.rpc(on_interrupt="retry")
+        async def park(ctx: Context, vm: str, note: str) -> None:  # noqa: ARG001 - as sent
+            """Stay in flight."""
+            self._parked += 1
+            self._more_parked.set()
+            await self.let_go.wait()
+
+    async def wait_parked(self, number: int) -> None:
+        """Wait until so many handlers of `park` have begun."""
+        while self._parked < number:
+            self._more_parked.clear()
+            await self._more_parked.wait()
+
+
+def _named(name: str) -> Any:
+    async def handler(ctx: Context, vm: str, note: str) -> None:
+        """Do nothing."""
+
+    handler.__name__ = name
+    return handler
+
+
+class Sender:
+    """Sends casts into the memory broker and waits until their tasks left the tracker."""
+
+    def __init__(self, transport: MemoryTransport, runtime: Runtime, name: str) -> None:
+        self._transport = transport
+        self._ids = numbered(name)
+        self._waiting: dict[str, asyncio.Future[None]] = {}
+        runtime.tracker.on_removed(self._removed)
+
+    def _removed(self, task: TrackedTask) -> None:
+        if (future := self._waiting.pop(task.request_id, None)) is not None:
+            future.set_result(None)
+
+    async def cast(self, method: str) -> None:
+        """Send one."""
+        await self._transport.publish(TOPIC, self._encoded(method, ARGS)[1])
+
+    async def run(
+        self, requests: Iterable[tuple[str, Mapping[str, Any]]], *, at_once: int
+    ) -> Taken:
+        """Send (method, arguments) after (method, arguments) and wait for their ends.
+
+        What is timed goes from the send to the removal from the tracker; the
+        messages are written before.
+        """
+        encoded = [self._encoded(method, args) for method, args in requests]
+        rest = iter(encoded)
+
+        async def lane() -> None:
+            for one in rest:
+                await self._finish(*one)
+
+        with timed(len(encoded)) as taken:
+            await asyncio.gather(*(lane() for _ in range(at_once)))
+        return taken
+
+    async def repeat(self, method: str, *, at_once: int, number: int) -> Taken:
+        """As `run`, of one request *number* times."""
+        return await self.run(repeat((method, ARGS), number), at_once=at_once)
+
+    def _encoded(self, method: str, args: Mapping[str, Any]) -> tuple[str, Message]:
+        request_id = next(self._ids)
+        request = Request(method=method, args=dict(args), request_id=request_id)
+        return request_id, Message(body=encode_request(request))
+
+    async def _finish(self, request_id: str, message: Message) -> None:
+        future = self._waiting[request_id] = asyncio.get_running_loop().create_future()
+        await self._transport.publish(TOPIC, message)
+        await future
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    site: Site, directory: Path, name: str, **settings: Any
+) -> AsyncIterator[tuple[Runtime, Sender]]:
+    """Serve *site* on the memory transport and a store on disk; drained at the end."""
+    broker = MemoryBroker()
+    given: dict[str, Any] = {
+        "transport_url": "memory://",
+        "store_url": f"sqlite:///{directory / name}.db",
+        "host": "bench",
+        "max_accepted": ROOMY,
+        "max_running": ROOMY,
+        "prefetch": ROOMY,
+        "drain_timeout_s": 10.0,
+    }
+    transport = MemoryTransport(broker, Process())
+    await transport.start()
+    # A store in memory would not do what a service pays for.
+    runtime = Runtime(site.service, Settings(**given | settings), broker=broker)
+    async with runtime:
+        try:
+            yield runtime, Sender(transport, runtime, name)
+        finally:
+            site.let_go.set()
+    await transport.stop()
+
+
+async def park(site: Site, sender: Sender, number: int) -> None:
+    """Bring *number* requests in flight whose handlers wait."""
+    for sent in range(1, number + 1):
+        await sender.cast("park")
+        await site.wait_parked(sent - AHEAD)
+    await site.wait_parked(number)

@@ -1,0 +1,133 @@
+"""The benches run and tell what they should; how fast, no test asks."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from benchmarks.__main__ import BENCHES, main
+from benchmarks.measure import Figure, Goal, against, alone, quantile
+from benchmarks.picture import draw
+from benchmarks.table import lines
+
+FIELDS = {"bench", "case", "unit", "ours", "bare", "value", "low", "high", "worst", "goal"}
+
+# What each bench must tell at least: the goals of the project, and what they are judged by.
+CASES = {
+    "tracking": {"with start, end and states"},
+    "durable": {f"p50 with {n} waiting" for n in (1, 32, 256)},
+    "service": {f"journaled, {n} in flight" for n in (1, 32, 256)},
+    "calls": {f"journaled p50 at {n}" for n in (1, 32, 256)},
+    "drain": {"idle exit, 1 times", "last task's end to exit, 1 times"},
+    "start": {"60 rows: ready", "60 rows: settled"},
+    "growth": {"20 in flight / 1", "20 in history / 0", "20 methods / 1", "20 resources / 1"},
+    "memory": {"tracked above bare, 200", "full collection, 200 served"},
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_bench_tells_its_figures(name: str, tmp_path: Path):
+    """
+    With tiny sizes each bench runs to its end, and every figure is whole and finite.
+    """
+    told, picture = tmp_path / "told.json", tmp_path / "told.svg"
+    options = ("--quick", "--rounds", "1", "--dir", str(tmp_path))
+
+    assert main([name, *options, "--json", str(told), "--svg", str(picture)]) == 0
+
+    figures: list[dict[str, Any]] = json.loads(told.read_text())["figures"]
+    assert CASES[name] <= {figure["case"] for figure in figures}
+    for figure in figures:
+        assert set(figure) == FIELDS
+        assert figure["bench"] == name
+        for field in ("ours", "value", "low", "high", "worst"):
+            assert math.isfinite(figure[field]), figure
+        assert figure["low"] <= figure["value"] <= figure["high"]
+    assert ET.parse(picture).getroot().tag.endswith("svg")
+
+
+def test_every_bench_is_expected_to_tell_something():
+    """
+    A new bench comes with the cases that it must tell.
+    """
+    assert set(CASES) == set(BENCHES)
+
+
+def test_an_unknown_bench_is_refused_by_name(capsys: pytest.CaptureFixture[str]):
+    """
+    The names that there are stand in the message.
+    """
+    with pytest.raises(SystemExit):
+        main(["durabel"])
+    assert "no bench 'durabel': there are tracking, durable" in capsys.readouterr().err
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios():
+    """
+    Not the ratio of the medians: a round whose machine was slow is slow on both sides.
+    """
+    figure = against("b", "c", [(2.0, 1.0), (30.0, 10.0), (8.0, 2.0)], "us", Goal(3.0))
+
+    assert (figure.value, figure.ours, figure.bare) == (3.0, 8.0, 2.0)
+    assert (figure.low, figure.high, figure.worst) == (2.5, 3.5, 4.0)
+    assert figure.met
+
+
+@pytest.mark.parametrize(
+    ("goal", "unit", "worst", "met"),
+    [
+        (Goal(2.0), "s", 3.0, True),
+        (Goal(1.9), "s", 3.0, False),
+        (Goal(0.5, at_least=True), "tasks/s", 1.0, True),
+        (Goal(2.5, at_least=True), "tasks/s", 1.0, False),
+        (None, "s", 3.0, None),
+    ],
+)
+def test_a_goal_is_judged_by_the_median(goal: Goal | None, unit: str, worst: float, met: bool):
+    """
+    The worst is shown beside it; of a rate that is the lowest.
+    """
+    figure = alone("b", "c", [1.0, 2.0, 3.0], unit, goal)
+
+    assert (figure.value, figure.worst, figure.met) == (2.0, worst, met)
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1.0), (0.5, 2.5), (1.0, 4.0), (0.25, 1.75)])
+def test_a_quantile_is_interpolated(share: float, value: float):
+    """
+    Between two values it lies between them.
+    """
+    assert quantile([1.0, 2.0, 3.0, 4.0], share) == value
+
+
+def a_figure(**more: Any) -> Figure:
+    figure = against("bench", "a < b & c", [(4.0, 2.0)] * 7, "us", Goal(1.5))
+    return Figure(**{name: getattr(figure, name) for name in FIELDS} | more)
+
+
+def test_the_table_says_what_was_missed():
+    """
+    Each line is as wide as the head, and names the goal.
+    """
+    head, _, line = lines([a_figure()])
+
+    assert "<= 1.5" in line
+    assert "MISSED" in line
+    assert len(head) == len(line)
+
+
+def test_the_picture_is_well_formed_whatever_the_words_and_numbers():
+    """
+    Markup in a name is text, and a bar off the scale ends at its end.
+    """
+    picture = draw([a_figure(), a_figure(value=1e9), a_figure(value=1e-9)], {"python": "<3>"})
+
+    texts = [element.text for element in ET.fromstring(picture).iter() if element.text]
+    assert texts.count("a < b & c") == 3
+    assert any("<3>" in text for text in texts)
