@@ -9,6 +9,7 @@ same calls always give the same order.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -159,7 +160,9 @@ class MemoryBroker:
             entry = self._queues.get(queue)
             if entry is not None and not entry.pump_due:
                 entry.pump_due = True
-                asyncio.get_running_loop().call_soon(self._pump, entry)
+                # In no context: it is the broker's work, whoever has moved a message.
+                loop = asyncio.get_running_loop()
+                loop.call_soon(self._pump, entry, context=contextvars.Context())
 
     def _pump(self, entry: _MemoryQueue) -> None:
         """Hand out what waits, oldest first, to readers in turn, as far as they have room."""
@@ -200,6 +203,7 @@ class _MemoryConsumer:
         self._broker = broker
         self._on_delivery = on_delivery
         self._prefetch = prefetch
+        self._context = contextvars.copy_context()
         self._unsettled: dict[int, tuple[str, _Stored]] = {}
 
     @property
@@ -221,7 +225,8 @@ class _MemoryConsumer:
         async def settle(how: Settlement, reason: str) -> None:
             self._settle(stored.number, how, reason)
 
-        self._on_delivery(
+        self._context.copy().run(
+            self._on_delivery,
             Delivery(
                 body=stored.message.body,
                 queue=queue,
@@ -230,7 +235,7 @@ class _MemoryConsumer:
                 headers=dict(stored.message.headers),
                 process=process,
                 settle=settle,
-            )
+            ),
         )
 
     def drop(self) -> None:

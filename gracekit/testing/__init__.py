@@ -1,1 +1,24 @@
-"""What a test of a service needs: a machine in memory, and time that does not pass by itself."""
+"""What a test of a service needs: a machine in memory, and time that does not pass by itself.
+
+Start with `InMemoryService` and `run`; docs/testing.md tells the rest.
+"""
+
+from gracekit.process import Point
+from gracekit.testing.calls import Caller, Pending
+from gracekit.testing.faults import Fault
+from gracekit.testing.kit import InMemoryService, ServiceFaultError
+from gracekit.testing.loop import NothingLeftError, VirtualLoop, run
+from gracekit.tracker.task import TaskState
+
+__all__ = [
+    "Caller",
+    "Fault",
+    "InMemoryService",
+    "NothingLeftError",
+    "Pending",
+    "Point",
+    "ServiceFaultError",
+    "TaskState",
+    "VirtualLoop",
+    "run",
+]

@@ -330,6 +330,30 @@ def test_11_hold_keeps_the_process_until_the_vm_has_arrived(play):
     ]
 
 
+def test_12_tests_of_a_service_pass_by_themselves_and_under_pytest(play, tmp_path):
+    """
+    One command runs them all; pytest finds the same three.
+    """
+    lines = play("ex12_test_your_service.py")
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    found = subprocess.run(
+        (*command, EXAMPLES / "ex12_test_your_service.py"),
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+
+    assert lines == [
+        "passed: a drain stops the move at a safe point",
+        "passed: after a crash the probe finds what is done",
+        "passed: a lost answer of the database resizes once",
+    ]
+    assert re.search(r"^3 passed", found.stdout, re.MULTILINE), found.stdout
+
+
 def test_13_embedding_program_answers_until_the_drain_has_ended(play):
     """
     The program's own server tells of the drain while the last task runs.

@@ -1,0 +1,145 @@
+"""Callers in a test: they live outside of the played process, and outlive it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine, Generator, Mapping
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+
+from gracekit.clock import Clock
+from gracekit.rpc.client import PrepareOptions, RpcClient
+from gracekit.rpc.methods import Method
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Pending(Awaitable[R_co], Generic[R_co]):
+    """A call in the background. Awaiting it gives its answer; giving up the wait ends nothing.
+
+    Attributes:
+        request_id: Of its request, to look at it meanwhile.
+        name: For messages.
+        was_awaited: Whether anybody wanted the answer.
+    """
+
+    def __init__(self, call: Coroutine[Any, Any, R_co], *, request_id: str, name: str) -> None:
+        self.request_id = request_id
+        self.name = name
+        self.was_awaited = False
+        self._task = asyncio.ensure_future(call)
+
+    def __repr__(self) -> str:
+        return f"<Pending {self.name}, request {self.request_id}>"
+
+    def __await__(self) -> Generator[Any, None, R_co]:
+        self.was_awaited = True
+        return asyncio.shield(self._task).__await__()
+
+    def done(self) -> bool:
+        """Whether it was answered, or has failed."""
+        return self._task.done()
+
+    def unseen_error(self) -> BaseException | None:
+        """What it failed with, if nobody has awaited it."""
+        if self.was_awaited or not self._task.done() or self._task.cancelled():
+            return None
+        return self._task.exception()
+
+    def cancel(self) -> None:
+        """The caller gives up; the request may run on."""
+        self._task.cancel()
+        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+
+class Line(Protocol):
+    """Where callers send: what `Caller` needs of the test kit."""
+
+    calls: list[Pending[Any]]
+
+    @property
+    def clock(self) -> Clock:
+        """Draws the ids of requests."""
+        ...
+
+    @property
+    def client(self) -> RpcClient:
+        """What sends."""
+        ...
+
+
+class Caller:
+    """Sends requests to the service, with the options of `RpcClient.prepare`."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options: dict[str, Any] = dict(options)
+
+    def _line(self) -> Line:
+        raise NotImplementedError
+
+    def prepare(self, **options: Unpack[PrepareOptions]) -> Caller:
+        """A caller with options: `host`, `ops`, `timeout`, `context`, `request_id`, ...
+
+        Raises:
+            TypeError: there is no such option.
+        """
+        line, mine = self._line(), {**self._options, **options}
+        line.client.prepare(**mine)  # refused here
+        return _Prepared(mine, line)
+
+    @overload
+    async def call(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def call(self, method: str, /, **kwargs: Any) -> Any: ...
+    async def call(self, method: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Send a request and wait for its answer; see `RpcClient.call`."""
+        return await self._line().client.prepare(**self._options).call(method, *args, **kwargs)
+
+    @overload
+    async def cast(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> str: ...
+    @overload
+    async def cast(self, method: str, /, **kwargs: Any) -> str: ...
+    async def cast(self, method: Any, /, *args: Any, **kwargs: Any) -> str:
+        """Send a request that nobody waits for; returns its id. See `RpcClient.cast`."""
+        view = self._line().client.prepare(**self._options)
+        return await view.cast(method, *args, **kwargs)
+
+    @overload
+    async def fanout(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    @overload
+    async def fanout(self, method: str, /, **kwargs: Any) -> None: ...
+    async def fanout(self, method: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Send a request to every instance that runs now. See `RpcClient.fanout`."""
+        await self._line().client.prepare(**self._options).fanout(method, *args, **kwargs)
+
+    @overload
+    def start_call(
+        self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Pending[R]: ...
+    @overload
+    def start_call(self, method: str, /, **kwargs: Any) -> Pending[Any]: ...
+    def start_call(self, method: Any, /, *args: Any, **kwargs: Any) -> Pending[Any]:
+        """Call in the background; the caller lives on when the service stops or crashes."""
+        line = self._line()
+        request_id: str = self._options.get("request_id") or line.clock.new_id()
+        view = line.client.prepare(**{**self._options, "request_id": request_id})
+        given = ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
+        pending = Pending(
+            view.call(method, *args, **kwargs),
+            request_id=request_id,
+            name=f"{method if isinstance(method, str) else method.name}({given})",
+        )
+        line.calls.append(pending)
+        return pending
+
+
+class _Prepared(Caller):
+    """A caller with options set."""
+
+    def __init__(self, options: Mapping[str, Any], line: Line) -> None:
+        super().__init__(options)
+        self._to = line
+
+    def _line(self) -> Line:
+        return self._to

@@ -1,0 +1,504 @@
+"""The test kit for applications: a service on a machine in memory, in virtual time.
+
+`InMemoryService` plays one process slot: it starts, drains, crashes and starts
+again on one disk and one broker, while its callers live on. All of it is the
+production code on played ports; nothing here judges or recovers anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from gracekit.config import Settings, did_you_mean, load
+from gracekit.errors import GracekitError
+from gracekit.process import Phase, Point
+from gracekit.rpc.client import RpcClient
+from gracekit.rpc.methods import Method
+from gracekit.rpc.transport import directed_queue, shared_queue
+from gracekit.runtime import Runtime
+from gracekit.service import Service
+from gracekit.shutdown import DrainReport
+from gracekit.telemetry import CATALOGUE, UnknownEventError
+from gracekit.testing.calls import Caller, Pending
+from gracekit.testing.faults import Fault, PlannedFaults
+from gracekit.testing.loop import NothingLeftError, VirtualLoop, waiting_at
+from gracekit.testing.machine import Event
+from gracekit.testing.ports import COMMIT_FAULTS, WIRE_STEPS, VirtualClock
+from gracekit.testing.slot import SlotLife, SlotMachine
+from gracekit.testing.traps import Blow, Trap
+from gracekit.tracker.task import TaskState
+
+T = TypeVar("T")
+
+PATIENCE_S: Final = 6 * 3600.0
+"""Virtual seconds without any news after which a test counts as stuck."""
+
+FAULTS_OF_THE_STORE: Final = frozenset({"store.error", "store.broken", "drain.step_failed"})
+NEVER_EXPECTED: Final = FAULTS_OF_THE_STORE | {"dispatch.failed", "hook.failed"}
+"""Events that end a test, unless it has planned or expected them."""
+
+_JSON: Final = ("args", "context", "cursor", "result", "failure")
+_ONLY_HERE: Final = ("transport_url", "store_url", "log_format")
+
+
+class ServiceFaultError(AssertionError):
+    """Something went wrong that no assertion of the test has seen; the message lists it."""
+
+
+class InMemoryService(Caller):
+    """A service in memory: `async with InMemoryService(svc) as one: ...`.
+
+    Entering starts its first process; leaving drains the last one, and raises
+    ServiceFaultError for what went wrong unseen.
+
+    Args:
+        service: What is tested.
+        beside: Another one, on whose machine this is a further process, or another service.
+        seed: Of ids and draws. The order of events has its own: `run(main(), seed=…)`.
+        settings: As in `Settings`, `"5m"` for durations; `beat_s` is 60 s here.
+
+    Raises:
+        ConfigError: a setting is unknown or wrong; names them all.
+
+    Attributes:
+        events: What all its processes have told, in order: name and fields.
+        report: Of the last drain; None before there was one.
+        faults: What is planned to go wrong; see `fail_next`.
+        calls: What `start_call` has begun.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        beside: InMemoryService | None = None,
+        seed: int = 0,
+        **settings: object,
+    ) -> None:
+        super().__init__({})
+        self.service = service
+        self.events: list[Event] = []
+        self.report: DrainReport | None = None
+        self.faults = PlannedFaults()
+        self.calls: list[Pending[Any]] = []
+        self._settings = _checked(settings)
+        self._beside = beside
+        self._seed = seed
+        self._machine: SlotMachine | None = None
+        self._client: RpcClient | None = None
+        self._life: SlotLife | None = None
+        self._traps: list[Trap] = []
+        self._dies_at: tuple[Point, Phase] | None = None
+        self._expected: set[str] = set()
+        self._news = asyncio.Event()
+        self._quiet_until = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
+
+    # -- its frame ----------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        loop = _virtual_loop()
+        self._machine = self._beside.machine if self._beside else SlotMachine.open(self._seed)
+        self._note_news()
+        self._alarm = loop.call_later(PATIENCE_S, self._look_for_news)
+        try:
+            ops_topic = self._settings.ops_topic_of(self.service.topic)
+            self._client = await self._machine.client(self.service, ops_topic=ops_topic)
+            await self.start()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        wrong: list[str] = []
+        try:
+            if error is None:
+                wrong += self._failed_calls()
+                if self.lives:
+                    await self.drain()
+                wrong += self._faults_told()
+                wrong += self._not_happened()
+        finally:
+            await self._close()
+        if wrong:
+            raise ServiceFaultError("\n".join(wrong))
+
+    async def _close(self) -> None:
+        for call in self.calls:
+            call.cancel()
+        if self._alarm is not None:
+            self._alarm.cancel()
+        await self.machine.bury(self)
+        if self._beside is None:
+            await self.machine.close()
+
+    def _line(self) -> InMemoryService:
+        return self
+
+    def _failed_calls(self) -> list[str]:
+        return [
+            f"{call.name} failed, and nobody awaited it: {error!r}"
+            for call in self.calls
+            if (error := call.unseen_error()) is not None
+        ]
+
+    def _faults_told(self) -> list[str]:
+        unseen = NEVER_EXPECTED - self._expected
+        if self.faults.met:
+            unseen -= FAULTS_OF_THE_STORE
+        return [
+            f"{name}: {dict(fields)}; a test that means it says expect({name!r})"
+            for name, fields in self.events
+            if name in unseen
+        ]
+
+    def _not_happened(self) -> list[str]:
+        asked = [f"{trap.asked}: {trap.left} more safe points were needed" for trap in self._traps]
+        if self._dies_at is not None:
+            point, phase = self._dies_at
+            asked.append(f"crash_at({point}, {phase!r}): it was never passed")
+        faults = self.faults.left()
+        asked += [f"fail_next: {fault.name} at {port}.{step}" for port, step, fault in faults]
+        return [f"was asked for and did not happen: {one}" for one in asked]
+
+    # -- what it is made of -------------------------------------------------------------
+
+    @property
+    def machine(self) -> SlotMachine:
+        """Broker, disk and processes."""
+        return _need(self._machine)
+
+    @property
+    def client(self) -> RpcClient:
+        """A caller outside of the service, as `RpcClient`."""
+        return _need(self._client)
+
+    @property
+    def clock(self) -> VirtualClock:
+        """Its `wall()` is the service's wall clock, and `shift_s` sets it."""
+        return self.machine.clock
+
+    @property
+    def runtime(self) -> Runtime:
+        """Of the present process, or the last one."""
+        return _need(self._life).runtime
+
+    @property
+    def lives(self) -> bool:
+        """Whether a process serves now."""
+        return self._life is not None and self._life.process.lives
+
+    # -- one process after the other ----------------------------------------------------
+
+    async def start(self) -> None:
+        """The next process, on what the last one has left; returns when it serves.
+
+        Raises:
+            GracekitError: as `Runtime`; or one lives already.
+        """
+        if self.lives:
+            raise GracekitError(f"{self} lives: drain() or crash() it before the next start()")
+        life = SlotLife(self, self.machine, self.service, self._settings)
+        life.watch_safe_points(self._traps)
+        life.process.dies_at = self._dies_at
+        self._life = life
+        await life.start()
+
+    async def drain(self, by: signal.Signals = signal.SIGTERM) -> DrainReport:
+        """Have it stop, and wait until it has; SIGQUIT hands over at once."""
+        self.interrupt(by)
+        return await self.wait_stopped()
+
+    def interrupt(self, by: signal.Signals = signal.SIGTERM) -> None:
+        """Send a signal: SIGTERM or SIGINT begin a drain, SIGQUIT or a second SIGINT end it."""
+        self._living().interrupt(by)
+
+    def interrupt_at(self, n: int, *, of: Method[..., Any] | None = None) -> None:
+        """Begin a drain when the *n*-th safe point from now is reached, here or after a start.
+
+        The handler is held there until the drain has begun; then it stops there,
+        unless that is its last one, or its history says that it ends in time.
+
+        Args:
+            n: From 1.
+            of: Count those of one method only.
+        """
+        self._lay("drain", "interrupt_at", n, of)
+
+    async def wait_stopped(self, *, within_s: float = 7200.0) -> DrainReport:
+        """Wait until its drain has ended, and the process with it.
+
+        Raises:
+            AssertionError: it was killed, or no drain ended within that time.
+        """
+        life = _need(self._life)
+        await self._wait_over(life, within_s)
+        if life.report is None:
+            raise life.error or AssertionError(
+                f"{self} was killed before its drain had ended; wait_crashed() waits for that"
+            )
+        self.report = life.report
+        return life.report
+
+    async def crash(self) -> None:
+        """Kill -9, now: nothing of it runs any more, not even a `finally`."""
+        self._living().end()
+        await asyncio.sleep(0)
+
+    def crash_at(
+        self, where: int | Point, phase: Phase = "after", *, of: Method[..., Any] | None = None
+    ) -> None:
+        """Kill -9 later, in this process or after a start.
+
+        Args:
+            where: The n-th safe point from now; or a point, as `Point.FINISH`.
+            phase: Which side of the point.
+            of: Count the safe points of one method only.
+        """
+        if isinstance(where, int):
+            self._lay("crash", "crash_at", where, of)
+            return
+        self._dies_at = (where, phase)
+        if self._life is not None and self.lives:
+            self._life.process.dies_at = self._dies_at
+
+    async def wait_crashed(self, *, within_s: float = 7200.0) -> None:
+        """Wait until it was killed.
+
+        Raises:
+            AssertionError: it ended in order, or lived on.
+        """
+        life = _need(self._life)
+        await self._wait_over(life, within_s)
+        if life.report is not None:
+            raise AssertionError(f"{self} was not killed: it ended in order, {life.report}")
+
+    async def _wait_over(self, life: SlotLife, within_s: float) -> None:
+        self._note_news(within_s)
+        try:
+            async with asyncio.timeout(within_s) as limit:
+                await life.over.wait()
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            laid = "".join(f"; {one}" for one in self._not_happened())
+            raise AssertionError(
+                f"{self} still serves after {within_s:g} s{self._in_flight()}{laid}"
+            ) from error
+
+    def ended(self, life: SlotLife) -> None:
+        """Called by a life at its end."""
+        if life is self._life:
+            self._dies_at = life.process.dies_at
+        self._note_news()
+
+    def _living(self) -> SlotLife:
+        life = _need(self._life)
+        if not life.process.lives:
+            raise GracekitError(f"no process of {self} lives: start() the next one")
+        return life
+
+    def _lay(self, blow: Blow, verb: str, n: int, of: Method[..., Any] | None) -> None:
+        if n < 1:
+            raise ValueError(f"{verb}({n}): safe points are counted from 1")
+        name = None if of is None else of.name
+        asked = f"{verb}({n}" + (")" if name is None else f", of={name})")
+        self._traps.append(Trap(asked=asked, blow=blow, left=n, method=name))
+
+    # -- what goes wrong ----------------------------------------------------------------
+
+    def fail_next(self, at: Point, fault: Fault, *, times: int = 1) -> None:
+        """Let the next commit, ack, reply or start of that name meet a fault.
+
+        Args:
+            at: `Point.FINISH` and other commits; ACK, GIVE_BACK, DEAD_LETTER, REPLY,
+                DELIVER; CONNECT is the start of the transport.
+            fault: `LOST_AFTER` is a commit that was done and whose answer is lost.
+            times: How often.
+
+        Raises:
+            ValueError: that fault cannot happen there.
+        """
+        step, kinds = WIRE_STEPS.get(at, (at.value, COMMIT_FAULTS))
+        if at is Point.PUBLISH:
+            raise ValueError("Point.PUBLISH is a caller's step, and callers meet no faults here")
+        if fault not in kinds:
+            known = ", ".join(kind.name for kind in kinds)
+            raise ValueError(f"{at} cannot meet {fault.name}; it can meet {known}")
+        self.faults.plan("transport" if at in WIRE_STEPS else "store", step, fault, times=times)
+
+    def expect(self, *events: str) -> None:
+        """Events that are faults, and meant by this test: `expect("hook.failed")`."""
+        self._expected |= {_known(name) for name in events}
+
+    def forget(self) -> None:
+        """Take back what was asked for and has not happened: safe points, crash, faults."""
+        self._traps.clear()
+        self._dies_at = None
+        if self._life is not None:
+            self._life.process.dies_at = None
+        self.faults.forget()
+
+    # -- time ---------------------------------------------------------------------------
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let virtual time pass: whatever falls due meanwhile happens."""
+        self._note_news(seconds)
+        await asyncio.sleep(seconds)
+
+    async def until(self, condition: Callable[[], bool], *, within_s: float = 600.0) -> None:
+        """Let virtual time pass until *condition* holds.
+
+        Raises:
+            AssertionError: it did not within that time.
+        """
+        if not await self._passed_until(condition, within_s):
+            raise AssertionError(f"not within {within_s:g} s{self._in_flight()}")
+
+    async def settled(self, *, within_s: float = 3600.0) -> None:
+        """Wait until every request that was sent has come to its end, and was answered.
+
+        Raises:
+            AssertionError: something is still unfinished; the message lists it.
+        """
+        self._living()
+        if not await self._passed_until(lambda: not self._unfinished(), within_s):
+            raise AssertionError(
+                f"unfinished after {within_s:g} s: {', '.join(self._unfinished())}"
+            )
+
+    async def _passed_until(self, condition: Callable[[], bool], within_s: float) -> bool:
+        self._note_news(within_s)
+        loop = asyncio.get_running_loop()
+        limit, pause_s = loop.time() + within_s, 0.01
+        await self.machine.settle()
+        while not condition():
+            if loop.time() >= limit:
+                return False
+            await asyncio.sleep(min(pause_s, limit - loop.time()))
+            pause_s = min(5.0, pause_s * 1.2)
+        return True
+
+    def _unfinished(self) -> list[str]:
+        sql = """SELECT method, request_id, state FROM task
+                 WHERE service = ? AND (finished_at IS NULL OR errored_due = 1) ORDER BY id"""
+        rows = self.machine.rows(sql, self.service.topic)
+        found = [f"{row['method']} {row['request_id']} {row['state']}" for row in rows]
+        tracked = self.runtime.tracker if self.runtime.built else ()
+        known = {row["request_id"] for row in rows}
+        found += [f"{task} in flight" for task in tracked if task.request_id not in known]
+        waiting = {name: self.machine.broker.waiting(name) for name in self._queues()}
+        return found + [f"{n} waiting in {name}" for name, n in waiting.items() if n]
+
+    def _queues(self) -> list[str]:
+        topics = (self.service.topic, self._settings.ops_topic_of(self.service.topic))
+        host = self._settings.host
+        shared = [shared_queue(topic).name for topic in topics]
+        return shared + [directed_queue(topic, host).name for topic in topics]
+
+    def _in_flight(self) -> str:
+        listed = self._unfinished() if self._life is not None else []
+        return f"; unfinished: {', '.join(listed)}" if listed else ""
+
+    # -- what it tells, and what is on disk ---------------------------------------------
+
+    def hear(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Called by a life for each of its events."""
+        self.events.append((name, dict(fields)))
+        self._note_news()
+
+    def told(self, name: str) -> list[Mapping[str, Any]]:
+        """The fields of each event of that name so far, of all its processes."""
+        _known(name)
+        return [fields for each, fields in self.events if each == name]
+
+    async def hears(self, name: str, number: int = 1) -> Mapping[str, Any]:
+        """Wait for the *number*-th event of that name, counted from the beginning."""
+        while len(self.told(name)) < number:
+            self._news.clear()
+            await self._news.wait()
+        return self.told(name)[number - 1]
+
+    def state_of(self, request_id: str) -> TaskState | None:
+        """The state of a request on disk; None if it has no row, as those of `requeue` methods."""
+        rows = self.machine.rows("SELECT state FROM task WHERE request_id = ?", request_id)
+        return TaskState(rows[0]["state"]) if rows else None
+
+    def row(self, request_id: str) -> dict[str, Any]:
+        """The journal's row of a request; what it keeps as JSON is read.
+
+        Raises:
+            LookupError: it has none; the message lists those that have one.
+        """
+        rows = self.machine.rows("SELECT * FROM task WHERE request_id = ?", request_id)
+        if not rows:
+            known = [row["request_id"] for row in self.machine.rows("SELECT request_id FROM task")]
+            raise LookupError(f"no row of request {request_id!r}; there are {known}")
+        row = rows[0]
+        return row | {name: json.loads(row[name]) for name in _JSON if row[name] is not None}
+
+    # -- a test that waits for nothing ---------------------------------------------------
+
+    def _note_news(self, quiet_s: float = 0.0) -> None:
+        self._news.set()
+        self._quiet_until = max(self._quiet_until, self.clock.loop() + quiet_s)
+
+    def _look_for_news(self) -> None:
+        """A living service always has timers, so its loop would go round for ever."""
+        loop = _virtual_loop()
+        left = self._quiet_until + PATIENCE_S - loop.time()
+        if left > 0:
+            self._alarm = loop.call_later(left, self._look_for_news)
+            return
+        loop.give_up(
+            NothingLeftError(
+                f"nothing has happened for {PATIENCE_S:g} s of virtual time, and the test waits "
+                f"for something that will not come (pass_time() lets more time pass)"
+                f"{waiting_at(loop)}{self._in_flight()}"
+            )
+        )
+
+    def __repr__(self) -> str:
+        return f"<InMemoryService {self.service.topic}@{self._settings.host}>"
+
+
+def _need(part: T | None) -> T:
+    if part is None:
+        raise GracekitError("it is not open: use it as `async with InMemoryService(svc) as one:`")
+    return part
+
+
+def _virtual_loop() -> VirtualLoop:
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, VirtualLoop):
+        raise GracekitError(
+            f"InMemoryService needs virtual time, and this is a {type(loop).__name__}: run the "
+            "test as gracekit.testing.run(main()), or give pytest-asyncio VirtualLoop as its "
+            "loop factory (docs/testing.md has the lines)"
+        )
+    return loop
+
+
+def _known(name: str) -> str:
+    if name not in CATALOGUE:
+        raise UnknownEventError(f"no event {name!r}{did_you_mean(name, CATALOGUE)}")
+    return name
+
+
+def _checked(given: Mapping[str, object]) -> Settings:
+    for name in _ONLY_HERE:
+        if name in given:
+            raise GracekitError(f"{name} cannot be set here: queue and store are in memory")
+    here = {"transport_url": "memory://", "store_url": "memory://"}
+    return load({"host": "node-1", "beat_s": 60.0, **given, **here}, env={})

@@ -1,0 +1,178 @@
+"""A machine whose killed processes stand still, and the lives of one process slot on it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Mapping
+from typing import Any, Protocol, Self
+
+from gracekit.config import Settings
+from gracekit.errors import GracekitError
+from gracekit.service import Service
+from gracekit.shutdown import DrainReport
+from gracekit.testing.faults import Faults, PlannedFaults
+from gracekit.testing.machine import Life, Machine
+from gracekit.testing.ports import Died, owned_by
+from gracekit.testing.traps import Trap, WatchedSafePoints
+
+
+class Slot(Protocol):
+    """Whose lives they are."""
+
+    faults: PlannedFaults
+
+    def hear(self, name: str, fields: Mapping[str, Any]) -> None:
+        """A life has told an event."""
+
+    def ended(self, life: SlotLife) -> None:
+        """A life is over."""
+
+
+class SlotLife(Life):
+    """One process of a slot.
+
+    Attributes:
+        error: What its drain raised; None if it did not.
+    """
+
+    machine: SlotMachine
+
+    def __init__(
+        self, slot: Slot, machine: SlotMachine, service: Service, settings: Settings
+    ) -> None:
+        self.slot = slot
+        self.error: BaseException | None = None
+        self._loop = machine._loop()  # noqa: SLF001 - of this package
+        self._following: asyncio.Task[None] | None = None
+        super().__init__(machine, service, settings, signals=True)
+        machine.lives.append(self)
+
+    def _hear(self, name: str, fields: Mapping[str, Any]) -> None:
+        super()._hear(name, fields)
+        if self.process.lives:
+            self.slot.hear(name, fields)
+
+    def watch_safe_points(self, traps: list[Trap]) -> None:
+        """Lay *traps*; before it starts."""
+        self.process.safe_points = WatchedSafePoints(
+            self.process, self._loop, traps, self._begin_drain
+        )
+
+    async def start(self) -> None:
+        """See `Life.start`; returns also when it was killed meanwhile."""
+        starting = self.machine.spawn_as(self, self.runtime.__aenter__())
+        over = asyncio.ensure_future(self.over.wait())
+        try:
+            await asyncio.wait({starting, over}, return_when=asyncio.FIRST_COMPLETED)
+            if over.done():
+                return
+            starting.result()
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            over.cancel()
+        self._serving = self.machine.spawn_as(self, self.runtime.serve())
+        self._following = asyncio.create_task(self._follow(self._serving))
+
+    async def _follow(self, serving: asyncio.Task[DrainReport]) -> None:
+        """The process ends with its drain; a killed one has none, and this is never woken."""
+        try:
+            self.report = await serving
+        except Exception as error:  # noqa: BLE001 - for whoever waits for the report
+            self.error = error
+        self.end()
+
+    def interrupt(self, by: signal.Signals) -> None:
+        """What the signal's arrival does on the loop."""
+        owned_by(self).run(self.runtime.on_signal, by, self._loop.time())
+
+    def _begin_drain(self) -> asyncio.Future[None]:
+        self.interrupt(signal.SIGTERM)
+
+        async def begun() -> None:
+            # A turn or two, and the phase rings no bell.
+            while self.process.lives and not self.runtime.phase.draining:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+        return asyncio.ensure_future(begun())
+
+    def end(self) -> None:
+        """See `Life.end`; what it was doing stands still instead of being unwound."""
+        if not self.over.is_set():
+            owned_by(None).run(self._end)  # what others wait for must go on
+
+    def _end(self) -> None:
+        self.process.ended()
+        self.engine.pull_plug()
+        self.transport.crash()
+        self._loop.freeze(self)
+        self.over.set()
+        self.slot.ended(self)
+
+    def bury(self) -> None:
+        """Unwind what stands still, when nobody looks any more."""
+        self.end()
+        if self._following is not None:
+            self._following.cancel()
+        self.machine.cancel_tasks_of(self)
+        self._loop.thaw(self)
+
+
+class SlotMachine(Machine):
+    """The machine under `InMemoryService`s."""
+
+    @classmethod
+    def open(cls, seed: int) -> Self:
+        """On the loop that runs here, alone.
+
+        Raises:
+            GracekitError: there is one already.
+        """
+        loop = asyncio.get_running_loop()
+        if loop.get_task_factory() is not None:
+            raise GracekitError(
+                "another InMemoryService is open here: InMemoryService(svc, beside=other) plays "
+                "a further process on its machine"
+            )
+        return cls(seed=seed)
+
+    def __init__(self, *, seed: int) -> None:
+        super().__init__(seed=seed)
+        self._loop().set_exception_handler(_tell)
+
+    def faults_of(self, life: Life) -> Faults:
+        """See `Machine.faults_of`: each slot has its own."""
+        assert isinstance(life, SlotLife)
+        return life.slot.faults
+
+    async def bury(self, slot: Slot) -> None:
+        """End all lives of *slot*, and wait until nothing of them is left."""
+        mine = [one for one in self.lives if isinstance(one, SlotLife) and one.slot is slot]
+        for life in mine:
+            life.bury()
+        await self.settle()
+        for life in mine:
+            self._abandon_tasks_of(life)
+
+    def _abandon_tasks_of(self, life: SlotLife) -> None:
+        """What swallows its cancellation would keep the loop from closing: stop and forget it."""
+        self._loop().freeze(life)
+        for task, who in list(self._owners.items()):
+            if who is life and not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+                assert isinstance(task, asyncio.Task)
+                asyncio.tasks._unregister_task(task)  # noqa: SLF001 - as asyncio documents it
+
+    async def close(self) -> None:
+        """See `Machine.close`."""
+        await super().close()
+        self._loop().set_task_factory(None)
+        self._loop().set_exception_handler(None)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A played death is no news; everything else asyncio tells as always."""
+    if not isinstance(context.get("exception"), Died):
+        loop.default_exception_handler(context)

@@ -1,0 +1,90 @@
+"""What is to happen when a safe point is reached: a drain, or a crash.
+
+The handler is held at its safe point until it has happened, so a test knows
+exactly how far it came, whatever the order of events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from gracekit.testing.ports import Died, PlayedProcess, owned_by
+
+Blow = Literal["drain", "crash"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Trap:
+    """One thing that was asked for.
+
+    Attributes:
+        asked: As the test wrote it.
+        blow: What happens.
+        left: Safe points until it does.
+        method: Whose count; None for all.
+    """
+
+    asked: str
+    blow: Blow
+    left: int
+    method: str | None
+
+    def is_sprung(self, method: str) -> bool:
+        """Count one safe point of *method*."""
+        if self.method in {None, method}:
+            self.left -= 1
+        return self.left <= 0
+
+
+class WatchedSafePoints:
+    """The safe points of one played process; see `process.SafePoints`.
+
+    Args:
+        process: Whose.
+        loop: It runs on this one.
+        traps: What is laid; those that spring are removed.
+        begin_drain: Returns when the drain has begun.
+    """
+
+    def __init__(
+        self,
+        process: PlayedProcess,
+        loop: asyncio.AbstractEventLoop,
+        traps: list[Trap],
+        begin_drain: Callable[[], asyncio.Future[None]],
+    ) -> None:
+        self._process = process
+        self._loop = loop
+        self._traps = traps
+        self._begin_drain = begin_drain
+
+    async def reached(self, method: str, request_id: str) -> None:  # noqa: ARG002
+        """See `SafePoints.reached`."""
+        try:
+            await self._meet(method)
+        except Died:
+            # A killed process does nothing any more, not even a `finally`.
+            await self._loop.create_future()
+
+    def reached_in_thread(self, method: str, request_id: str) -> None:  # noqa: ARG002
+        """See `SafePoints.reached_in_thread`.
+
+        Raises:
+            Died: a thread cannot be killed; this ends it at least here.
+        """
+        nobody = owned_by(None)  # whose steps go on, also when the process has died meanwhile
+        nobody.run(asyncio.run_coroutine_threadsafe, self._meet(method), self._loop).result()
+
+    async def _meet(self, method: str) -> None:
+        if not self._process.lives:
+            raise Died(f"{method}() at a safe point of a process that has ended")
+        sprung = [trap for trap in self._traps if trap.is_sprung(method)]
+        for trap in sprung:
+            self._traps.remove(trap)
+        if any(trap.blow == "crash" for trap in sprung):
+            self._process.die(f"at a safe point of {method}()")
+        if sprung:
+            await self._begin_drain()
