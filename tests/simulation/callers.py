@@ -1,0 +1,156 @@
+"""The callers: what they send, twice at times, until it is confirmed, and what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from gracekit import RpcClient
+from gracekit.errors import (
+    CallTimeoutError,
+    Draining,
+    GracekitError,
+    LeaseHeld,
+    StoreError,
+    Undeliverable,
+)
+from gracekit.rpc.client import ClientView
+from gracekit.rpc.methods import Method
+from tests.simulation.app import SETTLE_S
+from tests.simulation.truth import Plan, violate
+
+if TYPE_CHECKING:
+    from tests.simulation.story import Story
+
+CALLERS: Final = 2
+REQUESTS: Final = 40
+BUSY_S: Final = 50.0
+
+
+@dataclass(kw_only=True)
+class Sent:
+    """One request as its client knows it.
+
+    Attributes:
+        confirmed: A publish of it has returned.
+        is_call: Somebody waits for its answer.
+    """
+
+    plan: Plan
+    method: Method[Any, Any]
+    args: dict[str, Any]
+    options: dict[str, Any]
+    is_call: bool
+    is_fanout: bool = False
+    confirmed: bool = False
+    answers: list[Any] = field(default_factory=list)
+
+
+class Callers:
+    """Processes that send requests and do not crash."""
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+
+    async def connect(self) -> RpcClient:
+        """A client, as soon as the broker can be reached."""
+        while True:
+            try:
+                return await self._story.machine.client(self._story.app.svc)
+            except GracekitError:
+                await asyncio.sleep(1.0)
+
+    async def send_all(self, number: int) -> None:
+        rng = random.Random(f"{self._story.seed} client {number}")
+        client = await self.connect()
+        sends = []
+        for n in range(REQUESTS // CALLERS):
+            await asyncio.sleep(rng.expovariate(REQUESTS / CALLERS / BUSY_S))
+            one = self._draw(f"c{number}-{n}", n, rng)
+            self._story.sent[one.plan.request_id] = one
+            sends.append(self._story.spawn(self._send(client, one, rng.random())))
+            if rng.random() < 0.12:
+                again = self._story.sent[rng.choice(list(self._story.sent))]
+                sends.append(self._story.spawn(self._send(client, again, rng.random())))
+        await asyncio.wait(sends)
+        for send in sends:
+            send.result()
+
+    def _draw(self, request_id: str, n: int, rng: random.Random) -> Sent:
+        """A request of some kind."""
+        options: dict[str, Any] = {"request_id": request_id, "timeout": rng.choice([20, 60])}
+        args: dict[str, Any] = {"n": n}
+        kind = rng.random()
+        fanout = False
+        if kind < 0.08:
+            method, policy = rng.choice(self._story.app.ops), "ops"
+        elif kind < 0.14:
+            method, policy = rng.choice(self._story.app.holds), "retry"
+        else:
+            key = rng.choice(list(self._story.app.methods))
+            method, policy = self._story.app.methods[key], key[0]
+            if key[1]:
+                args["vm"] = rng.choice(["v1", "v2", "v3"])
+            where = rng.random()
+            if where < 0.15:
+                options["host"] = rng.choice(self._story.hosts)
+            elif where < 0.25:
+                options["ops"] = True
+            elif where < 0.3:
+                fanout = True
+        plan = Plan(
+            request_id=request_id,
+            policy=policy,
+            items=rng.choice([1, 1, 2, 4]),
+            item_s=rng.choice([0.01, 0.5, 2.0, 6.0]),
+            raises=rng.random() < 0.1,
+            stubborn_s=rng.choice([0, 0, 1.0, 30.0]),
+            settle_s=SETTLE_S,
+            seed=self._story.seed,
+        )
+        self._story.truth.plans[request_id] = plan
+        is_call = not fanout and rng.random() < 0.5
+        return Sent(
+            plan=plan, method=method, args=args, options=options, is_call=is_call, is_fanout=fanout
+        )
+
+    async def _send(self, client: RpcClient, one: Sent, after: float) -> None:
+        """Send until a publish is confirmed; for a call, hold the answer against the truth."""
+        await asyncio.sleep(after)
+        view = client.prepare(**one.options)
+        for _ in range(40):
+            try:
+                await self._send_once(view, one)
+            except (StoreError, Undeliverable) as error:
+                self._story.tell(f"client: {one.plan.request_id} {type(error).__name__}")
+                await asyncio.sleep(2.0)
+            else:
+                return
+
+    async def _send_once(self, view: ClientView, one: Sent) -> None:
+        if one.is_fanout:
+            await view.fanout(one.method, **one.args)
+            return
+        if not one.is_call:
+            await view.cast(one.method, **one.args)
+            one.confirmed = True
+            return
+        try:
+            result = await view.call(one.method, **one.args)
+        except (StoreError, Undeliverable):
+            raise
+        except Exception as error:  # noqa: BLE001 - an answer too
+            self._story.tell(
+                f"client: {one.plan.request_id} answered {type(error).__name__}: {error}"
+            )
+            if not isinstance(error, CallTimeoutError | Draining | LeaseHeld):
+                one.confirmed = True
+            one.answers.append(error)
+        else:
+            self._story.tell(f"client: {one.plan.request_id} answered {result!r}")
+            one.confirmed = True
+            one.answers.append(result)
+            if result != one.plan.value():
+                self._story.judged(violate, f"P10: {one.plan.request_id} was answered {result!r}")

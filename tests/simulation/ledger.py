@@ -1,0 +1,153 @@
+"""Watches the disk: every step of every row and lease, who made it, and whether it was legal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import apsw
+
+from gracekit.shutdown import ServiceState
+from gracekit.testing.machine import Life, Machine
+from gracekit.tracker.task import _NEXT, TERMINAL, TaskState
+from tests.simulation.truth import Truth, Violation
+
+_SCHEMA = """
+CREATE TEMP TABLE step (
+    n INTEGER PRIMARY KEY, what TEXT, key TEXT, before TEXT, after TEXT,
+    owner_before TEXT, owner_after TEXT, cut TEXT, lane TEXT);
+CREATE TEMP TRIGGER task_in AFTER INSERT ON main.task BEGIN
+    INSERT INTO step (what, key, after, owner_after, lane)
+    VALUES ('task', new.request_id || '/' || new.recipient, new.state, new.owner, new.lane); END;
+CREATE TEMP TRIGGER task_step AFTER UPDATE OF state, owner, cut ON main.task BEGIN
+    INSERT INTO step (what, key, before, after, owner_before, owner_after, cut, lane)
+    VALUES ('task', new.request_id || '/' || new.recipient, old.state, new.state, old.owner,
+            new.owner, new.cut, new.lane); END;
+CREATE TEMP TRIGGER lease_step AFTER UPDATE OF lver, owner ON main.lease BEGIN
+    INSERT INTO step (what, key, before, after, owner_before, owner_after)
+    VALUES ('lease', new.kind || ':' || new.id, old.lver, new.lver, old.owner, new.owner); END;
+"""
+
+
+class Ledger:
+    """The history of the disk.
+
+    Attributes:
+        is_ready: The store has its tables.
+        edges: How often each step of the state machine was taken.
+        begun_late: (process, key) of attempts recorded after the intake was proven closed.
+    """
+
+    def __init__(self, machine: Machine, truth: Truth, tell: Callable[[str], None]) -> None:
+        self._machine = machine
+        self._truth = truth
+        self._tell = tell
+        self.is_ready = False
+        self._reads = 0
+        self.edges: Counter[tuple[str, str]] = Counter()
+        self.reads_failed: Callable[[], bool] = lambda: False
+        self.begun_late: set[tuple[str, str]] = set()
+        self.runs: dict[str, Life] = {}
+
+    def read(self, actor: Life) -> None:
+        """Judge what the last commit of *actor* has done."""
+        disk = self._machine.disk
+        if not self.is_ready:
+            if not self._machine.rows("SELECT 1 FROM sqlite_master WHERE name = 'task'"):
+                return
+            disk.execute(_SCHEMA)
+            self.is_ready = True
+        self.runs.setdefault(actor.runtime.run_id, actor)
+        steps = list(disk.execute("SELECT * FROM step ORDER BY n"))
+        if not steps:
+            return
+        disk.execute("DELETE FROM step")
+        for _, what, key, before, after, owner_before, owner_after, cut, lane in steps:
+            self._tell(f"{actor.name} {what} {key} {before}>{after} {cut or ''}")
+            if what == "task":
+                self._judge_task(actor, key, before, after)
+                if after == "running" and before != after:
+                    self._note_begun(actor, key, lane)
+            else:
+                self._judge_lease(actor, key, before, after, owner_before, owner_after)
+            self._judge_owner(actor, key, owner_before)
+            if (before, after, cut) == ("running", "handed_over", "unclean"):
+                self._judge_disowned(actor, key, owner_before)
+        self._reads += 1
+        if self._reads % 8 == 0:
+            self.check_accounts()
+
+    def _judge_task(self, actor: Life, key: str, before: str | None, after: str) -> None:
+        if before == after:
+            return
+        if before is None:
+            self.edges["", after] += 1
+            if after == "running":
+                self.edges["accepted", "running"] += 1
+            return
+        self.edges[before, after] += 1
+        if TaskState(before) in TERMINAL:
+            raise Violation(f"I10: {key} went from {before} to {after} by {actor.name}")
+        if TaskState(after) not in _NEXT[TaskState(before)]:
+            raise Violation(f"section 5: {key} went from {before} to {after} by {actor.name}")
+
+    def _note_begun(self, actor: Life, key: str, lane: str) -> None:
+        serves = actor.runtime.phase.state is ServiceState.SERVING
+        if lane == "requests" and actor.closed and not serves:
+            self.begun_late.add((actor.name, key))
+
+    def _judge_lease(
+        self,
+        actor: Life,
+        key: str,
+        before: str,
+        after: str,
+        owner_before: str | None,
+        owner_after: str | None,
+    ) -> None:
+        if int(after) < int(before):
+            raise Violation(f"I7: token of {key} fell from {before} to {after}")
+        if owner_before is not None and owner_before != owner_after:
+            vm = key.partition(":")[2]
+            for act in self._truth.acting():
+                if act.vm == vm:
+                    raise Violation(
+                        f"I12: lease {key} was given up by {actor.name} while {act.request_id} "
+                        f"acts on it"
+                    )
+
+    def _judge_owner(self, actor: Life, key: str, owner_before: str | None) -> None:
+        """Only its owner, or somebody after the owner's death, changes a row."""
+        if owner_before is None or owner_before == actor.runtime.run_id:
+            return
+        life = self.runs.get(owner_before)
+        if life is not None and life.process.lives:
+            raise Violation(f"I8: {actor.name} changed {key} of {life.name}, which lives")
+
+    def _judge_disowned(self, actor: Life, key: str, owner_before: str | None) -> None:
+        """I17: an attempt that is on record has its handler, while its process serves.
+
+        Only a run that could not read the row after a commit of unknown end may not know of it.
+        """
+        serves = actor.runtime.phase.state is ServiceState.SERVING
+        if owner_before == actor.runtime.run_id and serves and not self.reads_failed():
+            raise Violation(f"I17: {actor.name} recorded an attempt of {key} and never made it")
+
+    def check_accounts(self) -> None:
+        """P9: accepted = terminal + transient + removed, at each commit; one in eight is asked."""
+        cursor = self._machine.disk
+        ((rows,),) = cursor.execute("SELECT count(*) FROM task WHERE state <> 'rejected'")
+        tally: dict[Any, Any] = dict(
+            cursor.execute("SELECT what, n FROM tally WHERE what IN ('accepted', 'removed')")
+        )
+        if tally.get("accepted", 0) != rows + tally.get("removed", 0):
+            raise Violation(f"I9: accepted {tally}, but {rows} rows")
+
+
+def state_of(disk: apsw.Connection, key: str) -> str:
+    """The state of the row `id/recipient`; empty if there is none."""
+    sql = "SELECT state FROM task WHERE request_id = ? AND recipient = ?"
+    for (state,) in disk.execute(sql, key.split("/")):
+        return str(state)
+    return ""

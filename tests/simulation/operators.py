@@ -1,0 +1,100 @@
+"""An operator who cancels, fails and retries tasks, as `gracekit tasks` does, at bad moments."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from gracekit.errors import GracekitError
+from gracekit.leases.leases import Leases
+from gracekit.process import Point
+from gracekit.request.attempt import ordered
+from gracekit.shutdown import ServiceState
+from gracekit.store.batch import Batch
+from gracekit.testing.ports import PlayedProcess
+from gracekit.tracker.orders import add_order, case_named, mark_of, refusal
+from gracekit.tracker.task import Order, Verb
+
+if TYPE_CHECKING:
+    from tests.simulation.story import Story
+
+NAME = "operator"
+
+
+class Operator:
+    """Orders something of some task now and then, until the quiet phase."""
+
+    def __init__(self, story: Story, rng: random.Random) -> None:
+        self._story = story
+        self._rng = rng
+        self.name = NAME
+        # What the ledger asks of whoever commits.
+        self.runtime = SimpleNamespace(
+            run_id=NAME, phase=SimpleNamespace(state=ServiceState.STOPPED)
+        )
+        self.closed = True
+        self.process = PlayedProcess(set(), 2)
+
+    async def work(self, *, orders: int, within_s: float) -> None:
+        client = await self._story.callers.connect()
+        for _ in range(orders):
+            await asyncio.sleep(self._rng.expovariate(orders / within_s))
+            if not self._story.ledger.is_ready:
+                continue
+            rows = self._story.machine.rows(
+                "SELECT request_id, recipient, owner FROM task WHERE finished_at IS NULL "
+                "AND on_interrupt <> 'requeue' ORDER BY id"
+            )
+            if rows:
+                await self._order(client, self._rng.choice(rows), self._rng.choice(list(Verb)))
+
+    async def _order(self, client: Any, row: dict[str, Any], verb: Verb) -> None:
+        story = self._story
+        life = story.ledger.runs.get(row["owner"] or "")
+        key = f"{row['request_id']}/{row['recipient']}"
+        story.truth.orders.setdefault(row["request_id"], set()).add(verb)
+        try:
+            if life is not None and life.process.lives:
+                view = client.prepare(
+                    namespace="gracekit", ops=True, host=life.runtime.instance, timeout=10
+                )
+                answer = await view.call(
+                    verb.value,
+                    run_id=life.runtime.run_id,
+                    task_id=row["request_id"],
+                    recipient=row["recipient"],
+                    by=NAME,
+                    reason="simulated",
+                )
+            else:
+                answer = await self._change(row, verb, life)
+        except (GracekitError, TypeError) as error:  # TypeError: it was meant for another run
+            answer = f"{type(error).__name__}: {error}"
+        story.tell(f"operator: {verb.value} {key}: {answer}")
+
+    async def _change(self, row: dict[str, Any], verb: Verb, owner: Any) -> str:
+        """By compare-and-set on the store, as the command line does without a living owner."""
+        story = self._story
+        engine = story.machine.engine_for(self)
+        await engine.start()
+        try:
+            case = await case_named(engine, row["request_id"], row["recipient"])
+            if case is None or refusal(case, verb, case.state) is not None:
+                return "refused"
+            if case.owner != row["owner"]:
+                return "it has moved"
+            order = Order(verb=verb, by=NAME, reason="simulated")
+            outcome = None if verb is Verb.RETRY else ordered(str(case), order, case.state)
+            now = story.machine.clock.wall()
+            mark = mark_of(order, case.request_id, case.method, "", at=now, run=NAME)
+            batch = Batch(Point.SETTLE)
+            if owner is not None and case.acted and case.owner is not None:
+                leases = Leases(engine, story.machine.clock, run_id=NAME)
+                leases.add_take_away_one(batch, case.owner, case.request_id, settle_s=case.settle_s)
+            add_order(batch, case, outcome, mark, dead=owner is not None)
+            await engine.commit(batch)
+        finally:
+            await engine.stop()
+        return "done"

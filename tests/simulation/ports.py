@@ -1,0 +1,127 @@
+"""The ports of a story: as the test kit plays them, and held against the disk at each step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gracekit.config import Settings
+from gracekit.rpc.transport import Delivery, Message, Settlement
+from gracekit.service import Service
+from gracekit.testing.faults import NoCrash
+from gracekit.testing.machine import Life, Machine
+from gracekit.testing.ports import PlayedEngine, PlayedProcess, PlayedTransport
+from tests.simulation.threads import GreenProcess
+
+if TYPE_CHECKING:
+    from tests.simulation.story import Story
+
+
+class SimEngine(PlayedEngine):
+    """An engine whose commits the ledger reads."""
+
+    life: Any
+    story: Story
+
+    def _carry_out(self) -> None:
+        try:
+            super()._carry_out()
+        finally:
+            if not self.story.machine_is_closed:
+                self.story.judged(self.story.ledger.read, self.life)
+
+
+class SimTransport(PlayedTransport):
+    """A connection whose acks and replies are held against the disk."""
+
+    life: SimLife
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.taken: list[Delivery] = []
+
+    async def consume(self, queues: Any, on_delivery: Any, *, prefetch: int) -> Any:
+        def take(delivery: Delivery) -> None:
+            self.taken = [one for one in self.taken if not one.settled]
+            self.taken.append(delivery)
+            self._watch(delivery)
+            on_delivery(delivery)
+
+        return await super().consume(queues, take, prefetch=prefetch)
+
+    def _watch(self, delivery: Delivery) -> None:
+        settle = delivery.settle
+
+        async def settle_judged(how: Settlement, reason: str) -> None:
+            if how is Settlement.ACK:
+                self.life.story.judged(self.life.story.watch.check_ack, self.life, delivery)
+            await settle(how, reason)
+
+        delivery.settle = settle_judged
+
+    async def publish(self, queue: str, message: Message) -> None:
+        if queue.startswith("reply_"):
+            self.life.story.judged(self.life.story.watch.check_reply, self.life, message)
+        await super().publish(queue, message)
+
+
+class SimLife(Life):
+    """A process of the story.
+
+    Attributes:
+        closed: Its new-request intake is proven closed.
+    """
+
+    def __init__(self, story: Story, service: Service, settings: Settings, number: int) -> None:
+        self.story = story
+        self.name = f"run{number}"
+        self.closed = False
+        self.closings = 0
+        self.asked_at: float | None = None
+        self.forced = False
+        super().__init__(story.machine, service, settings, signals=True)
+
+    def _hear(self, name: str, fields: Any) -> None:
+        super()._hear(name, fields)
+        self.story.tell(f"{self.name} {name} {sorted(fields.items())}")
+        if name == "intake.closed":
+            self.closed = True
+            self.closings += 1
+            self.story.watch.note_closed(self)
+        elif name == "intake.opened":
+            self.closed = False
+
+    def end(self) -> None:
+        if self.process.lives:
+            self.story.tell(f"{self.name} is gone")
+        super().end()
+
+
+class SimMachine(Machine):
+    """The machine of a story, with its kinds of ports."""
+
+    story: Story
+
+    def make_process(self, life: Life) -> PlayedProcess:
+        self._processes += 1
+        return GreenProcess(
+            self.living, 100 + self._processes, faults=life.faults, on_death=life.end
+        )
+
+    def make_engine(self, life: Life) -> PlayedEngine:
+        engine = SimEngine(self.disk, life.process, life.faults)
+        engine.life, engine.story = life, self.story
+        return engine
+
+    def engine_for(self, outsider: Any) -> PlayedEngine:
+        """An engine of a process that is no service."""
+        engine = SimEngine(self.disk, outsider.process, NoCrash(self.faults))
+        engine.life, engine.story = outsider, self.story
+        return engine
+
+    def make_transport(self, life: Life) -> PlayedTransport:
+        transport = SimTransport(self.broker, life.process, life.faults)
+        transport.life = life  # type: ignore[assignment]
+        return transport
+
+    def make_life(self, service: Service, settings: Settings, *, signals: bool) -> Life:
+        return SimLife(self.story, service, settings, len(self.lives))

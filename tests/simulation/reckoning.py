@@ -1,0 +1,121 @@
+"""The end of a story: when it is settled, and whether each request came to a rightful end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gracekit.shutdown import ServiceState
+from gracekit.tracker.task import Lane, Verb
+from tests.simulation.callers import Sent
+from tests.simulation.truth import Violation
+
+if TYPE_CHECKING:
+    from tests.simulation.story import Story
+
+
+class Reckoning:
+    """Asked when the faults are over."""
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+
+    def unsettled(self) -> list[str]:
+        found = [
+            f"{row['request_id']} {row['method']} {row['state']} {row['owner']} {row['target']}"
+            for row in self._story.machine.rows(
+                "SELECT * FROM task WHERE state IN ('accepted','running','handed_over','pending')"
+            )
+        ]
+        queues = ["compute", "compute-ops"]
+        queues += [f"{topic}.{host}" for topic in queues for host in self._story.hosts]
+        found += [f"queue {name}" for name in queues if self._story.machine.broker.waiting(name)]
+        found += [
+            f"{life.name} has a delivery in hand"
+            for life in self._story.machine.lives
+            if life.process.lives
+            for consumer in life.transport._consumers
+            if consumer._unsettled
+        ]
+        found += [
+            f"errored hook of {row['request_id']}"
+            for row in self._story.machine.rows("SELECT request_id FROM task WHERE errored_due = 1")
+        ]
+        living = {life.runtime.run_id for life in self._story.machine.lives if life.process.lives}
+        found += [
+            f"run {row['run_id']} is not classified"
+            for row in self._story.machine.rows("SELECT run_id FROM run WHERE adopted_at IS NULL")
+            if row["run_id"] not in living
+        ]
+        found += [
+            f"reply of {row['task_id']}"
+            for row in self._story.machine.rows("SELECT * FROM reply WHERE due_at IS NOT NULL")
+        ]
+        found += [
+            f"hold {row['key']}"
+            for row in self._story.machine.rows("SELECT * FROM hold WHERE ended_at IS NULL")
+        ]
+        found += [
+            f"{life.name} has {task} in flight"
+            for life in self._story.machine.lives
+            if life.process.lives and life.runtime.built
+            for task in life.runtime.tracker
+            if task.lane in {Lane.REQUESTS, Lane.OPS}
+        ]
+        return found
+
+    def is_settled(self) -> bool:
+        living = {
+            life.runtime.settings.host
+            for life in self._story.machine.lives
+            if life.process.lives and life.runtime.phase.state is ServiceState.SERVING
+        }
+        return living == set(self._story.hosts) and not self.unsettled()
+
+    def reckon(self) -> None:
+        """Every request came to a rightful end."""
+        self._story.ledger.check_accounts()
+        for lease in self._story.machine.rows("SELECT * FROM lease WHERE owner IS NOT NULL"):
+            life = self._story.ledger.runs[lease["owner"]]
+            if life.report is None or not life.report.leases_kept:
+                raise Violation(f"I12: {life.name}, which is gone, still has lease {lease}")
+        for one in self._story.sent.values():
+            self._reckon_one(one)
+        self._story.raise_first()
+
+    def _reckon_one(self, one: Sent) -> None:
+        plan = one.plan
+        rows = self._story.machine.rows(
+            "SELECT * FROM task WHERE request_id = ? ORDER BY state = 'rejected'", plan.request_id
+        )
+        if one.is_fanout:
+            return
+        if plan.policy == "requeue":
+            refused = any(row["state"] == "rejected" for row in rows)
+            started = self._story.watch.was_started(plan.request_id)
+            if one.confirmed and not one.is_call and not started and not refused:
+                raise Violation(f"I1: requeue cast {plan.request_id} was never run")
+            return
+        if not rows:
+            if one.confirmed and not one.is_call:
+                raise Violation(f"I1: cast {plan.request_id} was confirmed and is not on record")
+            return
+        self._reckon_row(one, rows[0])
+
+    def _reckon_row(self, one: Sent, row: dict[str, Any]) -> None:
+        truth, plan = self._story.truth, one.plan
+        request_id, end = plan.request_id, (row["state"], row["reason"])
+        if end[0] == "succeeded" and not truth.is_done(f"{request_id}/"):
+            raise Violation(f"I1: {request_id} succeeded without its effects")
+        if end == ("errored", "interrupted") and plan.policy == "error":
+            if truth.errored[request_id] < 1:
+                raise Violation(f"P3: errored hook of {request_id} was not called")
+            return
+        rightful = {
+            ("cancelled", row["reason"]): truth.was_ordered(request_id, Verb.CANCEL),
+            ("errored", "operator"): truth.was_ordered(request_id, Verb.FAIL),
+            ("errored", "interrupted"): plan.policy == "ops",
+            ("rejected", "draining"): plan.policy == "ops" or one.options.get("ops"),
+        }
+        known = end[0] in {"succeeded", "failed"} or end[1] in {"attempts", "expired"}
+        if not rightful.get(end, known):
+            raise Violation(f"P3: {plan.policy} task {request_id} ended as {end}")

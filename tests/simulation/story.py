@@ -1,0 +1,329 @@
+"""One seed: several processes, clients, drains and crashes, then a quiet phase and the reckoning.
+
+`play(seed)` returns what happened; a broken promise raises Violation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gracekit.errors import GracekitError
+from gracekit.shutdown import ServiceState
+from gracekit.testing.loop import TurnsExceededError, VirtualLoop
+from gracekit.testing.ports import Died
+from tests.simulation.app import App
+from tests.simulation.callers import BUSY_S, CALLERS, Callers, Sent
+from tests.simulation.ledger import Ledger
+from tests.simulation.operators import Operator
+from tests.simulation.ports import SimLife, SimMachine
+from tests.simulation.reckoning import Reckoning
+from tests.simulation.swarm import JUMPS_S, Swarm
+from tests.simulation.truth import Truth, Violation
+from tests.simulation.watch import Watch
+
+ORDERS: Final = 4
+QUIET_S: Final = 900.0
+SLOTS: Final = (["node-1"], ["node-1"], ["node-1", "node-1"], ["node-1", "node-2"])
+MAX_TURNS: Final = 60_000  # most seeds need two thousand
+
+
+@dataclass(kw_only=True)
+class Played:
+    """What came of a seed."""
+
+    seed: int
+    trace: list[str]
+    edges: Counter[tuple[str, str]]
+    faults: Counter[tuple[str, str, str]]
+    runs: int
+    turns: int
+    ends: Counter[str]
+
+    @property
+    def digest(self) -> str:
+        """Of the trace: the same seed gives the same."""
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()[:16]
+
+
+class Story:
+    """A seed, as it unfolds."""
+
+    def __init__(self, seed: int, app: App) -> None:
+        self.seed = seed
+        self.rng = random.Random(f"story {seed}")
+        self.swarm = Swarm(random.Random(f"faults {seed}"))
+        self.trace: list[str] = []
+        self.violations: list[BaseException] = []
+        self.app = app
+        self.callers = Callers(self)
+        self.watch = Watch(self)
+        self.reckoning = Reckoning(self)
+        self.truth = app.truth = Truth(
+            tell=self.tell,
+            on_start=self.watch.check_start,
+            on_cancel=self.watch.check_cancel,
+            judged=self.judged,
+            jumps=self.swarm.jumps,
+        )
+        self.sent: dict[str, Sent] = {}
+        self.ends: Counter[str] = Counter()
+        self.machine_is_closed = False
+        self.is_over = False
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    def tell(self, line: str) -> None:
+        self.trace.append(f"{self.loop.time():.6f} {line}")
+
+    def judged(self, check: Any, *args: Any) -> None:
+        """Run a check; a broken promise ends the story, wherever it was found."""
+        try:
+            check(*args)
+        except Violation as violation:
+            self.tell(f"VIOLATION {violation}")
+            self.violations.append(violation)
+
+    # -- the whole ------------------------------------------------------------------------
+
+    async def play(self) -> Played:
+        self.loop = asyncio.get_running_loop()
+        assert isinstance(self.loop, VirtualLoop)
+        self.loop.max_turns = MAX_TURNS
+        self.loop.lag = self.swarm.lag
+        self.loop.set_exception_handler(self._hear_loop)
+        self.machine = SimMachine(seed=self.seed, faults=self.swarm)
+        self.machine.story = self
+        self.ledger = Ledger(self.machine, self.truth, self.tell)
+        self.ledger.reads_failed = lambda: bool(self.swarm.met["store", "query", "REFUSED"])
+        try:
+            await self._unfold()
+            await self._be_quiet()
+            self.reckoning.reckon()
+        finally:
+            self.is_over = True
+            for task in self._tasks:
+                task.cancel()
+            self.machine_is_closed = True
+            await self.machine.close()
+        self.raise_first()
+        return Played(
+            seed=self.seed,
+            trace=self.trace,
+            edges=self.ledger.edges,
+            faults=self.swarm.met,
+            runs=len(self.machine.lives),
+            turns=self.loop.turns,
+            ends=self.ends,
+        )
+
+    def raise_first(self) -> None:
+        if self.violations:
+            raise self.violations[0]
+
+    def _hear_loop(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Died | asyncio.CancelledError):
+            return
+        if self.machine_is_closed or "was destroyed" in context["message"]:
+            return
+        self.tell(f"loop: {context['message']} {error!r}")
+        if "never retrieved" not in context["message"]:
+            self.violations.append(error or Violation(context["message"]))
+
+    def spawn(self, step: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(step)
+        self._tasks.append(task)
+        return task
+
+    async def _unfold(self) -> None:
+        """Processes and clients, until the clients have sent all and all fates are told."""
+        slots = self.rng.choice(SLOTS)
+        self.hosts = sorted(set(slots))
+        settings = self._settings()
+        fates = [
+            self.spawn(self._slot(host, n, settings, random.Random(f"{self.seed} {host} {n}")))
+            for n, host in enumerate(slots)
+        ]
+        self._fates_left = len(fates)
+        self._fates_told = asyncio.Event()
+        operator = Operator(self, random.Random(f"{self.seed} operator"))
+        clients = [self.spawn(self.callers.send_all(n)) for n in range(CALLERS)]
+        clients.append(self.spawn(operator.work(orders=ORDERS, within_s=BUSY_S)))
+        await asyncio.wait(clients)
+        for client in clients:
+            client.result()
+        await self._fates_told.wait()
+
+    def _settings(self) -> dict[str, Any]:
+        pick = self.rng.choice
+        drain = pick([1.0, 5.0, 12.0, 30.0])
+        return {
+            "drain_timeout_s": drain,
+            "kill_after_s": None,
+            "max_accepted": pick([2, 6, 40]),
+            "max_running": pick([1, 3, 20]),
+            "prefetch": pick([2, 8, 64]),
+            "accept_wait_s": pick([3.0, 30.0]),
+            "max_attempts": pick([2, 3, 5]),
+            "threads": pick([1, 4]),
+            "beat_s": 30.0,
+            "progress_every_s": 5.0,
+            "retention_after_s": 600.0,
+        }
+
+    # -- processes ------------------------------------------------------------------------
+
+    async def _slot(
+        self, host: str, number: int, settings: dict[str, Any], rng: random.Random
+    ) -> None:
+        """One process slot: lives one after the other, each with its fate but the last."""
+        await asyncio.sleep(rng.random() * 2 * number)
+        fates = 1
+        while not self.is_over:
+            life = self.machine.life(
+                self.app.svc, host=host, instance=f"{host}-{number}", **settings
+            )
+            assert isinstance(life, SimLife)
+            try:
+                await life.start()
+            except (GracekitError, Died, asyncio.CancelledError) as error:
+                self.tell(f"{life.name} did not start: {type(error).__name__}")
+                self.ends["did not start"] += 1
+                await asyncio.sleep(3 + rng.random() * 3)
+                continue
+            self.tell(f"{life.name} serves on {host}")
+            fate = None
+            if fates > 0:
+                fates -= 1
+                fate = self.spawn(self._fate(life, rng))
+            await self._wait_end(life)
+            if fate is not None:
+                fate.cancel()
+            if fates == 0 and fate is not None:
+                self._tell_fate()
+            await asyncio.sleep(rng.choice([0.1, 2.0, 8.0]))
+
+    def _tell_fate(self) -> None:
+        self._fates_left -= 1
+        if self._fates_left == 0:
+            self._fates_told.set()
+
+    async def _wait_end(self, life: SimLife) -> None:
+        assert life._serving is not None
+        over = asyncio.ensure_future(life.over.wait())
+        await asyncio.wait({life._serving, over}, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        if life.process.lives and life._serving.done() and not life._serving.cancelled():
+            life.report = life._serving.result()
+            self.judged(self.watch.check_end, life)
+            self.ends[f"exit {int(life.report.exit_code)}"] += 1
+            life.end()
+        else:
+            self.ends["killed"] += 1
+
+    async def _fate(self, life: SimLife, rng: random.Random) -> None:
+        """What is done to a process from outside."""
+        await asyncio.sleep(rng.random() * 30)
+        what = rng.choice(["term", "term", "operator", "kill", "kill", "pause", "quiet"])
+        self.tell(f"{life.name} fate: {what}")
+        self.ends[what] += 1
+        match what:
+            case "kill":
+                await life.crash()
+            case "term":
+                self._stop(life)
+                if rng.random() < 0.3:
+                    await asyncio.sleep(rng.random() * 5)
+                    life.forced = True
+                    life.runtime.coordinator.force()
+            case "operator":
+                life.asked_at = self.loop.time()
+                life.ask_to_stop(source="operator", final=False)
+                await asyncio.sleep(rng.random() * 6)
+                await self._try(life, life.runtime.coordinator.resume())
+                await asyncio.sleep(10)
+                self._stop(life)
+            case "quiet":
+                await self._try(life, life.runtime.coordinator.quiet())
+                await asyncio.sleep(rng.random() * 20)
+                await self._try(life, life.runtime.coordinator.resume())
+                await asyncio.sleep(10)
+                self._stop(life)
+            case "pause":
+                self.machine.pause(life)
+                await asyncio.sleep(rng.random() * 40)
+                self.machine.resume(life)
+                await asyncio.sleep(5)
+                await life.crash() if rng.random() < 0.5 else self._stop(life)
+
+    def _stop(self, life: SimLife) -> None:
+        if life.process.lives:
+            life.asked_at = self.loop.time()
+            life.ask_to_stop()
+
+    async def _try(self, life: SimLife, step: Coroutine[Any, Any, None]) -> None:
+        if not life.process.lives:
+            step.close()
+            return
+        with contextlib.suppress(GracekitError, Died, asyncio.CancelledError):
+            await self.machine.run_as(life, step)
+
+    # -- the quiet phase ------------------------------------------------------------------
+
+    async def _be_quiet(self) -> None:
+        """Faults are over: everything comes to its end within a bound."""
+        self.tell("quiet")
+        self.swarm.is_off = True
+        self.truth.is_quiet = True
+        # A wall clock that was set back puts every stored moment off by as much.
+        back = abs(min(JUMPS_S)) * self.swarm.met["clock", "wall", "JUMP"]
+        limit = self.loop.time() + QUIET_S + back
+        while not self.reckoning.is_settled():
+            self.raise_first()
+            if self.loop.time() > limit:
+                raise Violation(f"I13: not settled after {QUIET_S} s: {self.reckoning.unsettled()}")
+            await asyncio.sleep(5.0)
+        await self._last_drains()
+
+    async def _last_drains(self) -> None:
+        self.is_over = True
+        for life in self.machine.lives:
+            if not life.process.lives or life.runtime.phase.state is not ServiceState.SERVING:
+                continue
+            asked = self.loop.time()
+            life.ask_to_stop()
+            await asyncio.wait_for(life.over.wait(), 120)
+            if life.report is None or life.report.exit_code != 0:
+                raise Violation(f"P4: an idle {life.name} ended with {life.report}")
+            if self.loop.time() - asked > 6:
+                raise Violation(f"P4: an idle {life.name} took {self.loop.time() - asked} s")
+
+
+def play(seed: int, app: App) -> Played:
+    """Play one seed to its end.
+
+    Raises:
+        Violation: a promise was broken.
+    """
+    story = Story(seed, app)
+    loop = VirtualLoop(seed if seed % 4 else None)
+    gc_was_on = gc.isenabled()
+    gc.disable()  # a collection in the middle would end coroutines at a place no seed knows
+    try:
+        asyncio.set_event_loop(loop)
+        return loop.run_until_complete(story.play())
+    except TurnsExceededError as error:
+        raise Violation(f"I15: {error}") from error
+    finally:
+        app.last_trace = story.trace
+        asyncio.set_event_loop(None)
+        loop.close()
+        if gc_was_on:
+            gc.enable()

@@ -1,0 +1,61 @@
+"""Which faults a seed has: a random subset of all, each with its rate."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection
+
+from gracekit.testing.faults import Fault, Faults
+
+RATES = (0.002, 0.01, 0.03)
+DELAYS_S = (0.01, 0.3, 2.0, 7.0)
+LAG_RATE = 0.002
+JUMPS_S = (-300.0, -5.0, 5.0, 300.0)
+
+
+class Swarm(Faults):
+    """Faults of one seed, until the quiet phase.
+
+    Attributes:
+        met: How often each fault happened, by (port, step, kind).
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.rates = {kind: rng.choice(RATES) for kind in Fault if rng.random() < 0.4}
+        if Fault.CRASH in self.rates:
+            self.rates[Fault.CRASH] = 0.002
+        if Fault.BROKEN in self.rates:
+            self.rates[Fault.BROKEN] = 0.002
+        if Fault.JUMP in self.rates:
+            self.rates[Fault.JUMP] = 0.0005
+        self.met: Counter[tuple[str, str, str]] = Counter()
+        self.is_off = False
+
+    def draw(self, port: str, step: str, kinds: Collection[Fault]) -> Fault | None:
+        if self.is_off:
+            return None
+        for kind in kinds:
+            rate = self.rates.get(kind)
+            if rate is not None and self._rng.random() < rate:
+                self.met[port, step, kind.name] += 1
+                return kind
+        return None
+
+    def seconds(self, port: str, step: str) -> float:
+        if port == "clock":
+            return self._rng.choice(JUMPS_S)
+        return self._rng.choice(DELAYS_S) * self._rng.random()
+
+    def lag(self) -> float:
+        """Seconds that a turn of the loop comes late: something has blocked it."""
+        if self.is_off or Fault.DELAY not in self.rates or self._rng.random() > LAG_RATE:
+            return 0.0
+        self.met["clock", "loop", "DELAY"] += 1
+        return self.seconds("loop", "lag") / 4
+
+    @property
+    def jumps(self) -> bool:
+        """Whether the wall clock may be set in this seed."""
+        return Fault.JUMP in self.rates

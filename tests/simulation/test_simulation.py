@@ -1,0 +1,134 @@
+"""Seeds by the thousand: no promise is broken, every fault is met, and planted bugs are found."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gracekit.testing.faults import Fault
+from gracekit.tracker.task import _NEXT, TaskState
+from tests.scale import scale
+from tests.simulation.campaign import Campaign, tell_table
+from tests.simulation.story import play
+
+ROOT = Path(__file__).resolve().parents[2]
+PLANTED = sorted((Path(__file__).parent / "planted").glob("*.patch"))
+SEEDS_A_BLOCK = scale(1000, 2500)
+BLOCKS = scale(1, 8)
+FOUND_WITHIN = 2000
+
+# What a port can do wrong, as its step lists in gracekit/testing/ports.py say.
+KINDS = {
+    "clock": {Fault.DELAY, Fault.JUMP},
+    "store": {
+        Fault.DELAY,
+        Fault.REFUSED,
+        Fault.LOST_BEFORE,
+        Fault.LOST_AFTER,
+        Fault.BROKEN,
+        Fault.CRASH,
+    },
+    "transport": {
+        Fault.DELAY,
+        Fault.REFUSED,
+        Fault.LOST_BEFORE,
+        Fault.LOST_AFTER,
+        Fault.DUPLICATE,
+        Fault.REORDER,
+        Fault.CRASH,
+    },
+    "process": {Fault.DELAY, Fault.CRASH, Fault.NO_PROOF},
+}
+
+
+@pytest.mark.timeout(scale(600, 7200))
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_no_seed_breaks_a_promise_and_together_they_meet_everything(block: int):
+    """
+    Every invariant holds in every seed; every step of a task and every kind of fault occurs.
+    """
+    campaign = Campaign()
+    for seed in range(block * SEEDS_A_BLOCK, (block + 1) * SEEDS_A_BLOCK):
+        campaign.play(seed)
+    print(campaign, tell_table(campaign))
+
+    assert campaign.broken == {}
+    assert campaign.fewest_runs >= 2
+    assert campaign.kinds() == {
+        (port, kind.name) for port, kinds in KINDS.items() for kind in kinds
+    }
+    assert set(campaign.edges) >= _edges()
+    assert {"term", "kill", "operator", "quiet", "pause"} <= set(campaign.ends)
+
+
+def _edges() -> set[tuple[str, str]]:
+    """All of the transition table but PENDING, which nothing enters yet."""
+    return {
+        (before.value, after.value)
+        for before, steps in _NEXT.items()
+        for after in steps
+        if TaskState.PENDING not in {before, after}
+    }
+
+
+def test_the_same_seed_gives_the_same_trace():
+    """
+    In other processes, with other hashes of strings, and after other seeds.
+    """
+    digests = {_digest_in_a_process(7, hash_seed) for hash_seed in ("0", "1", "random")}
+    campaign = Campaign()
+    for seed in (3, 7, 8, 7):
+        played = campaign.play(seed)
+        assert played is not None
+        if seed == 7:
+            digests.add(played.digest)
+
+    assert len(digests) == 1
+    assert play(8, campaign.app).digest not in digests
+
+
+def _digest_in_a_process(seed: int, hash_seed: str) -> str:
+    command = [sys.executable, "-m", "tests.simulation", str(seed)]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    ran = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    found = re.search(r"trace (\w+)", ran.stdout)
+    assert found is not None, ran.stdout
+    return found[1]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("patch", PLANTED, ids=lambda patch: patch.stem)
+def test_a_planted_bug_is_found(patch: Path, tmp_path: Path):
+    """
+    A production module with this bug breaks a promise, by name, in one of the first seeds.
+    """
+    shutil.copytree(ROOT / "gracekit", tmp_path / "gracekit")
+    shutil.copytree(ROOT / "tests" / "simulation", tmp_path / "tests" / "simulation")
+    git = shutil.which("git")
+    if git is None:
+        pytest.skip("git is missing: it puts the patches in")
+    applied = subprocess.run(
+        [git, "apply", str(patch)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert applied.returncode == 0, f"mend {patch.name}: {applied.stderr}"
+
+    command = [sys.executable, "-m", "tests.simulation", f"0-{FOUND_WITHIN - 1}", "--first"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+
+    codes = re.search(r"^Found by: (.*)$", patch.read_text(), re.MULTILINE)
+    found = re.search(r"^seed (\d+): Violation: (\w+):", ran.stdout, re.MULTILINE)
+    assert codes is not None
+    assert found is not None, f"not found in {FOUND_WITHIN} seeds: {ran.stdout}{ran.stderr}"
+    print(f"{patch.stem}: seed {found[1]}, {found[2]}")
+    assert found[2] in codes[1].split(), ran.stdout

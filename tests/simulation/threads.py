@@ -1,0 +1,53 @@
+"""Worker threads without threads: a plain handler is a greenlet, and its sleeps are virtual."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import anyio
+import greenlet
+
+from gracekit.process import Threads
+from gracekit.testing.faults import Fault, Faults
+from gracekit.testing.ports import PlayedProcess
+
+T = TypeVar("T")
+
+
+def sleep(seconds: float) -> None:
+    """What a plain handler calls: its thread sleeps, the loop goes on."""
+    parent = greenlet.getcurrent().parent
+    assert parent is not None, "only a plain handler sleeps here"
+    parent.switch(seconds)
+
+
+class GreenThreads(Threads):
+    """Runs each function to its next sleep, on the loop's thread."""
+
+    def __init__(self, number: int, faults: Faults) -> None:
+        super().__init__(number)
+        self._faults = faults
+        self._room = anyio.CapacityLimiter(number)
+
+    async def run(self, function: Callable[[], T]) -> T:
+        async with self._room:
+            if self._faults.draw("process", "thread", (Fault.DELAY,)):
+                await asyncio.sleep(self._faults.seconds("process", "thread"))
+            thread = greenlet.greenlet(function)
+            thread.gr_context = contextvars.copy_context()
+            given: Any = thread.switch()
+            while not thread.dead:
+                await asyncio.sleep(given)
+                given = thread.switch()
+            result: T = given
+            return result
+
+
+class GreenProcess(PlayedProcess):
+    """A played process whose threads are greenlets."""
+
+    def threads(self, number: int) -> Threads:
+        return GreenThreads(number, self._faults)

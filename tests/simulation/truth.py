@@ -1,0 +1,268 @@
+"""The world outside the service: what its handlers did to it, and what must never be seen there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gracekit import Context, Done, Fail, Retry, Wait
+from gracekit.testing.loop import owner
+from gracekit.testing.machine import Life
+from gracekit.tracker.task import Verb
+
+
+class Violation(AssertionError):  # noqa: N818 - what it is
+    """A promise was broken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one request is to do, wherever and however often it is started.
+
+    Attributes:
+        items: Effects, in order.
+        item_s: Seconds for each.
+        raises: It fails after its last item.
+        stubborn_s: It ignores a cancellation for so long.
+        settle_s: How long an effect may still be on its way after its process has died.
+    """
+
+    request_id: str
+    policy: str
+    items: int
+    item_s: float
+    raises: bool
+    stubborn_s: float
+    settle_s: float
+    seed: int
+
+    def value(self) -> str:
+        """What it returns."""
+        return f"done {self.request_id}"
+
+
+@dataclass(eq=False)
+class Act:
+    """One start of a handler that has not returned.
+
+    Attributes:
+        key: Request id, and for a fanout copy its instance: each copy is a task of its own.
+        effect: The effect that is on its way.
+    """
+
+    request_id: str
+    key: str
+    life: Life
+    vm: str | None
+    fence: int | None
+    ctx: Context | None = None
+    effect: asyncio.TimerHandle | None = None
+
+
+@dataclass
+class Truth:
+    """What happened, by request and by resource.
+
+    Attributes:
+        fail: Told of each broken promise.
+        jumps: Whether the wall clock may be set, which shortens settle times.
+    """
+
+    plans: dict[str, Plan] = field(default_factory=dict)
+    acts: list[Act] = field(default_factory=list)
+    landed: Counter[tuple[str, int]] = field(default_factory=Counter)
+    starts: Counter[str] = field(default_factory=Counter)
+    fences: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    on_start: Callable[[Life, Context, str | None], None] = lambda *_: None
+    on_cancel: Callable[[Life, Context], None] = lambda *_: None
+    tell: Callable[[str], None] = lambda _: None
+    judged: Callable[..., None] = lambda *_: None
+    orders: dict[str, set[Verb]] = field(default_factory=dict)
+    probes: Counter[str] = field(default_factory=Counter)
+    errored: Counter[str] = field(default_factory=Counter)
+    jobs: Counter[str] = field(default_factory=Counter)
+    jumps: bool = False
+    is_quiet: bool = False
+
+    # -- one start ----------------------------------------------------------------------
+
+    def begin(self, ctx: Context, vm: str | None) -> Act:
+        """A handler starts."""
+        life = owner.get()
+        assert isinstance(life, Life)
+        act = Act(ctx.request_id, key_of(ctx), life, vm, ctx.fence, ctx)
+        self.starts[act.key] += 1
+        self.tell(f"{life.name} begins {ctx.request_id} attempt {ctx.attempt} fence {ctx.fence}")
+        if life.process.lives:
+            self.judged(self.on_start, life, ctx, vm)
+            self.judged(self._check_begin, ctx, act, vm)
+        self.acts.append(act)
+        return act
+
+    def _check_begin(self, ctx: Context, act: Act, vm: str | None) -> None:
+        if self.plans[ctx.request_id].policy in {"retry", "probe"}:
+            self._check_settled(ctx)
+        for other in self.acting():
+            if other.key == act.key and self.plans[ctx.request_id].policy != "requeue":
+                raise Violation(f"I8: {ctx.request_id} runs twice at a time")
+            if vm is not None and other.vm == vm:
+                raise Violation(f"I7: {ctx.request_id} and {other.request_id} act on {vm} at once")
+        if vm is not None:
+            if ctx.fence is None or ctx.fence <= self.fences[vm]:
+                raise Violation(f"I7: {vm} got fence {ctx.fence} after {self.fences[vm]}")
+            self.fences[vm] = ctx.fence
+
+    def end(self, act: Act) -> None:
+        if act in self.acts:
+            self.acts.remove(act)
+        if act.life.process.lives:
+            self.tell(f"{act.life.name} ends {act.request_id}")
+
+    def has_started(self, request_id: str) -> bool:
+        """Whether a handler of it was ever started, here or as a copy."""
+        return any(key.partition("/")[0] == request_id for key in self.starts)
+
+    def acting(self) -> list[Act]:
+        """Starts whose handler has not returned, in processes that live."""
+        return [act for act in self.acts if act.life.process.lives]
+
+    # -- effects ------------------------------------------------------------------------
+
+    def send_effect(self, act: Act, item: int) -> None:
+        """An effect sets out; it lands even if the process dies meanwhile."""
+        plan = self.plans[act.request_id]
+        rng = random.Random(f"{plan.seed}:{act.key}:{item}:{self.starts[act.key]}")
+        delay = rng.random() * min(plan.item_s, 0.9 * plan.settle_s)
+        act.effect = asyncio.get_running_loop().call_later(
+            delay, self._land, act, item, context=contextvars.Context()
+        )
+
+    def call_off(self, act: Act) -> None:
+        """A handler that returns takes back what is on its way; a dead one cannot."""
+        if act.effect is not None and act.life.process.lives:
+            act.effect.cancel()
+            act.effect = None
+
+    def _land(self, act: Act, item: int) -> None:
+        act.effect = None
+        self.landed[act.key, item] += 1
+        self.tell(f"{act.life.name} did {act.request_id} item {item}")
+        self.judged(self._check_landed, act, item)
+
+    def _check_landed(self, act: Act, item: int) -> None:
+        if act.vm is not None and (act.fence or 0) < self.fences[act.vm] and not self.jumps:
+            raise Violation(
+                f"P5: an effect of {act.request_id} on {act.vm} with fence {act.fence} came after "
+                f"fence {self.fences[act.vm]} had begun"
+            )
+        plan = self.plans[act.request_id]
+        is_retried = self.was_ordered(act.request_id, Verb.RETRY)
+        if plan.policy == "error" and not is_retried and self.landed[act.key, item] > 1:
+            raise Violation(f"I3: error task {act.request_id} did item {item} twice")
+
+    def is_done(self, key: str) -> bool:
+        """Whether all its effects are there."""
+        items = self.plans[key.partition("/")[0]].items
+        return all(self.landed[key, n] for n in range(items))
+
+    # -- what handlers and probes do ------------------------------------------------------
+
+    async def work(self, ctx: Context, vm: str | None, *, steps: bool) -> str:
+        plan = self.plans[ctx.request_id]
+        act = self.begin(ctx, vm)
+        try:
+            if steps:
+                async for item in ctx.steps(range(plan.items)):
+                    await self._one(act, item, plan)
+            else:
+                for item in range(plan.items):
+                    await self._one(act, item, plan)
+            return self._end_of(plan)
+        finally:
+            self.call_off(act)
+            self.end(act)
+
+    async def _one(self, act: Act, item: int, plan: Plan) -> None:
+        self.send_effect(act, item)
+        try:
+            await asyncio.sleep(plan.item_s)
+        except asyncio.CancelledError:
+            if act.life.process.lives:
+                self.judged(self.on_cancel, act.life, act.ctx)
+            if plan.stubborn_s:
+                await asyncio.sleep(plan.stubborn_s)
+            raise
+
+    def work_in_thread(
+        self, ctx: Context, vm: str | None, sleep: Callable[[float], None], *, steps: bool
+    ) -> str:
+        plan = self.plans[ctx.request_id]
+        act = self.begin(ctx, vm)
+        try:
+            items: Any = ctx.steps(range(plan.items)) if steps else range(plan.items)
+            for item in items:
+                self.send_effect(act, item)
+                sleep(plan.item_s)
+            return self._end_of(plan)
+        finally:
+            self.call_off(act)
+            self.end(act)
+
+    def _end_of(self, plan: Plan) -> str:
+        if plan.raises:
+            raise ValueError(f"no {plan.request_id}")
+        return plan.value()
+
+    def answer(self, ctx: Context) -> Done | Retry | Fail | Wait:
+        """What a probe finds: the truth, or that it cannot tell now."""
+        plan = self.plans[ctx.request_id]
+        self.judged(self._check_settled, ctx)
+        self.probes[key_of(ctx)] += 1
+        if self.is_done(key_of(ctx)):
+            return Fail(f"no {ctx.request_id}") if plan.raises else Done(plan.value())
+        rng = random.Random(f"{plan.seed}:{ctx.request_id}:probe:{self.probes[key_of(ctx)]}")
+        if not self.is_quiet and rng.random() < 0.2:
+            raise OSError("the backend does not answer")
+        if not self.is_quiet and rng.random() < 0.2:
+            return Wait(rng.random() * 10)
+        return Fail(f"gone {ctx.request_id}") if rng.random() < 0.1 else Retry()
+
+    def was_ordered(self, request_id: str, verb: Verb) -> bool:
+        """Whether the operator has asked for that, whatever came of it."""
+        return verb in self.orders.get(request_id, ())
+
+    def _check_settled(self, ctx: Context) -> None:
+        if self.was_ordered(ctx.request_id, Verb.RETRY):
+            return  # whoever orders it does not want to wait
+        for act in self.acts:
+            if act.key == key_of(ctx) and act.effect is not None and not self.jumps:
+                raise Violation(f"settle: {ctx.request_id} is begun with an effect on its way")
+
+    async def job(self, ctx: Context) -> None:
+        """The periodic job: one at a time in the whole store."""
+        life = owner.get()
+        assert isinstance(life, Life)
+        others = [act for act in self.acting() if act.vm == "the job"]
+        if others:
+            self.judged(violate, "I7: the singleton job runs twice at a time")
+        act = Act("job", "job", life, "the job", ctx.fence)
+        self.acts.append(act)
+        try:
+            await asyncio.sleep(3)
+        finally:
+            self.acts.remove(act)
+
+
+def key_of(ctx: Context) -> str:
+    """`id/` or, for a fanout copy, `id/instance`; as the journal's key."""
+    return f"{ctx.request_id}/{ctx._task.recipient}"
+
+
+def violate(text: str) -> None:
+    """Raise one."""
+    raise Violation(text)
