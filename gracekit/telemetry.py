@@ -16,6 +16,7 @@ import re
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -201,7 +202,11 @@ class Telemetry:
         return unsubscribe
 
     def observe_in_flight(self, read: InFlight) -> None:
-        """Let the metric `gracekit.tasks.in_flight` ask *read* for counts by (method, channel)."""
+        """Let the metric `gracekit.tasks.in_flight` ask *read* for counts by (method, channel).
+
+        Args:
+            read: A bound method; its object is not kept alive.
+        """
         self._metrics.observe_in_flight(read)
 
     def _log(self, event: Event, fields: Mapping[str, Any]) -> None:
@@ -259,8 +264,16 @@ class _Metrics:
                 self._drain.record(fields.get("waited_s") or 0.0)
 
     def observe_in_flight(self, read: InFlight) -> None:
+        """Ask *read*, a bound method, as long as its object lives.
+
+        OpenTelemetry keeps instruments for ever: held by one, each Runtime that a program
+        has embedded would stay in memory with all that hangs on it.
+        """
+        known = weakref.WeakMethod(read)
+
         def observe(_options: CallbackOptions) -> Iterable[Observation]:
-            for (method, channel), count in read().items():
+            counts = known()
+            for (method, channel), count in counts().items() if counts else ():
                 yield Observation(count, {"method": method, "channel": channel})
 
         self._meter.create_observable_gauge("gracekit.tasks.in_flight", callbacks=[observe])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import gc
 import io
 import json
 import logging
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gracekit import Runtime, Service, Settings
+from gracekit.rpc.memory import MemoryBroker
 from gracekit.telemetry import (
     CATALOGUE,
     LOGGER,
@@ -24,6 +28,7 @@ from gracekit.telemetry import (
     configure_logging,
     escape,
 )
+from gracekit.tracker.tracker import Tracker
 
 PACKAGE = Path(__file__).resolve().parent.parent / "gracekit"
 
@@ -155,7 +160,21 @@ def test_metrics_accept_every_event():
     telemetry = Telemetry()
     for event in CATALOGUE.values():
         telemetry.emit(event.name, **dict.fromkeys(event.fields, 1))
-    telemetry.observe_in_flight(lambda: {("resize", "requests"): 1})
+    telemetry.observe_in_flight(Tracker().counts)
+
+
+async def test_a_runtime_that_has_stopped_can_be_forgotten():
+    """
+    OpenTelemetry keeps instruments for ever; what they ask goes when nobody else has it.
+    """
+    settings = Settings(transport_url="memory://", store_url="memory://")
+    runtime = Runtime(Service("compute"), settings, broker=MemoryBroker())
+    async with runtime:
+        tracker = weakref.ref(runtime.tracker)
+    del runtime
+    gc.collect()
+
+    assert tracker() is None
 
 
 # -- wire text ----------------------------------------------------------------------
