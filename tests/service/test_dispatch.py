@@ -906,3 +906,75 @@ async def test_a_broken_store_ends_the_service_in_order(world: World, svc: Servi
     assert world.broker.waiting("compute") == 1
     assert world.state(running) == "running"
     assert "store.broken" in life.names()
+
+
+async def test_a_pause_that_cannot_give_back_does_not_end_intake(world: World, svc: Service):
+    """
+    What a transport cannot take back now it owes; consuming goes on when a place is free.
+    """
+    doors = Doors()
+
+    @svc.rpc(on_interrupt="retry")
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    life = await world.start(svc, max_accepted=1, accept_wait_s=1, prefetch=4)
+    client = await world.client(svc)
+    for n in range(3):
+        await client.cast(work, n=n)
+    await doors.wait(1)
+    life.plan("give_back", Fault.REFUSED)
+    await asyncio.sleep(30)
+    doors.open(0, 1, 2)
+
+    await doors.wait(3)
+    assert sorted(map(int, doors.entered)) == [0, 1, 2]
+
+
+async def test_an_outcome_that_the_store_refuses_for_long_is_not_dropped(
+    world: World, svc: Service
+):
+    """
+    The answer waits with it, and both come when the store takes it.
+    """
+
+    @svc.rpc
+    async def work(ctx: Context) -> str:
+        return "done"
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    life.plan(Point.FINISH, Fault.REFUSED, times=20)
+    answer = await client.prepare(request_id="w", timeout=100).call(work)
+
+    assert answer == "done"
+    assert world.state("w") == "succeeded"
+
+
+async def test_a_broken_store_does_not_send_deliveries_round_and_round(world: World, svc: Service):
+    """
+    The ops lane stays open in the drain that follows; what comes by it waits between two tries.
+    """
+    world.expects_faults = True
+    doors = Doors()
+
+    @svc.ops
+    async def look(ctx: Context) -> None: ...
+
+    @svc.rpc(on_interrupt="requeue")
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.cast(work)
+    await doors.wait(1)
+    life.plan(Point.ACCEPT_AND_BEGIN, Fault.BROKEN)
+    await client.cast(look)
+    await life.hears("store.broken")
+    await asyncio.sleep(5)
+
+    tries = [fields for fields in life.told("store.error") if fields["what"] != "tally"]
+    assert 2 <= len(tries) <= 30
+    doors.open("work")
+    assert (await life.wait_end()).exit_code == 70

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import apsw
 import pytest
 
 from gracekit import Context, Runtime, Service, Settings
@@ -34,6 +36,14 @@ def service(topic: str = "compute", **options: object) -> Service:
     return made
 
 
+def stop_record(store: Path) -> tuple[int, int]:
+    """Exit codes of the only run of a store: its own, and the one in its report."""
+    connection = apsw.Connection(str(store), flags=apsw.SQLITE_OPEN_READONLY)
+    ((code, report),) = connection.execute("SELECT exit_code, report FROM run")
+    connection.close()
+    return code, json.loads(report)["exit_code"]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -56,6 +66,7 @@ async def test_a_start_beside_a_foreign_reader_is_refused(place, options):
         assert f"compute@{first.instance}" in said
         assert "work must not run twice" in said
         assert "GRACEKIT_ACCEPT_UNSHARED_STORE" in said
+        assert stop_record(place / "two.db") == (78, 78), "what the process says to its supervisor"
     async with Runtime(service(**options), settings(place, "two")):
         pass  # the first is gone, and with it the reason
 
