@@ -16,26 +16,27 @@ from gracekit.errors import StoreError
 from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
+from gracekit.store.schema import IS_OPEN
 
 Resource = tuple[str, str]
 
 # Not while an older task's truth about the resource is unknown: it is settled first, whoever does
 # it. Older only, so that two of them do not wait for each other; and not those that only one host
 # may settle, which may be away for long.
-_TAKE: Final = """
+_TAKE: Final = f"""
 INSERT INTO lease (kind, id, lver, owner, request_id, acquired_at) VALUES (?, ?, 1, ?, ?, ?)
 ON CONFLICT (kind, id) DO UPDATE SET lver = lver + 1, owner = excluded.owner,
     request_id = excluded.request_id, acquired_at = excluded.acquired_at, released_at = NULL,
     release_reason = NULL
 WHERE lease.owner IS NULL AND lease.not_before <= excluded.acquired_at AND NOT EXISTS (
     SELECT 1 FROM task WHERE task.resource_kind = excluded.kind AND task.resource_id = excluded.id
-        AND task.state = 'handed_over' AND task.cut <> 'safe_point'
+        AND task.state = 'handed_over' AND task.{IS_OPEN} AND task.cut <> 'safe_point'
         AND task.service = (SELECT service FROM run WHERE run_id = excluded.owner)
         AND (task.target = '' OR task.owner IS NOT NULL)
         AND task.request_id <> excluded.request_id
         AND task.id < coalesce(
             (SELECT max(id) FROM task WHERE task.request_id = excluded.request_id), task.id + 1))
-RETURNING lver"""
+RETURNING lver"""  # noqa: S608 - a constant
 _RELEASE: Final = """
 UPDATE lease SET owner = NULL, released_at = ?, release_reason = ?
 WHERE kind = ? AND id = ? AND owner = ? AND lver = ?"""
@@ -44,13 +45,13 @@ UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'clean'
 WHERE kind = ? AND id = ? AND owner = ? AND request_id = ?"""
 # An owner that died unclean may have left a last request in flight to a backend: the resource
 # waits as long as the longest settle time of the rows that acted on it.
-_TAKE_AWAY: Final = """
+_TAKE_AWAY: Final = f"""
 UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'taken', not_before = ? + coalesce(
     (SELECT max(task.settle_s) FROM task WHERE task.owner = lease.owner
         AND (task.request_id = lease.request_id
             OR task.resource_kind = lease.kind AND task.resource_id = lease.id)
-        AND task.state IN ('running', 'handed_over')), 0)
-WHERE owner = ?"""
+        AND task.state IN ('running', 'handed_over') AND task.{IS_OPEN}), 0)
+WHERE owner = ?"""  # noqa: S608 - a constant
 
 
 _TAKE_AWAY_ONE: Final = """

@@ -111,6 +111,7 @@ class Reconciler:
         self._starved = False  # accepted rows may wait for a place
         self._poked = asyncio.Event()
         self._gated: set[Resource] = set()
+        self._look_at_gates = True  # rows of others may have come or gone
         self._settling: dict[asyncio.Task[None], TaskRow] = {}
         self._asking: set[asyncio.Task[Any]] = set()
         self._hooks: dict[str, asyncio.Task[None]] = {}
@@ -133,7 +134,7 @@ class Reconciler:
     def resume(self) -> None:
         """Go on after a drain that was resumed."""
         self._paused = False
-        self._poked.set()
+        self.poke()
 
     async def stop(self) -> None:
         """End what is still being settled; its rows and leases are anyone's again."""
@@ -148,6 +149,7 @@ class Reconciler:
 
     def poke(self) -> None:
         """Look now: something may have been left to nobody."""
+        self._look_at_gates = True
         self._poked.set()
 
     async def run(self) -> None:
@@ -161,6 +163,8 @@ class Reconciler:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(await self._pause_s()):
                     await self._poked.wait()
+                    continue
+            self._look_at_gates = True
 
     async def reconcile(self) -> None:
         """One pass over everything that nobody is working on; nothing in a drain."""
@@ -171,13 +175,17 @@ class Reconciler:
         await self._adopt_missing()
         await self._claims.take_duties()
         await self._send_due_replies()
+        # Listing every unfinished resource at each settled row would square their number.
+        look, self._look_at_gates = self._look_at_gates, False
         if self._settings.startup_reconciliation_enabled:
-            await self.gate()
+            if look:
+                await self.gate()
             await self._settle_rows()
             self._beside(self._settle_holds)
         self._beside(self._call_errored_hooks)
         await self._claim_accepted()
-        await self._refresh_gates()
+        if look:
+            await self._refresh_gates()
 
     def _beside(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do work that calls the application's hooks beside the pass, one of a kind at a time."""
@@ -203,6 +211,7 @@ class Reconciler:
             self._paused
             or not self._settings.startup_reconciliation_enabled
             or len(self._settling) >= CLAIM_AT_ONCE
+            or self._poked.is_set()
         ):
             return longest  # whatever is due, nothing would be claimed before the next poke
         with contextlib.suppress(StoreError):
@@ -233,7 +242,7 @@ class Reconciler:
             unfinished=len(rows[started]),
             not_started=len(rows[started + 1]),
         )
-        self._poked.set()
+        self.poke()
 
     async def _adopt_missing(self) -> None:
         """Rows of ours that the tracker does not know: a commit whose end was never seen."""

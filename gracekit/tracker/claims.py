@@ -13,6 +13,7 @@ from typing import Final
 from gracekit.errors import StoreError
 from gracekit.process import Point
 from gracekit.store.batch import Batch, Row, Value
+from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.journal import (
     COUNT,
     ROW_COLUMNS,
@@ -28,26 +29,28 @@ from gracekit.tracker.task import Lane, TaskState
 # cost no attempt; a handler or probe that was under way did end with the process. A row that it
 # had only claimed keeps its cut: a stop at a safe point is no interruption, whoever died since.
 _ADOPT: Final = (
-    """
+    f"""
 INSERT INTO incident (at, run_id, what, request_id, method, detail)
 SELECT ?2, ?1, 'adopted', request_id, method, state || ' of run ' || ?3 FROM task
-WHERE owner = ?3 AND state IN ('running', 'handed_over', 'accepted')""",
-    """
+WHERE owner = ?3 AND state IN ('running', 'handed_over', 'accepted') AND {IS_OPEN}""",  # noqa: S608
+    f"""
 UPDATE task SET owner = NULL,
     crashes = crashes + (state = 'running' OR (?1 AND probing)), probing = 0,
     not_before = CASE WHEN state = 'running' OR cut = 'unclean' THEN ?2 + settle_s END,
     cut = CASE WHEN state = 'running' THEN 'unclean' ELSE cut END, state = 'handed_over'
-WHERE owner = ?3 AND state IN ('running', 'handed_over')""",
-    "UPDATE task SET owner = NULL WHERE owner = ?1 AND state = 'accepted'",
+WHERE owner = ?3 AND state IN ('running', 'handed_over') AND {IS_OPEN}""",  # noqa: S608
+    f"UPDATE task SET owner = NULL WHERE owner = ?1 AND state = 'accepted' AND {IS_OPEN}",  # noqa: S608
     "UPDATE hold SET owner = NULL WHERE owner = ?1 AND ended_at IS NULL",
+    # By what is due: the planner would rather walk all that has ever finished.
     """
-UPDATE task SET owner = ?1 WHERE owner = ?2 AND finished_at IS NOT NULL
-    AND (errored_due = 1 OR id IN (SELECT task_id FROM reply WHERE due_at IS NOT NULL))""",
+UPDATE task SET owner = ?1 WHERE owner = ?2 AND finished_at IS NOT NULL AND id IN (
+    SELECT task_id FROM reply WHERE due_at IS NOT NULL
+    UNION SELECT id FROM task WHERE errored_due = 1)""",
 )
 # An `error` row is only judged: that touches no backend, and need not wait for it to settle.
 _CLAIM: Final = f"""
 UPDATE task SET owner = ? WHERE id IN (
-    SELECT id FROM task WHERE owner IS NULL AND state = ? AND service = ?
+    SELECT id FROM task WHERE owner IS NULL AND state = ? AND {IS_OPEN} AND service = ?
         AND target IN ('', ?, ?) AND lane IN (?, ?) AND coalesce(next_check, 0) <= ?
         AND (on_interrupt = 'error' OR coalesce(not_before, 0) <= ?)
     ORDER BY id LIMIT ?)
@@ -59,10 +62,11 @@ _WAIT: Final = """
 UPDATE task SET owner = NULL, next_check = ?, probing = 0,
     waiting_since = coalesce(waiting_since, CASE WHEN ? THEN ? END)
 WHERE id = ? AND owner = ? AND state = 'handed_over'"""
-_NEXT_LOOK: Final = """
+_NEXT_LOOK: Final = f"""
 SELECT min(max(iif(on_interrupt = 'error', 0, coalesce(not_before, 0)), coalesce(next_check, 0)))
 FROM task
-WHERE owner IS NULL AND state = 'handed_over' AND service = ? AND target IN ('', ?, ?)"""
+WHERE owner IS NULL AND state = 'handed_over' AND {IS_OPEN} AND service = ?
+    AND target IN ('', ?, ?)"""  # noqa: S608 - a constant
 # An operator ended a row that nobody owned: what it owes is anyone's.
 _OWING: Final = """
 owner IS NULL AND finished_at IS NOT NULL AND service = ? AND id IN (
@@ -106,7 +110,7 @@ class Claims:
         batch.ask(free + " RETURNING id", dead_run)
         batch.add(holds, dead_run)
         batch.add(duties, me, dead_run)
-        batch.add(COUNT, "adopted_runs", 1)
+        batch.add_up(COUNT, "adopted_runs", 1)
         return index
 
     async def claim(
@@ -133,9 +137,9 @@ class Claims:
     async def unfinished_resources(self) -> list[tuple[int, tuple[str, str]]]:
         """(row id, resource) of each started, ownerless row that names one, oldest first."""
         rows = await self._journal.engine.query(
-            "SELECT id, resource_kind, resource_id FROM task WHERE owner IS NULL "
-            "AND state = 'handed_over' AND resource_kind IS NOT NULL AND service = ? "
-            "AND target IN ('', ?, ?) ORDER BY id",
+            "SELECT id, resource_kind, resource_id FROM task WHERE owner IS NULL "  # noqa: S608
+            f"AND state = 'handed_over' AND {IS_OPEN} AND resource_kind IS NOT NULL "
+            "AND service = ? AND target IN ('', ?, ?) ORDER BY id",
             self._journal.service,
             *self._targets,
         )
@@ -247,7 +251,7 @@ class Claims:
         """Our own open rows that are not among *known*: a commit whose end we never saw."""
         rows = await self._journal.engine.query(
             f"SELECT {ROW_COLUMNS} FROM task WHERE owner = ? "  # noqa: S608 - a constant
-            "AND state IN ('accepted', 'running', 'handed_over')",
+            f"AND state IN ('accepted', 'running', 'handed_over') AND {IS_OPEN}",
             self._journal.run_id,
         )
         return [row for row in self._readable(rows) if row.id not in known]

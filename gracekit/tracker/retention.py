@@ -10,6 +10,7 @@ from typing import Final
 
 from gracekit.process import Point
 from gracekit.store.batch import Batch, Value
+from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.journal import ROW_COLUMNS, Journal, TaskRow, task_row
 
 REMOVE_AT_ONCE: Final = 500
@@ -25,8 +26,8 @@ ON CONFLICT (what) DO UPDATE SET n = n + excluded.n"""
 _REMOVE: Final = "DELETE FROM task WHERE id IN ({marks}) AND finished_at IS NOT NULL RETURNING id"
 _ABANDONED: Final = f"""
 SELECT {ROW_COLUMNS} FROM task
-WHERE owner IS NULL AND state IN ('accepted', 'handed_over') AND service = ? AND target <> ''
-    AND route = ? AND NOT EXISTS (
+WHERE owner IS NULL AND state IN ('accepted', 'handed_over') AND {IS_OPEN} AND service = ?
+    AND target <> '' AND route = ? AND NOT EXISTS (
         SELECT 1 FROM run WHERE run.service = task.service
             AND (run.host = task.target OR run.instance = task.target) AND run.beat_at > ?)
 ORDER BY id LIMIT ?"""  # noqa: S608 - constants

@@ -1,0 +1,12 @@
+"""Words that a query shares with the schema.
+
+SQLite uses a partial index only for a query that repeats the index's condition
+word for word; one that merely implies it reads the whole table, history and all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+IS_OPEN: Final = "state IN ('accepted', 'running', 'pending', 'handed_over')"
+"""The condition of `task_open`, and half of that of `task_open_resource`."""
