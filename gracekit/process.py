@@ -211,8 +211,8 @@ class Process:
     def arm_alarm(self, seconds: float) -> None:
         """Let the kernel end this process after *seconds*, whatever Python is doing.
 
-        SIGALRM keeps its default action and stays unblocked, so this works even
-        while C code holds the interpreter's lock.
+        SIGALRM has its default action and is not blocked (`watch_signals`), so
+        this works even while C code holds the interpreter's lock.
         """
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -221,7 +221,11 @@ class Process:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def watch_signals(self, on_signal: Callable[[int], None]) -> AbstractContextManager[object]:
-        """Have signals call *on_signal*, in a thread of its own; see `SignalWatcher`."""
+        """Have signals call *on_signal*, in a thread of its own; see `SignalWatcher`.
+
+        Must be called in the main thread, before other threads are started.
+        """
+        _heed_alarm()
         return SignalWatcher(on_signal, WATCHED_SIGNALS)
 
     def threads(self, number: int) -> Threads:
@@ -234,6 +238,16 @@ class Process:
             with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(code)
+
+
+def _heed_alarm() -> None:
+    """Make SIGALRM end this process, though whoever started it ignored or blocked it.
+
+    Both outlive an exec; the alarm is armed from a thread that could not undo them.
+    """
+    if signal.getsignal(signal.SIGALRM) is signal.SIG_IGN:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
 
 
 def _failpoint(text: str) -> tuple[tuple[Point, Phase] | None, int]:

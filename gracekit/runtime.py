@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import os
 import signal
@@ -144,6 +145,7 @@ class Runtime:
         self._bell: Bell | None = None
         self._background: list[asyncio.Task[None]] = []
         self._report: DrainReport | None = None
+        self._start_failed_as: ExitCode | None = None
         self._ending: asyncio.Task[DrainReport] | None = None
         self._opening: asyncio.Event | None = None  # set when it has ended, either way
         self._is_open = False
@@ -481,7 +483,7 @@ class Runtime:
             self._check_started(starting)
         except BaseException as error:
             await self._cut_short(starting)
-            await self._stop_after_failed_start(f"start failed: {error!r}")
+            await self._stop_after_failed_start(error)
             raise
         finally:
             stopping.cancel()
@@ -629,18 +631,22 @@ class Runtime:
                 ring(bell.path)
 
     async def _record_stop(self, report: DrainReport) -> None:
+        # A start that was refused ends the process with what refused it.
+        code = int(self._start_failed_as or report.exit_code)
         try:
-            await self.members.stop_record(int(report.exit_code), report.as_json())
+            await self.members.stop_record(code, report.as_json() | {"exit_code": code})
             await self._ring_siblings()
         finally:
-            self.telemetry.emit("service.stopped", run=self.run_id, exit_code=int(report.exit_code))
+            self.telemetry.emit("service.stopped", run=self.run_id, exit_code=code)
             if self._bell is not None:
                 self._bell.stop()
             await self._engine.stop()
             if self._lock is not None and not report.must_die:
                 self._lock.release()
 
-    async def _stop_after_failed_start(self, reason: str) -> DrainReport:
+    async def _stop_after_failed_start(self, error: BaseException) -> DrainReport:
+        reason = f"start failed: {error!r}"
+        self._start_failed_as = _exit_code(error)
         self.coordinator.fail(reason)
         self.request_stop(source="error", by="start", reason=reason)
         return await self.serve()
@@ -794,6 +800,9 @@ def run_service(service: Service, settings: Settings | None = None) -> int:
         report = asyncio.run(_live(runtime))
         if not _threads_ended(runtime.settings.exit_margin_s):
             runtime.exit_now(report)
+        # The interpreter's last collections would walk every module: a tenth of a second and more,
+        # in which a supervisor waits. What is frozen is not walked; nothing needs it any more.
+        gc.freeze()
     except GracekitError as error:
         print(f"gracekit: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         return int(_exit_code(error))
@@ -836,7 +845,7 @@ def _threads_ended(within_s: float) -> bool:
     return True
 
 
-def _exit_code(error: GracekitError) -> ExitCode:
+def _exit_code(error: BaseException) -> ExitCode:
     match error:
         case ConfigError() | DeclarationError() | AlreadyRunningError():
             return ExitCode.CONFIG

@@ -147,6 +147,16 @@ class Site:
         """The same through `gracekit run`."""
         return self._start([sys.executable, "-m", "gracekit", "run", "served:svc"], settings)
 
+    def start_deaf_to_alarm(self, **settings: object) -> ServiceProcess:
+        """From a parent that ignores and blocks SIGALRM, which an exec does not undo."""
+        deafen = (
+            "import os, signal, sys; signal.signal(signal.SIGALRM, signal.SIG_IGN); "
+            "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}); "
+            "os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        served = [sys.executable, str(HERE / "served.py")]
+        return self._start([sys.executable, "-c", deafen, *served], settings)
+
     def start_program(self, name: str, **settings: object) -> ServiceProcess:
         """A program beside `served` that embeds its service."""
         return self._start([sys.executable, "-m", f"tests.process.{name}"], settings)

@@ -80,6 +80,21 @@ async def test_hanging_task_ends_with_its_process_and_only_then_frees_its_resour
     assert await second.stop() == 0
 
 
+async def test_inherited_deafness_to_the_alarm_does_not_keep_a_blocked_process(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    Ignored and blocked signals outlive an exec; the alarm ends a blocked loop all the same.
+    """
+    first = await site.start_deaf_to_alarm(**TIMES).serving()
+    await client.cast(served.block_loop, disk="d1")
+    await site.effect("start", "d1")
+
+    first.terminate()
+
+    assert await first.exit_code(HARD_LIMIT_S + ALARM_S + SLACK_S) == BY_ALARM, first.log
+
+
 async def test_hanging_task_is_errored_by_the_next_start_of_its_host(
     site: Site, client: RpcClient
 ) -> None:
