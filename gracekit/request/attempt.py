@@ -91,13 +91,14 @@ async def run_attempt(
         task.cancellable = False
         if timer is not None:
             timer.cancel()
-        await _take_cancellations()
+        me = asyncio.current_task()
+        if me is not None and me.cancelling():
+            await _take_cancellations(me)
 
 
-async def _take_cancellations() -> None:
+async def _take_cancellations(me: asyncio.Task[Any]) -> None:
     """Take what the handler left behind: a cancellation of its own must not meet a step of ours."""
-    me = asyncio.current_task()
-    while me is not None and me.cancelling():
+    while me.cancelling():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
         me.uncancel()

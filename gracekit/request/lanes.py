@@ -12,6 +12,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from gracekit.clock import Clock
 from gracekit.leases.lines import Lines
 from gracekit.process import Threads
@@ -51,8 +53,7 @@ class LaneGate:
     not_started: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Job:
+class Job(msgspec.Struct, kw_only=True, eq=False):
     """One request in this process: the tracked task and what is needed to run it.
 
     Attributes:
@@ -74,10 +75,10 @@ class Job:
     delivery: Delivery | None = None
     request: Acceptance | None = None
     reply: Address | None = None
-    copies: list[Job] = field(default_factory=list)
+    copies: list[Job] = msgspec.field(default_factory=list)
     settle_s: float = 0.0
     expires_at: float | None = None
-    inside: list[Hashable] = field(default_factory=list)
+    inside: list[Hashable] = msgspec.field(default_factory=list)
     waiting: bool = False
     answered: bool = False
     stuck: bool = False

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypeVar, get_args
+from typing import Any, Final, Generic, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 from gracekit.config import parse_duration
 from gracekit.errors import (
@@ -103,6 +104,7 @@ class Method(Generic[P, R_co]):
         self._learnt: list[tuple[Callable[[], object], Place]] = []  # shared with bound copies
         self._skip = skip
         self.signature = _signature(handler, skip)
+        self._required, self._named = _names(self.signature)
         _check(self)
         self.__doc__ = handler.__doc__
 
@@ -146,10 +148,11 @@ class Method(Generic[P, R_co]):
         Raises:
             InvalidArgumentsError: one is missing or unknown, or the resource is empty.
         """
-        try:
-            self.signature.bind(**args)
-        except TypeError as error:
-            raise InvalidArgumentsError(self._explain(args, str(error))) from None
+        if not self._required <= args.keys() <= self._named:  # then it may still be `**more`
+            try:
+                self.signature.bind(**args)
+            except TypeError as error:
+                raise InvalidArgumentsError(self._explain(args, str(error))) from None
         if self.options.resource is not None and self.resource_of(args) is None:
             kind, name = self.options.resource
             raise InvalidArgumentsError(
@@ -173,6 +176,8 @@ class Method(Generic[P, R_co]):
             DeclarationError: it is a class's method, served at several places
                 that fit.
         """
+        if namespace is None and version is None and not self._learnt:
+            return Place(self.options.namespace, self.options.version)
         fitting = _fitting(self._places(), namespace, version)
         if len(fitting) > 1:
             raise DeclarationError(_ambiguous(self.name, fitting))
@@ -275,6 +280,14 @@ def _signature(handler: Callable[..., Any], skip: int) -> inspect.Signature:
                 "but requests carry their arguments by name; make it a plain argument"
             )
     return inspect.Signature(rest)
+
+
+def _names(signature: inspect.Signature) -> tuple[frozenset[str], frozenset[str]]:
+    """Names that arguments must have, and those that they may have."""
+    parameters = signature.parameters.values()
+    by_name = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    required = (p.name for p in parameters if p.kind in by_name and p.default is p.empty)
+    return frozenset(required), frozenset(p.name for p in parameters if p.kind in by_name)
 
 
 def _check(method: Method[Any, Any]) -> None:
@@ -423,11 +436,20 @@ def _major(version: str) -> int:
 
 
 def _parts(version: str) -> tuple[int, ...]:
+    # Anyone can send a version: what is kept is small and of a known number.
+    return _short_parts(version) if len(version) <= _SHORT else _read_parts(version)
+
+
+def _read_parts(version: str) -> tuple[int, ...]:
     try:
         parts = tuple(int(part) for part in version.split("."))
     except ValueError:
         return (-1,)
     return parts if len(parts) > 1 else (*parts, 0)
+
+
+_SHORT: Final = 16
+_short_parts: Final = functools.lru_cache(256)(_read_parts)
 
 
 def _serves(served: str, asked: str) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import msgspec
+
 from gracekit.errors import StoreBrokenError
 from gracekit.process import Point, Process
 from gracekit.rpc.readers import Reader
@@ -92,8 +94,7 @@ Settle = Callable[[Settlement, str], Awaitable[None]]
 OnDelivery = Callable[["Delivery"], None]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Delivery:
+class Delivery(msgspec.Struct, kw_only=True, eq=False):
     """One message in a consumer's hands, to be settled exactly once.
 
     A second settlement, or one on a connection that is gone, does nothing:

@@ -26,12 +26,14 @@ class Statement(NamedTuple):
         expect: Rows that it must return (RETURNING, SELECT) or, for a statement
             that returns none, change; None for any number.
         returns: Whether *expect* counts returned rows instead of changed ones.
+        inserts: It inserts a row, and its row id is what it is said to return.
     """
 
     sql: str
     params: Sequence[Value]
     expect: int | None
     returns: bool
+    inserts: bool = False
 
 
 class Batch:
@@ -43,12 +45,13 @@ class Batch:
             `synchronous=NORMAL`); a killed process loses neither kind.
     """
 
-    __slots__ = ("durable", "point", "statements")
+    __slots__ = ("durable", "point", "statements", "sums")
 
     def __init__(self, point: Point, *, durable: bool = True) -> None:
         self.point: Final = point
         self.durable: Final = durable
         self.statements: list[Statement] = []
+        self.sums: list[tuple[str, str, int]] = []
 
     def add(self, sql: str, *params: Value, expect: int | None = None) -> int:
         """Append a statement; *expect* counts the rows it changes.
@@ -63,3 +66,23 @@ class Batch:
         """As `add`, for a statement that returns rows; *expect* counts these."""
         self.statements.append(Statement(sql, params, expect, returns=True))
         return len(self.statements) - 1
+
+    def insert(self, sql: str, *params: Value) -> int:
+        """As `ask`, for an INSERT that must insert one row; RETURNING would take longer.
+
+        Returns:
+            Its index: `rows[index]` of the commit holds the one row `(row id,)`.
+        """
+        self.statements.append(Statement(sql, params, 1, returns=False, inserts=True))
+        return len(self.statements) - 1
+
+    def add_up(self, sql: str, key: str, number: int) -> None:
+        """Add *number* to a sum, once for all batches of the transaction that pass.
+
+        Args:
+            sql: Text with two placeholders, the key and the number, in which two
+                executions do the same as one with the sum of their numbers.
+            key: Which sum.
+            number: What is added.
+        """
+        self.sums.append((sql, key, number))

@@ -8,6 +8,7 @@ then the whole group fails and the store is broken for good.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -68,11 +69,7 @@ class GroupCommit:
             return [StoreBrokenError(str(self.broken)) for _ in batches]
         try:
             outcomes = self._transact(batches)
-            passed = [
-                batch
-                for batch, outcome in zip(batches, outcomes, strict=True)
-                if isinstance(outcome, list)
-            ]
+            passed = _passed(batches, outcomes)
             for batch in passed:
                 self._process.reach(batch.point, "before")
         except apsw.Error as error:
@@ -93,13 +90,18 @@ class GroupCommit:
         self._cursor.execute("BEGIN IMMEDIATE")
         try:
             # Nearly every batch passes, and savepoints would cost a third of the rate.
-            return [self._apply(batch) for batch in batches]
+            outcomes: list[Outcome] = [self._apply(batch) for batch in batches]
+            self._add_up(batches)
         except DISK_ERRORS:
             raise
         except (ConflictError, *_BATCH_ERRORS):
             self._roll_back()
+        else:
+            return outcomes
         self._cursor.execute("BEGIN IMMEDIATE")
-        return [self._attempt(batch) for batch in batches]
+        outcomes = [self._attempt(batch) for batch in batches]
+        self._add_up(_passed(batches, outcomes))
+        return outcomes
 
     def _attempt(self, batch: Batch) -> Outcome:
         execute = self._cursor.execute
@@ -125,12 +127,14 @@ class GroupCommit:
     def _apply(self, batch: Batch) -> list[list[Row]]:
         execute = self._cursor.execute
         results: list[list[Row]] = []
-        for index, (sql, params, expect, returns) in enumerate(batch.statements):
-            rows = execute(sql, params).fetchall()
-            results.append(rows)
+        for index, (sql, params, expect, returns, inserts) in enumerate(batch.statements):
+            cursor = execute(sql, params)
+            results.append(
+                [(self._connection.last_insert_rowid(),)] if inserts else cursor.fetchall()
+            )
             if expect is None:
                 continue
-            found = len(rows) if returns else self._connection.changes()
+            found = len(results[-1]) if returns else self._connection.changes()
             if found != expect:
                 raise ConflictError(
                     f"statement {index} of the batch {batch.point.value} "
@@ -139,6 +143,14 @@ class GroupCommit:
                     statement=index,
                 )
         return results
+
+    def _add_up(self, batches: Sequence[Batch]) -> None:
+        sums: Counter[tuple[str, str]] = Counter()
+        for batch in batches:
+            for sql, key, number in batch.sums:
+                sums[sql, key] += number
+        for (sql, key), number in sums.items():
+            self._cursor.execute(sql, (key, number))
 
     def _commit(
         self, batches: Sequence[Batch], passed: Sequence[Batch], outcomes: list[Outcome]
@@ -195,6 +207,12 @@ def broken_by(error: apsw.Error) -> StoreBrokenError:
         f"the store cannot be trusted any more ({type(error).__name__}: {error}); "
         f"look after its disk and start this process again"
     )
+
+
+def _passed(batches: Sequence[Batch], outcomes: Sequence[Outcome]) -> list[Batch]:
+    return [
+        batch for batch, outcome in zip(batches, outcomes, strict=True) if isinstance(outcome, list)
+    ]
 
 
 def _caused(outcome: StoreError, cause: Exception) -> StoreError:

@@ -70,8 +70,7 @@ def address_of(columns: Row) -> Address:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
+class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     """What the journal keeps of a request.
 
     Attributes:
@@ -204,7 +203,7 @@ INSERT INTO task (request_id, recipient, service, lane, queue, route, target, na
     version, args, context, content_hash, on_interrupt, settle_s, resource_kind, resource_id,
     owner, accepted_at, expires_at, state, attempts, started_at, crashes)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
-ON CONFLICT (request_id, recipient) DO NOTHING RETURNING id"""
+ON CONFLICT (request_id, recipient) DO NOTHING"""
 _ACCEPT_REPLY: Final = """
 INSERT INTO reply (task_id, queue, msg_id, expires_at)
 SELECT id, ?, ?, ? FROM task WHERE request_id = ? AND recipient = ?"""
@@ -268,8 +267,9 @@ class Journal:
 
     async def commit(self, batch: Batch) -> list[list[Row]]:
         """Commit *batch*; cursors that wait travel in the same group."""
-        self._submit_cursors()
-        return await self.engine.commit(batch)
+        if self._dirty:
+            self._submit_cursors()
+        return await self.engine.submit(batch)
 
     # -- a request's way in -------------------------------------------------------------
 
@@ -282,7 +282,7 @@ class Journal:
         """
         now = self.clock.wall()
         kind, resource_id = request.resource or (None, None)
-        index = batch.ask(
+        index = batch.insert(
             _ACCEPT,
             request.request_id,
             request.recipient,
@@ -307,7 +307,6 @@ class Journal:
             (TaskState.RUNNING if begin else TaskState.ACCEPTED).value,
             int(begin),
             now if begin else None,
-            expect=1,
         )
         key = (request.request_id, request.recipient)
         if request.reply is not None:
@@ -315,7 +314,7 @@ class Journal:
             batch.add(_ACCEPT_REPLY, reply.queue, reply.msg_id, reply.expires_at, *key)
         if begin and request.resource is not None:
             batch.add(_TOKEN, *request.resource, *key, expect=1)
-        batch.add(COUNT, "accepted", 1)
+        batch.add_up(COUNT, "accepted", 1)
         return index
 
     def add_begin(self, batch: Batch, task: TrackedTask) -> None:
@@ -360,7 +359,7 @@ class Journal:
             reason,
             detail[:1000],
         )
-        batch.add(COUNT, "rejected", 1)
+        batch.add_up(COUNT, "rejected", 1)
         self.add_note(batch, "rejected", delivery["request_id"], delivery["method"], detail)
         await self.commit(batch)
 
@@ -435,7 +434,7 @@ class Journal:
         batch = Batch(Point.REPLY_SENT, durable=False)
         batch.add(_REPLY_DONE, row_id, address.queue, address.msg_id)
         if not sent:
-            batch.add(COUNT, "reply_given_up", 1)
+            batch.add_up(COUNT, "reply_given_up", 1)
             self.add_note(batch, "reply_given_up", None, None, f"task {row_id} to {address.queue}")
         await self.commit(batch)
 
@@ -460,7 +459,7 @@ class Journal:
             now,
             expect=1,
         )
-        batch.add(COUNT, "handed_over", 1)
+        batch.add_up(COUNT, "handed_over", 1)
         self.add_note(batch, "handed_over", task.request_id, task.method, cut.value)
         self._dirty.pop(task.row_id or 0, None)
 
@@ -504,7 +503,7 @@ class Journal:
     ) -> None:
         """Count and list something that is no row of its own: a duplicate, a return, an expiry."""
         batch = Batch(Point.TALLY, durable=False)
-        batch.add(COUNT, what, 1)
+        batch.add_up(COUNT, what, 1)
         self.add_note(batch, what, request_id, method, detail)
         await self.commit(batch)
 

@@ -94,6 +94,7 @@ class SimLife(Life):
         if self.process.lives:
             self.story.tell(f"{self.name} is gone")
         super().end()
+        self.machine.resume(self)  # what is killed while it stands still comes to its end too
 
 
 class SimMachine(Machine):

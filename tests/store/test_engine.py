@@ -142,6 +142,24 @@ async def test_missed_expectation_undoes_the_whole_batch(engine):
     assert await keys(engine) == []
 
 
+async def test_insert_tells_the_row_id_or_conflicts(engine):
+    """
+    One row or none of the batch: an INSERT that found its row there is a conflict.
+    """
+    sql = "INSERT INTO kv VALUES (?, 0) ON CONFLICT DO NOTHING"
+    batch, again = Batch(Point.ACCEPT), Batch(Point.ACCEPT)
+    index = batch.insert(sql, 7)
+    again.insert(sql, 8)
+    again.insert(sql, 7)
+
+    assert (await engine.commit(batch))[index] == [(7,)]
+    with pytest.raises(ConflictError, match="changed 0 rows instead of 1") as caught:
+        await engine.commit(again)
+
+    assert caught.value.statement == 1
+    assert await keys(engine) == [7]
+
+
 async def test_asked_rows_are_counted(engine):
     """
     `ask` counts what it returns: an unexpected row is a conflict as well.
@@ -479,6 +497,24 @@ async def test_conflict_in_a_group_rolls_back_alone(held):
     assert [type(o) for o in outcomes] == [list, ConflictError, list, StoreError, list]
     assert process.commits == 2
     assert await engine.query("SELECT * FROM kv") == [(0, 0), (1, "mine"), (2, 0)]
+
+
+async def test_sum_of_a_group_is_written_once_and_without_who_was_rolled_back(held):
+    """
+    The statement would fail if it were executed twice; the account holds at the group's commit.
+    """
+    engine, process = held
+    batches = [put(1), swap(1, "no", "yes"), put(2), put(3)]
+    for number, batch in enumerate(batches):
+        batch.add_up("INSERT INTO kv VALUES (?, ?)", "900", 10**number)
+    futures = [engine.submit(batch) for batch in batches]
+
+    process.go_on.set()
+    outcomes = await asyncio.gather(*futures, return_exceptions=True)
+
+    assert [type(o) for o in outcomes] == [list, ConflictError, list, list]
+    assert process.commits == 2
+    assert await engine.query("SELECT value FROM kv WHERE key = 900") == [(1101,)]
 
 
 async def test_lone_batch_waits_for_no_companion(database):

@@ -14,12 +14,16 @@ from gracekit.process import Point, Process
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 
-SCHEMA = "CREATE TABLE kv (key INTEGER PRIMARY KEY, value INTEGER NOT NULL)"
+SCHEMA = """
+CREATE TABLE kv (key INTEGER PRIMARY KEY, value INTEGER NOT NULL);
+CREATE TABLE total (what TEXT PRIMARY KEY, n INTEGER NOT NULL)"""
+TOTAL = "INSERT INTO total VALUES (?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
 
 KEYS = st.integers(0, 3)
 VALUES = st.integers(0, 2)
 STATEMENTS = st.one_of(
     st.tuples(st.just("insert"), KEYS, VALUES),
+    st.tuples(st.just("insert-new"), KEYS, VALUES),
     st.tuples(st.just("bump"), KEYS, VALUES),
     st.tuples(st.just("swap"), KEYS, VALUES),
     st.tuples(st.just("delete"), KEYS, VALUES),
@@ -37,6 +41,8 @@ def to_batch(statements) -> Batch:
         match kind:
             case "insert":
                 batch.add("INSERT INTO kv VALUES (?, ?)", key, value, expect=1)
+            case "insert-new":
+                batch.insert("INSERT INTO kv VALUES (?, ?) ON CONFLICT DO NOTHING", key, value)
             case "bump":
                 batch.add("UPDATE kv SET value = value + 1 WHERE key = ?", key)
             case "swap":
@@ -49,10 +55,11 @@ def to_batch(statements) -> Batch:
                 batch.ask("SELECT value FROM kv WHERE key = ?", key, expect=1)
             case "ask-absent":
                 batch.ask("SELECT value FROM kv WHERE key = ?", key, expect=0)
+    batch.add_up(TOTAL, "passed", 1)
     return batch
 
 
-def apply_to_model(model: dict[int, int], statements):
+def apply_to_model(model: dict[int, int], statements):  # noqa: C901 - a case for each kind
     """The outcome that the engines must have; *model* changes only if all went well."""
     state, rows = dict(model), []
     for index, (kind, key, value) in enumerate(statements):
@@ -63,6 +70,9 @@ def apply_to_model(model: dict[int, int], statements):
             case "insert":
                 state[key] = value
                 rows.append([])
+            case "insert-new" if not present:
+                state[key] = value
+                rows.append([(key,)])
             case "bump":
                 if present:
                     state[key] += 1
@@ -98,6 +108,7 @@ def seen(outcome):
 async def check(engine: Engine, groups) -> None:
     model: dict[int, int] = {}
     await engine.start()
+    passed = 0
     for group in groups:
         expected = [apply_to_model(model, statements) for statements in group]
         outcomes = await asyncio.gather(
@@ -106,6 +117,8 @@ async def check(engine: Engine, groups) -> None:
         )
         assert [seen(outcome) for outcome in outcomes] == expected
         assert dict(await engine.query("SELECT key, value FROM kv")) == model
+        passed += sum(isinstance(outcome, list) for outcome in outcomes)
+        assert await engine.query("SELECT coalesce(sum(n), 0) FROM total") == [(passed,)]
     await engine.stop()
 
 
