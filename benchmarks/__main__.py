@@ -22,6 +22,7 @@ from benchmarks.machine import describe
 from benchmarks.measure import FEWEST_ROUNDS, Figure, Plan
 from benchmarks.picture import draw
 from benchmarks.table import lines
+from benchmarks.workload import be_quiet
 
 Bench = Callable[[Plan], Iterator[Figure]]
 
@@ -76,4 +77,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    be_quiet()
     sys.exit(main())

@@ -86,6 +86,9 @@ async def main(module: str, kind: str, size: str, directory: str) -> None:
     """In the child."""
     from importlib import import_module  # noqa: PLC0415 - only the child has a module to find
 
+    from benchmarks.workload import be_quiet  # noqa: PLC0415 - so do the modules that import us
+
+    be_quiet()
     prepare: Prepare = import_module(f"benchmarks.{module}").PREPARE[kind]
     async with prepare(int(size), Path(directory)) as measure:
         print("[]", flush=True)

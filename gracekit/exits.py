@@ -50,7 +50,7 @@ def classify(evidence: Evidence) -> Verdict:
             return Verdict.DRAINED
         case Evidence(exit_code=ExitCode.HANDED_OVER):
             return Verdict.HANDED_OVER
-        case Evidence(stop_begun=True):
+        case Evidence(stop_begun=True, exit_code=None):
             return Verdict.STOP_TIMEOUT
         case Evidence(exit_code=None):
             return Verdict.KILLED

@@ -36,6 +36,7 @@ from gracekit.testing.ports import (
 
 T = TypeVar("T")
 
+CLOSING_ROUNDS: Final = 5
 PATIENCE_S: Final = 7200.0
 """Virtual seconds within which must happen what is waited for."""
 
@@ -253,7 +254,12 @@ class Machine:
         for client, transport in self._clients:
             await client.stop()
             await transport.stop()
-        await self.settle()
+        for _ in range(CLOSING_ROUNDS):  # some take a cancellation and go on with their clean-up
+            for life in self.lives:
+                self.cancel_tasks_of(life)
+            await self.settle()
+            if all(task.done() for task, who in self._owners.items() if isinstance(who, Life)):
+                break
         self.disk.close()
 
     async def settle(self) -> None:

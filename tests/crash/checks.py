@@ -293,5 +293,7 @@ def verdict_of(run: Run) -> str:
             return "drained"
         case 75:
             return "handed_over"
-        case _:
+        case None:
             return "stop_timeout" if run.stop_begun else "killed"
+        case _:
+            return "failed"

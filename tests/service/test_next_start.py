@@ -944,3 +944,21 @@ async def test_retention_removes_only_after_this_run_has_served_long_enough(
     await world.until(lambda: world.states() == {}, within_s=200)
 
     assert world.tally() == {"accepted": 1, "removed": 1, "adopted_runs": 1}
+
+
+async def test_a_run_that_left_a_record_of_its_failure_has_failed(world: World, svc: Service):
+    """
+    It began a stop and ended it, only not in order: that is no stop that ran out of time.
+    """
+
+    @svc.on_start
+    async def broken() -> None:
+        if len(world.lives) == 1:
+            raise RuntimeError("no backend")
+
+    with pytest.raises(Exception, match="no backend"):
+        await world.start(svc)
+    await world.start(svc)
+
+    (first, _) = world.rows("SELECT exit_code, verdict FROM run ORDER BY generation")
+    assert first == {"exit_code": 70, "verdict": "failed"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
+from typing import Any
 
 from tests.simulation.app import App
 from tests.simulation.story import Played, play
@@ -56,6 +57,16 @@ class Campaign:
     def kinds(self) -> set[tuple[str, str]]:
         """(port, kind) of each fault that was met."""
         return {(port, kind) for port, _, kind in self.faults}
+
+    def as_json(self) -> dict[str, Any]:
+        """What a test asks of it, as plain data."""
+        return {
+            "broken": self.broken,
+            "fewest_runs": self.fewest_runs,
+            "edges": sorted(self.edges),
+            "kinds": sorted(self.kinds()),
+            "ends": dict(self.ends),
+        }
 
     def __str__(self) -> str:
         return (
