@@ -19,7 +19,7 @@ from gracekit import (
     Service,
     Wait,
 )
-from gracekit.errors import AlreadyRunningError, TaskInterruptedError
+from gracekit.errors import AlreadyRunningError, TaskInterruptedError, UnknownCommitError
 from gracekit.process import Point
 from gracekit.testing.ports import EPOCH_S
 from tests.service.kit import Fault, Life, World
@@ -962,3 +962,21 @@ async def test_a_run_that_left_a_record_of_its_failure_has_failed(world: World, 
 
     (first, _) = world.rows("SELECT exit_code, verdict FROM run ORDER BY generation")
     assert first == {"exit_code": 70, "verdict": "failed"}
+
+
+async def test_what_a_lost_take_may_have_brought_is_not_given_back_from_under_the_next(
+    world: World, svc: Service
+):
+    """
+    The same task takes again and has it: what was in doubt before is in doubt no more.
+    """
+    life = await world.start(svc)
+    leases = life.runtime.reconciler._leases
+    life.plan(Point.TAKE_LEASE, Fault.LOST_BEFORE)
+    with pytest.raises(UnknownCommitError):
+        await world.run_as(life, leases.take(("vm", "v"), "task"))
+    guard = await world.run_as(life, leases.take(("vm", "v"), "task"))
+    await world.run_as(life, leases.give_back_owed())
+
+    assert guard is not None
+    assert world.rows("SELECT owner FROM lease") == [{"owner": life.runtime.run_id}]
