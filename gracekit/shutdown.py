@@ -512,17 +512,22 @@ class ShutdownCoordinator:
         """Step 6: outcomes and replies."""
         deadline = self._clock.loop() + self._settings.handover_flush_s
         await self._parts.dispatcher.wait_flushed(deadline=deadline)
-        await self._free_forgotten()
+        await self._free_forgotten(deadline)
         self._report.leases_kept = self._parts.dispatcher.kept_leases()
         self._report.left_behind = self._parts.dispatcher.left_behind()
 
-    async def _free_forgotten(self) -> None:
-        """No row of ours stays that nobody works on: a failed commit may have left one."""
+    async def _free_forgotten(self, deadline: float) -> None:
+        """No row of ours stays that nobody works on: a failed commit may have left one.
+
+        Within the time of the flush: a slow store must not eat that of the steps after it.
+        """
         acted = {*self._report.unclean, *self._report.handed_over}
         for _ in range(FREE_TRIES):
-            rows = await self._bounded("freeing of rows", self._parts.free_forgotten(acted), 0.5)
+            left = max(SHORTEST_STEP_S, deadline - self._clock.loop())
+            rows = await self._bounded("freeing of rows", self._parts.free_forgotten(acted), left)
             if rows is not None:
                 self._add_forgotten(rows)
+            if rows is not None or self._clock.loop() >= deadline:
                 return
 
     def _add_forgotten(self, rows: Sequence[TaskRow]) -> None:
