@@ -28,6 +28,7 @@ from gracekit.request.attempt import (
 from gracekit.request.context import Context, Services, lease_in
 from gracekit.request.custody import Custody, Entry
 from gracekit.request.lanes import GIVE_BACK_PAUSE_S, Job, LaneGate, Turns
+from gracekit.request.refusals import settle
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.history import History
@@ -119,7 +120,7 @@ class Dispatcher:
             if not job.task.journaled:
                 await self._live_on_the_transport(job)
             elif not await self._waits_for_itself(job) and await self._accept(job):
-                await self._settle(delivery.ack())
+                await settle(delivery.ack(), self._telemetry)
                 await self._live(job)
         except StoreError as error:
             await self._give_back_after(error, delivery)
@@ -130,7 +131,7 @@ class Dispatcher:
         """The record cannot be read: what was not accepted goes back."""
         self._telemetry.emit("store.error", what="dispatch", error=str(error))
         await asyncio.sleep(GIVE_BACK_PAUSE_S)
-        await self._settle(delivery.give_back())
+        await settle(delivery.give_back(), self._telemetry)
 
     async def _dispatch_row(self, row: TaskRow, inside: tuple[str, str] | None) -> None:
         """Carry an accepted row, of an earlier run or ours, through the rest of its life."""
@@ -205,7 +206,7 @@ class Dispatcher:
         if job.reply is not None and not job.answered:
             await self._answers.send(job.reply, outcome)
         if job.delivery is not None:
-            await self._settle(job.delivery.ack())
+            await settle(job.delivery.ack(), self._telemetry)
 
     # -- track and accept: custody ------------------------------------------------------
 
@@ -277,7 +278,7 @@ class Dispatcher:
         if row is None or request is None:
             await asyncio.sleep(GIVE_BACK_PAUSE_S)
             # Its first delivery is not yet accepted, or was not.
-            await self._settle(delivery.give_back())
+            await settle(delivery.give_back(), self._telemetry)
             return
         if row.content_hash != request.content_hash:
             await self._refuse_conflict(job, row.method)
@@ -290,7 +291,7 @@ class Dispatcher:
         ):
             row = await self._journal.known(task.request_id, task.recipient) or row
             await self._answers.send(job.reply, outcome_of(row))
-        await self._settle(delivery.ack())
+        await settle(delivery.ack(), self._telemetry)
 
     async def _refuse_conflict(self, job: Job, known_method: str) -> None:
         conflict = ConflictingRequestError(
@@ -443,13 +444,6 @@ class Dispatcher:
             job.task.cut = Cut.UNCLEAN
             await self._give_back(job)
 
-    async def _settle(self, settlement: Coroutine[Any, Any, None]) -> None:
-        """Tell the transport; what it cannot do now it does later, or delivers again."""
-        try:
-            await settlement
-        except StoreError as error:
-            self._telemetry.emit("store.error", what="settlement", error=str(error))
-
     async def _give_back(self, job: Job) -> None:
         """Put a delivery back that was not accepted, or whose `requeue` task was cut."""
         await self._give_back_one(job)
@@ -459,7 +453,7 @@ class Dispatcher:
     async def _give_back_one(self, job: Job) -> None:
         if job.delivery is not None:
             self._on_give_back()
-            await self._settle(job.delivery.give_back())
+            await settle(job.delivery.give_back(), self._telemetry)
 
     def _untrack(self, job: Job) -> None:
         job.gate.entering.pop(job, None)

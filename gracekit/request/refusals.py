@@ -62,22 +62,22 @@ class Refusals:
         except StoreError as failure:
             self._telemetry.emit("store.error", what="rejection", error=str(failure))
             await asyncio.sleep(GIVE_BACK_PAUSE_S)
-            await self._settle(delivery.give_back())
+            await settle(delivery.give_back(), self._telemetry)
             return
         self._telemetry.emit("task.rejected", reason=reason, error=str(error))
         if request is None:
-            await self._settle(delivery.dead_letter(f"{reason}: {error}"))
+            await settle(delivery.dead_letter(f"{reason}: {error}"), self._telemetry)
             return
         if request.reply is not None:
             address = Address(
                 queue=request.reply.queue, msg_id=request.reply.msg_id, expires_at=None
             )
             await self._answers.refuse(address, error)
-        await self._settle(delivery.ack())
+        await settle(delivery.ack(), self._telemetry)
 
     async def answer_control(self, request: Request, delivery: Delivery) -> None:
         """A control verb: not journaled, not tracked, answered at once."""
-        await self._settle(delivery.ack())
+        await settle(delivery.ack(), self._telemetry)
         if request.reply is None:
             return
         address = Address(queue=request.reply.queue, msg_id=request.reply.msg_id, expires_at=None)
@@ -88,12 +88,13 @@ class Refusals:
             return
         await self._answers.send(address, succeeded(f"verb {request.method}", answer))
 
-    async def _settle(self, settlement: Coroutine[Any, Any, None]) -> None:
-        """Tell the transport; what it cannot do now it does later, or delivers again."""
-        try:
-            await settlement
-        except StoreError as error:
-            self._telemetry.emit("store.error", what="settlement", error=str(error))
+
+async def settle(settlement: Coroutine[Any, Any, None], telemetry: Telemetry) -> None:
+    """Settle a delivery; what the transport cannot do now it does later, or delivers again."""
+    try:
+        await settlement
+    except StoreError as error:
+        telemetry.emit("store.error", what="settlement", error=str(error))
 
 
 def reason_of(error: RpcError) -> str:
