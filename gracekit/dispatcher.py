@@ -351,8 +351,7 @@ class Dispatcher:
         timer = None
         if task.deadline is not None:
             loop = asyncio.get_running_loop()
-            late = failed(timeout_error(job.method))
-            timer = loop.call_at(task.deadline, self._answer_early, job, late)
+            timer = loop.call_at(task.deadline, self._tell_late, job)
         self._telemetry.emit(
             "task.started", task_id=task.request_id, method=task.method, attempt=task.attempt
         )
@@ -409,6 +408,9 @@ class Dispatcher:
             task.handler.cancel(CancelCause.OPERATOR.value)
         elif task.running:
             self._answer_early(job, ordered(str(task), order, task.state))
+
+    def _tell_late(self, job: Job) -> None:
+        self._answer_early(job, failed(timeout_error(job.method)))
 
     def _answer_early(self, job: Job, outcome: Outcome) -> None:
         """The caller hears at once; the task keeps place and lease until its handler returned."""

@@ -20,6 +20,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
@@ -879,6 +880,7 @@ def run_directory(settings: Settings) -> Path | None:
     return path.with_name(f"{path.name}-runs")
 
 
+@cache
 def package_version() -> str:
     """Of gracekit, as installed; `unknown` from a bare source tree."""
     try:

@@ -111,7 +111,7 @@ class Reconciler:
         self._starved = False  # accepted rows may wait for a place
         self._poked = asyncio.Event()
         self._gated: set[Resource] = set()
-        self._look_at_gates = True  # rows of others may have come or gone
+        self._look_around = True  # rows of others may have come or gone
         self._settling: dict[asyncio.Task[None], TaskRow] = {}
         self._asking: set[asyncio.Task[Any]] = set()
         self._hooks: dict[str, asyncio.Task[None]] = {}
@@ -149,7 +149,7 @@ class Reconciler:
 
     def poke(self) -> None:
         """Look now: something may have been left to nobody."""
-        self._look_at_gates = True
+        self._look_around = True
         self._poked.set()
 
     async def run(self) -> None:
@@ -164,7 +164,7 @@ class Reconciler:
                 async with asyncio.timeout(await self._pause_s()):
                     await self._poked.wait()
                     continue
-            self._look_at_gates = True
+            self._look_around = True
 
     async def reconcile(self) -> None:
         """One pass over everything that nobody is working on; nothing in a drain."""
@@ -172,11 +172,13 @@ class Reconciler:
             return
         await self._leases.give_back_owed()
         await self.adopt_dead_runs()
-        await self._adopt_missing()
+        # Listing all that is in flight, or every unfinished resource, at each settled row would
+        # square their number.
+        look, self._look_around = self._look_around, False
+        if look:
+            await self._adopt_missing()
         await self._claims.take_duties()
         await self._send_due_replies()
-        # Listing every unfinished resource at each settled row would square their number.
-        look, self._look_at_gates = self._look_at_gates, False
         if self._settings.startup_reconciliation_enabled:
             if look:
                 await self.gate()
@@ -629,18 +631,21 @@ class Reconciler:
     # -- holds --------------------------------------------------------------------------
 
     async def _settle_holds(self) -> None:
-        for hold in await self._holds.lapsed():
-            await self._holds.settle(hold, "lapsed", errored=False)
-        for hold in await self._holds.left_over():
-            if not self._paused:
+        for hold in await self._holds.due():
+            if hold.owner is not None and not hold.errored_due:
+                await self._holds.settle(hold, "lapsed", errored=False)
+            elif self._paused:
+                continue
+            elif hold.errored_due:
+                await self._tell_errored(hold)
+            else:
                 await self._settle_hold(hold)
-        for hold in await self._holds.errored_due():
-            if self._paused:
-                return
-            row, method = hold_as_row(hold), self._method_of(hold)
-            if method is not None and method.errored_hook is not None:
-                await self._call_errored(row, method, "hold")
-            await self._holds.errored_done(hold)
+
+    async def _tell_errored(self, hold: Hold) -> None:
+        method = self._method_of(hold)
+        if method is not None and method.errored_hook is not None:
+            await self._call_errored(hold_as_row(hold), method, "hold")
+        await self._holds.errored_done(hold)
 
     async def _settle_hold(self, hold: Hold) -> None:
         """Done ends it, Fail and Retry end it and tell, Wait keeps it until it lapses."""
@@ -648,7 +653,7 @@ class Reconciler:
         if self._clock.wall() >= hold.lapses_at:
             await self._holds.settle(hold, "lapsed", errored=False)
         elif method is None or method.probe_hook is None:
-            await self._holds.settle(hold, "no_probe", errored=method is not None)
+            await self._end_hold(hold, "no_probe", errored=method is not None)
         else:
             match await self._ask(hold_as_row(hold), method, None):
                 case Done():
@@ -657,7 +662,11 @@ class Reconciler:
                     check = min(self._clock.wall() + seconds, hold.lapses_at)
                     await self._holds.wait(hold, next_check=check)
                 case _:
-                    await self._holds.settle(hold, "failed", errored=True)
+                    await self._end_hold(hold, "failed", errored=True)
+
+    async def _end_hold(self, hold: Hold, reason: str, *, errored: bool) -> None:
+        if await self._holds.settle(hold, reason, errored=errored) and errored:
+            self._poked.set()  # its errored hook is due now
 
     def _method_of(self, row: TaskRow | Hold) -> Method[Any, Any] | None:
         try:

@@ -294,7 +294,7 @@ class MemoryEngine(_Breakable):
         if self._connection is not None:
             return
         self._loop = asyncio.get_running_loop()
-        connection = apsw.Connection(":memory:") if self._shared is None else self._shared
+        connection = files.open_memory() if self._shared is None else self._shared
         files.set_common(connection)
         migrate(connection, self._migrations, path="the database in memory")
         limit_pages(connection, self._max_page_count)

@@ -23,6 +23,7 @@ from gracekit.rpc.memory import MemoryBroker
 from gracekit.runtime import Runtime, StopSource
 from gracekit.service import Service
 from gracekit.shutdown import DrainReport
+from gracekit.store.files import open_memory
 from gracekit.telemetry import Telemetry
 from gracekit.testing.faults import NO_FAULTS, Faults, NoCrash
 from gracekit.testing.loop import VirtualLoop, owner
@@ -163,7 +164,7 @@ class Machine:
     def __init__(self, *, seed: int = 0, faults: Faults = NO_FAULTS) -> None:
         self.faults = faults
         self.broker = MemoryBroker()
-        self.disk = apsw.Connection(":memory:")
+        self.disk = open_memory()
         self.clock = VirtualClock(seed, faults)
         self.living: set[Identity] = set()
         self.lives: list[Life] = []

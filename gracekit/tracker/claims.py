@@ -12,7 +12,7 @@ from typing import Final
 
 from gracekit.errors import StoreError
 from gracekit.process import Point
-from gracekit.store.batch import Batch, Row, Value
+from gracekit.store.batch import Batch, Row
 from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.journal import (
     COUNT,
@@ -48,12 +48,13 @@ UPDATE task SET owner = ?1 WHERE owner = ?2 AND finished_at IS NOT NULL AND id I
     UNION SELECT id FROM task WHERE errored_due = 1)""",
 )
 # An `error` row is only judged: that touches no backend, and need not wait for it to settle.
+_CLAIMABLE: Final = f"""
+SELECT id FROM task WHERE owner IS NULL AND state = ? AND {IS_OPEN} AND service = ?
+    AND target IN ('', ?, ?) AND lane IN (?, ?) AND coalesce(next_check, 0) <= ?
+    AND (on_interrupt = 'error' OR coalesce(not_before, 0) <= ?)
+ORDER BY id LIMIT ?"""  # noqa: S608 - a constant
 _CLAIM: Final = f"""
-UPDATE task SET owner = ? WHERE id IN (
-    SELECT id FROM task WHERE owner IS NULL AND state = ? AND {IS_OPEN} AND service = ?
-        AND target IN ('', ?, ?) AND lane IN (?, ?) AND coalesce(next_check, 0) <= ?
-        AND (on_interrupt = 'error' OR coalesce(not_before, 0) <= ?)
-    ORDER BY id LIMIT ?)
+UPDATE task SET owner = ? WHERE id IN ({_CLAIMABLE})
 AND owner IS NULL AND state = ? RETURNING {ROW_COLUMNS}"""  # noqa: S608 - constants
 _AGAIN: Final = """
 UPDATE task SET state = 'accepted', cut = NULL, next_check = NULL, waiting_since = NULL,
@@ -122,10 +123,13 @@ class Claims:
         settle time and the next check that a probe asked for.
         """
         now = self._journal.clock.wall()
-        batch = Batch(Point.CLAIM)
-        values: list[Value] = [self._journal.run_id, state.value, self._journal.service]
         lanes = (lane or Lane.REQUESTS).value, (lane or Lane.OPS).value
-        batch.ask(_CLAIM, *values, *self._targets, *lanes, now, now, limit, state.value)
+        which = (state.value, self._journal.service, *self._targets, *lanes, now, now)
+        # Mostly there is nothing: a look is cheap, and keeps no sibling from writing.
+        if not await self._journal.engine.query(_CLAIMABLE, *which, 1):
+            return []
+        batch = Batch(Point.CLAIM)
+        batch.ask(_CLAIM, self._journal.run_id, *which, limit, state.value)
         rows = await self._journal.commit(batch)
         return sorted(self._readable(rows[0]), key=lambda row: row.id)
 
@@ -249,11 +253,15 @@ class Claims:
 
     async def missing(self, known: frozenset[int]) -> list[TaskRow]:
         """Our own open rows that are not among *known*: a commit whose end we never saw."""
-        rows = await self._journal.engine.query(
-            f"SELECT {ROW_COLUMNS} FROM task WHERE owner = ? "  # noqa: S608 - a constant
-            f"AND state IN ('accepted', 'running', 'handed_over') AND {IS_OPEN}",
-            self._journal.run_id,
+        mine = (
+            f"SELECT {{}} FROM task WHERE owner = ? AND {IS_OPEN} "  # noqa: S608 - a constant
+            "AND state IN ('accepted', 'running', 'handed_over')"
         )
+        # An index has these; whole rows of thousands in flight would be read to be thrown away.
+        ids = await self._journal.engine.query(mine.format("id"), self._journal.run_id)
+        if known.issuperset(row[0] for row in ids):
+            return []
+        rows = await self._journal.engine.query(mine.format(ROW_COLUMNS), self._journal.run_id)
         return [row for row in self._readable(rows) if row.id not in known]
 
     def _readable(self, rows: Iterable[Row]) -> Iterator[TaskRow]:

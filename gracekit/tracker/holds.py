@@ -36,19 +36,25 @@ _NAMES: Final = (
     "version",
     "args",
     "lapses_at",
+    "errored_due",
 )
-_LIST: Final = (
-    f"SELECT {', '.join(_NAMES)} FROM hold WHERE service = ? AND {{condition}} ORDER BY id"  # noqa: S608 - constants
-)
+_HOLDS: Final = f"SELECT {', '.join(_NAMES)} FROM hold WHERE service = ?1"  # noqa: S608 - constants
+_MINE: Final = f"{_HOLDS} AND ended_at IS NULL AND owner = ?2 AND lapses_at > ?3 ORDER BY id"
+# One look for all that is due: mostly there is nothing, and each pass of the reconciler asks.
+_DUE: Final = f"""
+{_HOLDS} AND ended_at IS NULL AND iif(owner IS NULL, target = ?2 AND coalesce(next_check, 0) <= ?4,
+    owner = ?3 AND lapses_at <= ?4)
+UNION ALL {_HOLDS} AND errored_due = 1 AND target = ?2 ORDER BY id"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """One open hold.
+    """One hold.
 
     Attributes:
         method: Of the request that opened it; its probe settles a left-over hold.
         lapses_at: Wall time at which it ends by itself.
+        errored_due: It has ended, and its errored hook has still to be called.
     """
 
     id: int
@@ -60,6 +66,7 @@ class Hold:
     version: str
     args: dict[str, Any]
     lapses_at: float
+    errored_due: bool
 
 
 class Holds:
@@ -131,26 +138,17 @@ class Holds:
 
     async def mine(self) -> list[Hold]:
         """Holds that keep this run, those past their time excepted."""
-        return [
-            hold
-            for hold in await self._list("ended_at IS NULL AND owner = ?", self._journal.run_id)
-            if hold.lapses_at > self._journal.clock.wall()
-        ]
+        return await self._list(_MINE, self._journal.run_id, self._journal.clock.wall())
 
-    async def lapsed(self) -> list[Hold]:
-        """Holds of this run that are past their time and not yet ended."""
+    async def due(self) -> list[Hold]:
+        """Holds that something is to be done about, in the order in which they were opened.
+
+        Those of this run that are past their time and not yet ended; those of
+        runs proven dead, for this host, whose next check has come: they have
+        no owner; and ended ones whose errored hook has still to be called.
+        """
         now = self._journal.clock.wall()
-        return await self._list(
-            "ended_at IS NULL AND owner = ? AND lapses_at <= ?", self._journal.run_id, now
-        )
-
-    async def left_over(self) -> list[Hold]:
-        """Holds of runs proven dead, for this host, whose next check has come."""
-        return await self._list(
-            "ended_at IS NULL AND owner IS NULL AND target = ? AND coalesce(next_check, 0) <= ?",
-            self._host,
-            self._journal.clock.wall(),
-        )
+        return await self._list(_DUE, self._host, self._journal.run_id, now)
 
     async def settle(self, hold: Hold, reason: str, *, errored: bool) -> bool:
         """End a hold by verdict; false if someone else did, or it was opened again."""
@@ -169,19 +167,22 @@ class Holds:
         batch.add("UPDATE hold SET next_check = ? WHERE id = ?", next_check, hold.id)
         await self._journal.commit(batch)
 
-    async def errored_due(self) -> list[Hold]:
-        """Ended holds whose errored hook has still to be called."""
-        return await self._list("errored_due = 1 AND target = ?", self._host)
-
     async def errored_done(self, hold: Hold) -> None:
         """The hook was called: purge the arguments."""
         batch = Batch(Point.ERRORED_DONE)
         batch.add("UPDATE hold SET errored_due = 0, args = NULL WHERE id = ?", hold.id)
         await self._journal.commit(batch)
 
-    async def _list(self, condition: str, *params: str | float) -> list[Hold]:
-        rows = await self._journal.engine.query(
-            _LIST.format(condition=condition), self._journal.service, *params
-        )
+    async def _list(self, sql: str, *params: str | float) -> list[Hold]:
+        rows = await self._journal.engine.query(sql, self._journal.service, *params)
         found: list[dict[str, Any]] = [dict(zip(_NAMES, row, strict=True)) for row in rows]
-        return [Hold(**{**one, "args": from_json(one["args"]) or {}}) for one in found]
+        return [
+            Hold(
+                **one
+                | {
+                    "args": from_json(one["args"]) or {},
+                    "errored_due": bool(one["errored_due"]),
+                }
+            )
+            for one in found
+        ]

@@ -1,4 +1,4 @@
-"""What time ends: old terminal rows, and rows whose host or instance does not come back.
+"""What time ends: the past, and rows whose host or instance does not come back.
 
 Removal is in small batches and counted, so that accepted = terminal + transient
 + removed holds at every commit.
@@ -18,7 +18,11 @@ REMOVE_AT_ONCE: Final = 500
 _OLD: Final = """
 SELECT id FROM task WHERE finished_at < ? AND errored_due = 0
     AND id NOT IN (SELECT task_id FROM reply) ORDER BY finished_at LIMIT ?"""
-_OLD_RUNS: Final = "SELECT 1 FROM run WHERE adopted_at < ? LIMIT 1"
+_OLD_REST: Final = (
+    "run WHERE adopted_at < ?1",
+    "hold WHERE ended_at < ?1 AND errored_due = 0",
+    "incident WHERE at < ?1",
+)
 _COUNT_REMOVED: Final = """
 INSERT INTO tally (what, n) SELECT 'removed', count(*) FROM task
     WHERE id IN ({marks}) AND finished_at IS NOT NULL AND state <> 'rejected'
@@ -46,11 +50,15 @@ class Retention:
             pass  # each batch is a commit of its own, and others get in between
 
     async def remove_old(self) -> int:
-        """Remove one batch of terminal rows older than the retention; returns how many."""
+        """Remove one batch of terminal rows older than the retention; returns how many.
+
+        With it go all ended holds, ended runs and incidents that are as old.
+        """
         moment = self._journal.clock.wall() - self._retention_s
         rows = await self._journal.engine.query(_OLD, moment, REMOVE_AT_ONCE)
-        old_runs = await self._journal.engine.query(_OLD_RUNS, moment)
-        if not rows and not old_runs:
+        rest = " OR ".join(f"EXISTS (SELECT 1 FROM {which})" for which in _OLD_REST)  # noqa: S608
+        ((any_rest,),) = await self._journal.engine.query(f"SELECT {rest}", moment)
+        if not rows and not any_rest:
             return 0
         ids = [row[0] for row in rows]
         batch = Batch(Point.RETIRE)
@@ -58,8 +66,8 @@ class Retention:
         # Rejected rows were never counted as accepted.
         batch.add(_COUNT_REMOVED.format(marks=_marks(ids)), *ids)
         removed = batch.ask(_REMOVE.format(marks=_marks(ids)), *ids)
-        batch.add("DELETE FROM incident WHERE at < ?", moment)
-        batch.add("DELETE FROM run WHERE adopted_at < ?", moment)
+        for which in _OLD_REST:
+            batch.add(f"DELETE FROM {which}", moment)  # noqa: S608 - constants
         return len((await self._journal.commit(batch))[removed])
 
     async def abandoned(self, route: str, *, gone_s: float) -> list[TaskRow]:

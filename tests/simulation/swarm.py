@@ -30,6 +30,7 @@ class Swarm(Faults):
             self.rates[Fault.BROKEN] = 0.002
         if Fault.JUMP in self.rates:
             self.rates[Fault.JUMP] = 0.0005
+        self._lags = Fault.DELAY in self.rates
         self.met: Counter[tuple[str, str, str]] = Counter()
         self.is_off = False
 
@@ -50,7 +51,7 @@ class Swarm(Faults):
 
     def lag(self) -> float:
         """Seconds that a turn of the loop comes late: something has blocked it."""
-        if self.is_off or Fault.DELAY not in self.rates or self._rng.random() > LAG_RATE:
+        if not self._lags or self.is_off or self._rng.random() > LAG_RATE:
             return 0.0
         self.met["clock", "loop", "DELAY"] += 1
         return self.seconds("loop", "lag") / 4

@@ -24,7 +24,13 @@ from gracekit.errors import (
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch
 from gracekit.store.engine import SqliteEngine
-from gracekit.store.files import check_library
+from gracekit.store.files import (
+    check_library,
+    connect_reader,
+    connect_writer,
+    open_memory,
+    prepare_file,
+)
 from gracekit.store.turn import Turn
 
 SCHEMA = "CREATE TABLE log (owner TEXT, number INTEGER, body BLOB, PRIMARY KEY (owner, number))"
@@ -470,3 +476,28 @@ async def test_turns_of_two_databases_are_no_deadlock(tmp_path):
     assert other.returncode == 0
     second.close()
     first.close()
+
+
+def test_a_statement_is_planned_once_whatever_is_bound_to_it(tmp_path: Path):
+    """
+    SQLite looks at the value of a LIMIT, and would prepare the statement anew for each.
+    """
+    path = tmp_path / "store.db"
+    writer = connect_writer(prepare_file(path), synchronous="FULL", busy_timeout_s=1)
+    writer.execute(SCHEMA)
+    memory = open_memory()
+    memory.execute(SCHEMA)
+    for connection in (writer, connect_reader(path, busy_timeout_s=1), memory):
+        prepared: list[int] = []
+
+        def asked(*_: object, prepared: list[int] = prepared) -> int:
+            prepared.append(1)
+            return apsw.SQLITE_OK
+
+        connection.authorizer = asked
+        times = []
+        for limit in range(3):
+            connection.execute("SELECT body FROM log WHERE owner = ? LIMIT ?", ("a", limit)).get
+            times.append(len(prepared))
+        assert times[0] == times[2] > 0
+        connection.close()

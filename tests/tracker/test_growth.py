@@ -15,6 +15,7 @@ from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.claims import Claims
+from gracekit.tracker.holds import Holds
 from gracekit.tracker.retention import Retention
 from gracekit.tracker.task import Cut, TaskState
 from tests.service.kit import World
@@ -30,6 +31,12 @@ INSERT INTO task (request_id, recipient, service, lane, queue, route, target, me
     finished_at)
 SELECT 'old' || i, '', 'compute', 'requests', 'compute', 'shared', '', 'migrate', '1.0', '',
     'error', 10.0, 'vm', 'v1', 'succeeded', iif(i % 2, 'run-1', 'run-2'), 0, ? FROM n"""
+_PAST_HOLDS = """
+WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)
+INSERT INTO hold (service, name, key, owner, target, method, version, opened_at, lapses_at,
+    ended_at, end_reason)
+SELECT 'compute', 'migration', 'v1', iif(i % 2, 'run-1', 'run-2'), 'h', 'migrate', '1.0', 0, 0, ?,
+    'ended' FROM n"""
 
 
 async def story(past: int) -> dict[str, int]:
@@ -39,7 +46,8 @@ async def story(past: int) -> dict[str, int]:
     for book in (dead, heir):
         await book.engine.start()
     if past:
-        world.disk.execute(_PAST, (past, world.clock.wall()))
+        for ended in (_PAST, _PAST_HOLDS):
+            world.disk.execute(ended, (past, world.clock.wall()))
     steps: dict[str, int] = {}
 
     def count(event: dict[str, Any]) -> None:
@@ -51,7 +59,7 @@ async def story(past: int) -> dict[str, int]:
     world.disk.trace_v2(0)
     for book in (dead, heir):
         await book.engine.stop()
-    return {sql: number for sql, number in steps.items() if " task" in sql}
+    return {sql: n for sql, n in steps.items() if " task" in sql or " hold" in sql}
 
 
 async def live(book: Book) -> None:
@@ -61,9 +69,14 @@ async def live(book: Book) -> None:
     await book.finish((await book.running("r1", resource=VM, reply=CALLER)).row_id or 0)
     await book.leases.release(held, reason="clean")
     assert await book.leases.take(VM, "r2")
+    await open_hold(Holds(book.journal, host="h"))
     await book.running("r2", resource=VM)
     await book.accept("r3")
     await book.hand_over(await book.running("r4"), Cut.SAFE_POINT)
+
+
+async def open_hold(holds: Holds) -> None:
+    await holds.open("migration", "v1", at_most_s=900, method=(None, "migrate", "1.0"), args={})
 
 
 async def recover(book: Book) -> None:
@@ -76,6 +89,11 @@ async def recover(book: Book) -> None:
     await claims.take_duties()
     await claims.due_replies()
     await claims.errored_due()
+    holds = Holds(book.journal, host="h")
+    assert [hold.key for hold in await holds.due()] == ["v1"]
+    await open_hold(holds)
+    assert [hold.key for hold in await holds.mine()] == ["v1"]
+    assert await holds.end("migration", "v1")
     await claims.next_look()
     assert await claims.unfinished_resources()
     await Retention(book.journal, retention_s=1e9).abandoned("directed", gone_s=60)

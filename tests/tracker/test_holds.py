@@ -42,7 +42,7 @@ async def left_over(engine: MemoryEngine) -> Hold:
     batch = Batch(Point.ADOPT)
     batch.add("UPDATE hold SET owner = NULL")
     await engine.commit(batch)
-    (hold,) = await dead.left_over()
+    (hold,) = await dead.due()
     return hold
 
 
@@ -66,7 +66,7 @@ async def test_a_left_over_hold_is_taken_on_by_whoever_opens_it_again(engine: Me
     await open_hold(holds)
 
     assert [hold.key for hold in await holds.mine()] == ["vm-1"]
-    assert await holds.left_over() == []
+    assert await holds.due() == []
 
 
 async def test_a_hold_that_was_taken_on_is_not_settled_any_more(engine: MemoryEngine):
@@ -87,7 +87,7 @@ async def test_a_hold_that_was_prolonged_does_not_lapse(engine: MemoryEngine):
     """
     holds = holds_of(engine, "only")
     await open_hold(holds, at_most_s=0)
-    (lapsed,) = await holds.lapsed()
+    (lapsed,) = await holds.due()
     await open_hold(holds)
 
     assert not await holds.settle(lapsed, "lapsed", errored=False)

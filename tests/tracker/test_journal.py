@@ -386,6 +386,32 @@ async def test_retention_removes_what_is_old_and_done_and_counts_it(book: Book):
     assert book.world.tally() == {"accepted": 5, "rejected": 1, "removed": 1}
 
 
+async def test_retention_removes_what_else_is_over(book: Book):
+    """
+    Ended holds, ended runs and incidents; not what is open, young or still to be told.
+    """
+    disk = book.world.disk
+    for key, ended, due in (("open", None, 0), ("old", 10, 0), ("due", 10, 1), ("young", 99, 0)):
+        disk.execute(
+            "INSERT INTO hold (service, name, key, target, method, version, opened_at, lapses_at, "
+            "ended_at, errored_due) VALUES ('compute', 'move', ?, 'h', 'move', '1.0', 0, 0, ?, ?)",
+            (key, None if ended is None else book.world.clock.wall() + ended, due),
+        )
+    await book.journal.reject(refused("old"), reason="arguments", detail="old")
+    await asyncio.sleep(99)
+    await book.journal.reject(refused("young"), reason="arguments", detail="young")
+
+    await Retention(book.journal, retention_s=50).remove_all_old()
+
+    assert [row["key"] for row in book.world.rows("SELECT key FROM hold ORDER BY id")] == [
+        "open",
+        "due",
+        "young",
+    ]
+    incidents = book.world.rows("SELECT detail FROM incident")
+    assert [row["detail"] for row in incidents] == ["young"]
+
+
 async def test_retention_works_in_batches(book: Book, monkeypatch: pytest.MonkeyPatch):
     """
     A backlog goes in several commits, all of it, and the accounts are right after each.
