@@ -497,7 +497,9 @@ def test_a_statement_is_planned_once_whatever_is_bound_to_it(tmp_path: Path):
         connection.authorizer = asked
         times = []
         for limit in range(3):
-            connection.execute("SELECT body FROM log WHERE owner = ? LIMIT ?", ("a", limit)).fetchall()
+            connection.execute(
+                "SELECT body FROM log WHERE owner = ? LIMIT ?", ("a", limit)
+            ).fetchall()
             times.append(len(prepared))
         assert times[0] == times[2] > 0
         connection.close()
