@@ -119,7 +119,9 @@ class Dispatcher:
         try:
             if not job.task.journaled:
                 await self._live_on_the_transport(job)
-            elif not await self._waits_for_itself(job) and await self._accept(job):
+            elif job.task.resource is not None and await self._waits_for_itself(job):
+                return
+            elif await self._accept(job):
                 await settle(delivery.ack(), self._telemetry)
                 await self._live(job)
         except StoreError as error:

@@ -329,6 +329,7 @@ class Runtime:
             tracker=self.tracker,
             phase=self.phase,
             clock=clock,
+            loop=asyncio.get_running_loop(),
             safe_points=self._process.safe_points,
         )
         self._gates = {

@@ -71,7 +71,7 @@ class Phase:
     @property
     def draining(self) -> bool:
         """Whether a drain is under way or done."""
-        return self.state in {ServiceState.DRAINING, ServiceState.STOPPED}
+        return self.state is ServiceState.DRAINING or self.state is ServiceState.STOPPED
 
     def advance(self, to: ServiceState) -> None:
         """Take one step of the service's life.

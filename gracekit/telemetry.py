@@ -9,6 +9,7 @@ unless the metric says so, and ids never are.
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import logging
 import math
@@ -139,7 +140,8 @@ class UnknownEventError(GracekitError):
     """An event or field that the catalogue does not list; add it there first."""
 
 
-def _checked(name: str, fields: Iterable[str]) -> Event:
+@functools.cache  # calls in the code are few, and each is made for every request
+def _checked(name: str, fields: tuple[str, ...]) -> Event:
     event = CATALOGUE.get(name)
     if event is None:
         raise UnknownEventError(f"no event {name!r}{did_you_mean(name, CATALOGUE)}")
@@ -181,7 +183,7 @@ class Telemetry:
         Raises:
             UnknownEventError: the catalogue does not list it or one of the fields.
         """
-        known = _checked(event, fields)
+        known = _checked(event, tuple(fields))
         if self._logger.isEnabledFor(known.level):
             self._log(known, fields)
         self._metrics.record(event, fields)

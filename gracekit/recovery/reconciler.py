@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Final, Protocol
+
+import msgspec
 
 from gracekit.clock import Clock
 from gracekit.config import Settings
@@ -583,7 +584,9 @@ class Reconciler:
         """
         outcome = self._hands.errored(row, Reason.GAVE_UP, f"{row.target} has had no run for long")
         if row.route == "fanout" and row.state is TaskState.ACCEPTED:
-            outcome = replace(outcome, state=TaskState.CANCELLED, reason="instance_gone")
+            outcome = msgspec.structs.replace(
+                outcome, state=TaskState.CANCELLED, reason="instance_gone"
+            )
         batch = Batch(Point.CLAIM)
         self._claims.add_take_over(batch, row)
         with contextlib.suppress(ConflictError):

@@ -22,6 +22,7 @@ from gracekit.tracker.journal import Acceptance, Address, TaskRow
 from gracekit.tracker.task import Lane, OnInterrupt, TrackedTask
 
 CONTROL_NAMESPACE: Final = "gracekit"
+_POLICIES: Final = {policy.value: policy for policy in OnInterrupt}
 
 
 class Arrivals:
@@ -117,7 +118,7 @@ class Arrivals:
             holds_drain=_holds_drain(method, gate.lane),
             # A redelivered `requeue` may have killed its process: it is journaled, and capped.
             journaled=method.options.on_interrupt != "requeue" or delivery.redelivered,
-            on_interrupt=OnInterrupt(method.options.on_interrupt),
+            on_interrupt=_POLICIES[method.options.on_interrupt],
             # An ops method must reach a resource whose task is running: it takes no lease.
             resource=None if method.ops else method.resource_of(request.args),
             tracked_at=self._clock.loop(),

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -24,7 +23,7 @@ from gracekit.errors import (
     UnserialisableError,
 )
 from gracekit.process import Threads
-from gracekit.request.context import Context, SafePointStop, running_in
+from gracekit.request.context import Context, SafePointStop, enter, leave, running_in
 from gracekit.rpc.failures import failure_of
 from gracekit.rpc.message import Failure
 from gracekit.rpc.methods import Method
@@ -36,8 +35,7 @@ from gracekit.tracker.task import CancelCause, Cut, Order, Reason, TaskState, Tr
 _BY_US: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class End(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt ended: with an outcome, or cut.
 
     Attributes:
@@ -73,15 +71,19 @@ async def run_attempt(
     threads: Threads,
 ) -> End:
     """Run the handler once, cancellable only meanwhile."""
-    loop = asyncio.get_running_loop()
-    timeout = method.options.timeout_s
-    timer = loop.call_later(timeout, task.cancel, CancelCause.TIMEOUT) if timeout else None
+    timer = None
+    if timeout := method.options.timeout_s:
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(timeout, task.cancel, CancelCause.TIMEOUT)
+    tokens = enter(ctx)
     try:
-        with running_in(ctx):
+        try:
             task.cancellable = True
             if task.cancel_cause is not None:
-                raise asyncio.CancelledError  # noqa: TRY301 - asked for before it began
+                raise asyncio.CancelledError
             result = await _call(method, ctx, task, args, threads)
+        finally:
+            leave(tokens)
         return End(outcome=succeeded(f"{method.name}()", result))
     except SafePointStop:
         return End(cut=Cut.SAFE_POINT)
@@ -91,8 +93,9 @@ async def run_attempt(
         task.cancellable = False
         if timer is not None:
             timer.cancel()
-        me = asyncio.current_task()
-        if me is not None and me.cancelling():
+        me = task.handler
+        # Not when the coroutine is thrown away with its loop: then nobody runs it.
+        if me is not None and me.cancelling() and me is asyncio.current_task():
             await _take_cancellations(me)
 
 
@@ -104,8 +107,13 @@ async def _take_cancellations(me: asyncio.Task[Any]) -> None:
         me.uncancel()
 
 
+_NOTHING: Final = Outcome(state=TaskState.SUCCEEDED, result="null")
+
+
 def succeeded(who: str, result: Any) -> Outcome:
     """The outcome of *who* returned *result*; FAILED if that cannot be sent."""
+    if result is None:
+        return _NOTHING
     try:
         return Outcome(state=TaskState.SUCCEEDED, result=dumps(plain(result, "result"), "result"))
     except UnserialisableError as error:

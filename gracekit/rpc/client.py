@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
+from msgspec import structs
+
 from gracekit.clock import Clock
 from gracekit.config import did_you_mean, parse_duration
 from gracekit.errors import (
@@ -251,7 +253,8 @@ class RpcClient(ClientView):
         try:
             async with asyncio.timeout(timeout_s) as scope:
                 address, future = await self._replies.expect()
-                message = self._message(replace(request, reply=address), expires_in_s=timeout_s)
+                request = structs.replace(request, reply=address)
+                message = self._message(request, expires_in_s=timeout_s)
                 await self._transport.publish(self._queue(options, method), message)
                 reply = await future
         except TimeoutError as error:

@@ -116,12 +116,12 @@ class Method(Generic[P, R_co]):
     @property
     def namespace(self) -> str | None:
         """Interface namespace; None for the default one. Raises as `place`."""
-        return self.place().namespace
+        return self.place().namespace if self._learnt else self.options.namespace
 
     @property
     def version(self) -> str:
         """Interface version that it is served at. Raises as `place`."""
-        return self.place().version
+        return self.place().version if self._learnt else self.options.version
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain function, as in a unit test; nothing is tracked."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
@@ -60,8 +60,7 @@ def directed_queue(topic: str, host: str) -> Queue:
     return Queue(f"{topic}.{host}", QueueKind.DIRECTED, topic)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes to send.
 
     Attributes:
@@ -73,11 +72,13 @@ class Message:
 
     body: bytes
     expires_in_s: float | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 class Settlement(enum.Enum):
     """What a consumer tells the transport about one delivery."""
+
+    __hash__ = object.__hash__  # Enum's own is a call into Python, once a message
 
     ACK = "ack"  # forget it
     GIVE_BACK = "give_back"  # put it back where it was

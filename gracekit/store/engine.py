@@ -197,9 +197,7 @@ class SqliteEngine(_Breakable):
         """See `Engine.submit`."""
         if (refusal := self._refusal()) is not None:
             return _answered(refusal, self._loop)
-        future: asyncio.Future[Rows] = asyncio.get_running_loop().create_future()
-        self._writer.put(batch, future)
-        return future
+        return self._writer.ask(batch)
 
     def commit_from_thread(self, batch: Batch, *, timeout_s: float) -> Rows:
         """See `Engine.commit_from_thread`."""
@@ -219,9 +217,7 @@ class SqliteEngine(_Breakable):
         """See `Engine.query`; on a connection of its own that can only read."""
         if (refusal := self._closed()) is not None:
             raise refusal
-        future: asyncio.Future[list[Row]] = asyncio.get_running_loop().create_future()
-        self._reader.put((sql, params), future)
-        return await future
+        return await self._reader.ask((sql, params))
 
     def _open_writer(self) -> Writer:
         return open_writer(

@@ -70,8 +70,14 @@ class Worker(Generic[J, A]):
         self.end()
         await asyncio.wait([self._ended])
 
-    def put(self, job: J, waiter: _Waiter[A]) -> None:
-        """Queue a job; its waiter is answered on the loop, a thread's waiter at once."""
+    def ask(self, job: J) -> asyncio.Future[A]:
+        """Queue a job, from the loop's thread."""
+        waiter: asyncio.Future[A] = self._loop.create_future()
+        self._queue.put((job, waiter))
+        return waiter
+
+    def put(self, job: J, waiter: concurrent.futures.Future[A]) -> None:
+        """Queue a job from any thread; its waiter is answered at once, not by way of the loop."""
         self._queue.put((job, waiter))
 
     def _main(self) -> None:

@@ -45,8 +45,7 @@ def content_hash(namespace: str | None, method: str, version: str, args: Mapping
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class Address(msgspec.Struct, frozen=True, kw_only=True):
     """Where an answer is to go.
 
     Attributes:
@@ -105,8 +104,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
         return content_hash(self.namespace, self.method, self.version, self.args)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt ended.
 
     Attributes:
