@@ -369,7 +369,7 @@ TABLE: Final = (
     Reaches(after_kill, (P.GIVE_BACK, P.ACCEPT_AND_BEGIN, P.FINISH), REQUEUE),
     Reaches(after_work, (P.SETTLE, P.REPLY), PROBE),
     Reaches(after_outcome, (P.ADOPT, P.REPLY, P.REPLY_SENT), JOURNALED),
-    Reaches(after_accept, (P.ADOPT, P.CLAIM, (P.CLAIM, 3), P.BEGIN), JOURNALED),
+    Reaches(after_accept, (P.ADOPT, P.CLAIM, P.BEGIN), JOURNALED),
     Reaches(after_hold, (P.ADOPT, P.END_HOLD, P.ERRORED_DONE), JOURNALED),
     Reaches(after_safe_point, (P.CLAIM, P.SETTLE), ERROR, always=True),
     Reaches(after_safe_point, (P.CLAIM, P.SETTLE), AGAIN),
