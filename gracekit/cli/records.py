@@ -24,6 +24,7 @@ from gracekit.process import Process
 from gracekit.runtime import MIGRATIONS
 from gracekit.store.migrate import load_migrations
 from gracekit.store.reader import StoreReader
+from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
 
 ALL_RUNS: Final = 100_000
@@ -32,10 +33,8 @@ NEAR_RUNS: Final = 200
 
 Unfinished = Mapping[str, int]  # state to number of rows
 
-_OPEN_STATES: Final = tuple(sorted(state.value for state in TRANSIENT))
 _UNFINISHED: Final = f"""
-SELECT owner, state, count(*) FROM task WHERE state IN ({", ".join("?" * len(_OPEN_STATES))})
-GROUP BY owner, state"""  # noqa: S608 - placeholders
+SELECT owner, state, count(*) FROM task WHERE {IS_OPEN} GROUP BY owner, state"""  # noqa: S608
 # One statement, so that counts and rows are of one moment.
 _ACCOUNTS: Final = """
 SELECT 'tally', what, n FROM tally UNION ALL SELECT 'state', state, count(*) FROM task
@@ -161,7 +160,7 @@ class Records:
     async def unfinished(self) -> Mapping[str | None, Unfinished]:
         """Owner to its transient rows by state; None stands for rows that nobody owns."""
         found: defaultdict[str | None, dict[str, int]] = defaultdict(dict)
-        for owner, state, number in await self.engine.query(_UNFINISHED, *_OPEN_STATES):
+        for owner, state, number in await self.engine.query(_UNFINISHED):
             found[None if owner is None else str(owner)][str(state)] = int(number or 0)
         return found
 

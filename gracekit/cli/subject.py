@@ -11,6 +11,7 @@ from gracekit.cli.records import Records
 from gracekit.cli.text import plural, safe
 from gracekit.errors import GracekitError
 from gracekit.leases.members import Run
+from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.orders import Case, cases
 
 LISTED: Final = 5
@@ -147,8 +148,7 @@ async def _live(records: Records, word: str, instance: str | None) -> list[Subje
 async def _hint(records: Records, word: str) -> str:
     """The nearest id of an open task, by as many letters as were typed."""
     rows = await records.engine.query(
-        "SELECT request_id FROM task WHERE state IN ('accepted', 'running', 'pending', "
-        "'handed_over') ORDER BY id DESC LIMIT ?",
+        f"SELECT request_id FROM task WHERE {IS_OPEN} ORDER BY id DESC LIMIT ?",  # noqa: S608
         NEAR,
     )
     ids = {str(row[0])[: len(word)]: str(row[0]) for row in rows}

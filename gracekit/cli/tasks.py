@@ -24,6 +24,7 @@ from gracekit.cli.text import duration, json_text, safe, table
 from gracekit.clock import age_s
 from gracekit.leases.members import Run
 from gracekit.store.batch import Row, Value
+from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.task import TRANSIENT, TaskState
 
 _HEADERS: Final = (
@@ -175,6 +176,8 @@ def _query(
     if "all" not in states:
         wanted = list(states) or sorted(state.value for state in TRANSIENT)
         where.append(f"state IN ({_marks(wanted)})")
+        if all(TaskState(state) in TRANSIENT for state in wanted):
+            where.append(IS_OPEN)  # the index of open rows says so in these words
         params += wanted
     if resource is not None:
         kind, separator, key = resource.partition(":")

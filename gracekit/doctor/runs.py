@@ -19,6 +19,7 @@ from gracekit.exits import ExitCode
 from gracekit.leases.members import Members, Run, list_runs
 from gracekit.process import Process
 from gracekit.store.reader import StoreReader
+from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
 
 LAST_RUNS: Final = 1000
@@ -29,8 +30,8 @@ _ENDED: Final = ", ".join(
     f"'{state.value}'" for state in sorted(TERMINAL - {TaskState.REJECTED}, key=lambda s: s.value)
 )
 _LEFT: Final = f"""
-SELECT state, cut = 'unclean', owner, count(*) FROM task WHERE state IN ({_OPEN})
-GROUP BY state, cut = 'unclean', owner"""  # noqa: S608 - names of states
+SELECT state, cut = 'unclean', owner, count(*) FROM task WHERE {IS_OPEN}
+GROUP BY state, cut = 'unclean', owner"""  # noqa: S608 - a constant
 _DUE: Final = """
 SELECT (SELECT count(*) FROM task WHERE errored_due = 1),
        (SELECT count(*) FROM hold WHERE ended_at IS NULL),

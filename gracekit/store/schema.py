@@ -8,5 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-IS_OPEN: Final = "state IN ('accepted', 'running', 'pending', 'handed_over')"
-"""The condition of `task_open`, and half of that of `task_open_resource`."""
+IS_OPEN: Final = "finished_at IS NULL"
+"""Of a row that is not in its last state: the condition of `task_open`, and half of that of
+`task_open_resource`."""

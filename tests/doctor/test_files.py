@@ -246,7 +246,7 @@ def test_what_a_dead_run_left_is_told(used):
     """
     write(
         used,
-        "UPDATE task SET state = 'running', owner = 'nobody', errored_due = 1",
+        "UPDATE task SET state = 'running', finished_at = NULL, owner = 'nobody', errored_due = 1",
     )
     found = runs.read_runs(used, schema=SCHEMA)
     with database.Look(used) as look:
