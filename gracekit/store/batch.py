@@ -27,6 +27,7 @@ class Statement(NamedTuple):
             that returns none, change; None for any number.
         returns: Whether *expect* counts returned rows instead of changed ones.
         inserts: It inserts a row, and its row id is what it is said to return.
+        after: Carried out only if the statement of this index returned a row; None for always.
     """
 
     sql: str
@@ -34,6 +35,7 @@ class Statement(NamedTuple):
     expect: int | None
     returns: bool
     inserts: bool = False
+    after: int | None = None
 
 
 class Batch:
@@ -53,13 +55,21 @@ class Batch:
         self.statements: list[Statement] = []
         self.sums: list[tuple[str, str, int]] = []
 
-    def add(self, sql: str, *params: Value, expect: int | None = None) -> int:
+    def add(
+        self, sql: str, *params: Value, expect: int | None = None, after: int | None = None
+    ) -> int:
         """Append a statement; *expect* counts the rows it changes.
+
+        Args:
+            sql: Text with `?` placeholders.
+            params: One value a placeholder.
+            expect: See `Statement`.
+            after: Index of a statement before it; it is left out if that one returned nothing.
 
         Returns:
             Its index: `rows[index]` of the commit holds the rows it returned.
         """
-        self.statements.append(Statement(sql, params, expect, returns=False))
+        self.statements.append(Statement(sql, params, expect, returns=False, after=after))
         return len(self.statements) - 1
 
     def ask(self, sql: str, *params: Value, expect: int | None = None) -> int:

@@ -8,7 +8,6 @@ then the whole group fails and the store is broken for good.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -127,7 +126,10 @@ class GroupCommit:
     def _apply(self, batch: Batch) -> list[list[Row]]:
         execute = self._cursor.execute
         results: list[list[Row]] = []
-        for index, (sql, params, expect, returns, inserts) in enumerate(batch.statements):
+        for index, (sql, params, expect, returns, inserts, after) in enumerate(batch.statements):
+            if after is not None and not results[after]:
+                results.append([])
+                continue
             cursor = execute(sql, params)
             results.append(
                 [(self._connection.last_insert_rowid(),)] if inserts else cursor.fetchall()
@@ -145,10 +147,10 @@ class GroupCommit:
         return results
 
     def _add_up(self, batches: Sequence[Batch]) -> None:
-        sums: Counter[tuple[str, str]] = Counter()
+        sums: dict[tuple[str, str], int] = {}
         for batch in batches:
             for sql, key, number in batch.sums:
-                sums[sql, key] += number
+                sums[sql, key] = sums.get((sql, key), 0) + number
         for (sql, key), number in sums.items():
             self._cursor.execute(sql, (key, number))
 

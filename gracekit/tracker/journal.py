@@ -220,8 +220,9 @@ _FINISH: Final = """
 UPDATE task SET state = ?, result = ?, failure = ?, reason = ?, detail = ?, finished_at = ?,
     args = CASE WHEN ? THEN args END, context = CASE WHEN ? THEN context END, errored_due = ?
 WHERE id = ? AND owner = ? AND state = ?"""
-_REPLY_DUE: Final = """
-UPDATE reply SET due_at = ? WHERE task_id = ? RETURNING queue, msg_id, expires_at"""
+# Two statements: RETURNING builds a table for what it returns, and most tasks have no reply.
+_REPLIES: Final = "SELECT queue, msg_id, expires_at FROM reply WHERE task_id = ?"
+_REPLIES_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
 _REPLY_DONE: Final = "DELETE FROM reply WHERE task_id = ? AND queue = ? AND msg_id = ?"
 _HAND_OVER: Final = """
 UPDATE task SET state = 'handed_over', cut = ?1, owner = ?2, cursor = coalesce(?3, cursor),
@@ -397,7 +398,8 @@ class Journal:
             Index of the statement that returns (queue, msg_id, expires_at) of each reply.
         """
         now = self.clock.wall()
-        replies = batch.ask(_REPLY_DUE, now, row_id)
+        replies = batch.ask(_REPLIES, row_id)
+        batch.add(_REPLIES_DUE, now, row_id, after=replies)
         batch.add(
             _FINISH,
             outcome.state.value,
@@ -418,10 +420,7 @@ class Journal:
 
     async def replies_due(self, row_id: int) -> list[Address]:
         """Where the answer of an ended task has still to go."""
-        rows = await self.engine.query(
-            "SELECT queue, msg_id, expires_at FROM reply WHERE task_id = ? AND due_at IS NOT NULL",
-            row_id,
-        )
+        rows = await self.engine.query(f"{_REPLIES} AND due_at IS NOT NULL", row_id)
         return [address_of(row) for row in rows]
 
     async def reply_done(self, row_id: int, address: Address, *, sent: bool) -> None:

@@ -160,6 +160,23 @@ async def test_insert_tells_the_row_id_or_conflicts(engine):
     assert await keys(engine) == [7]
 
 
+async def test_statement_after_another_is_left_out_when_that_returned_nothing(engine):
+    """
+    Most tasks have no reply to mark: what has nothing to change is not carried out.
+    """
+    await engine.commit(put(1))
+    batch = Batch(Point.FINISH)
+    found = batch.ask("SELECT key FROM kv WHERE key = 1")
+    missed = batch.ask("SELECT key FROM kv WHERE key = 2")
+    done = batch.add("INSERT INTO kv VALUES (3, 0)", after=found)
+    left = batch.add("INSERT INTO kv VALUES (4, 0)", expect=1, after=missed)
+
+    rows = await engine.commit(batch)
+
+    assert (rows[done], rows[left]) == ([], [])
+    assert await keys(engine) == [1, 3]
+
+
 async def test_asked_rows_are_counted(engine):
     """
     `ask` counts what it returns: an unexpected row is a conflict as well.
