@@ -113,6 +113,7 @@ class Reconciler:
         self._poked = asyncio.Event()
         self._gated: set[Resource] = set()
         self._look_around = True  # rows of others may have come or gone
+        self._look_by = 0.0  # loop time; being rung again and again must not put it off for ever
         self._settling: dict[asyncio.Task[None], TaskRow] = {}
         self._asking: set[asyncio.Task[Any]] = set()
         self._hooks: dict[str, asyncio.Task[None]] = {}
@@ -175,8 +176,10 @@ class Reconciler:
         await self.adopt_dead_runs()
         # Listing all that is in flight, or every unfinished resource, at each settled row would
         # square their number.
-        look, self._look_around = self._look_around, False
+        look = self._look_around or self._clock.loop() >= self._look_by
         if look:
+            self._look_around = False
+            self._look_by = self._clock.loop() + self._settings.reconcile_every_s
             await self._adopt_missing()
         await self._claims.take_duties()
         await self._send_due_replies()
