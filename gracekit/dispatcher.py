@@ -247,6 +247,7 @@ class Dispatcher:
                     await self._answer_duplicate(job)
                     return False
                 case Entry.FAILED:
+                    job.in_doubt = True
                     await asyncio.sleep(GIVE_BACK_PAUSE_S)
                     break
         self._turns.leave(job)
@@ -320,6 +321,7 @@ class Dispatcher:
                     await self._turns.wait_lease(job)
                 case _:
                     self._turns.leave(job)
+                    job.in_doubt = True
                     return False  # still ours on record: the reconciler finds and frees it
         self._turns.leave(job)
         if job.task.order is not None:
@@ -466,6 +468,8 @@ class Dispatcher:
         self._jobs.pop(job.task, None)
         self._tracker.remove(job.task)
         self._tracker.poke()
+        if job.in_doubt:
+            self._custody.left()
 
     # -- the gate, for the drain --------------------------------------------------------
 

@@ -148,7 +148,7 @@ async def _live(records: Records, word: str, instance: str | None) -> list[Subje
 async def _hint(records: Records, word: str) -> str:
     """The nearest id of an open task, by as many letters as were typed."""
     rows = await records.engine.query(
-        f"SELECT request_id FROM task WHERE {IS_OPEN} ORDER BY id DESC LIMIT ?",  # noqa: S608
+        f"SELECT request_id FROM task WHERE {IS_OPEN} ORDER BY +id DESC LIMIT ?",  # noqa: S608
         NEAR,
     )
     ids = {str(row[0])[: len(word)]: str(row[0]) for row in rows}

@@ -172,12 +172,13 @@ def _query(
     resource: str | None, states: Sequence[str], owners: Sequence[Run]
 ) -> tuple[str, list[Value]]:
     """The SQL without its limit's value, and its parameters."""
-    where, params = ["1 = 1"], list[Value]()
+    where, params, order = ["1 = 1"], list[Value](), "id"
     if "all" not in states:
         wanted = list(states) or sorted(state.value for state in TRANSIENT)
         where.append(f"state IN ({_marks(wanted)})")
         if all(TaskState(state) in TRANSIENT for state in wanted):
             where.append(IS_OPEN)  # the index of open rows says so in these words
+            order = "+id"  # or SQLite would walk all rows, because they come in this order
         params += wanted
     if resource is not None:
         kind, separator, key = resource.partition(":")
@@ -189,7 +190,7 @@ def _query(
         where.append(f"owner IN ({_marks(owners)})")
         params += [run.run_id for run in owners]
     text = " AND ".join(where)
-    sql = f"SELECT {', '.join(_NAMES)} FROM task WHERE {text} ORDER BY id DESC LIMIT ?"  # noqa: S608
+    sql = f"SELECT {', '.join(_NAMES)} FROM task WHERE {text} ORDER BY {order} DESC LIMIT ?"  # noqa: S608
     return sql, params
 
 

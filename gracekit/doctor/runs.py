@@ -39,7 +39,8 @@ SELECT (SELECT count(*) FROM task WHERE errored_due = 1),
 _ACCOUNTS: Final = f"""
 SELECT coalesce((SELECT n FROM tally WHERE what = 'accepted'), 0),
        coalesce((SELECT n FROM tally WHERE what = 'removed'), 0),
-       (SELECT count(*) FROM task WHERE state IN ({_OPEN}, {_ENDED}))"""  # noqa: S608 - as above
+       (SELECT count(*) FROM task WHERE state IN ({_OPEN}, {_ENDED})),
+       (SELECT count(*) FROM task WHERE (state IN ({_OPEN})) <> ({IS_OPEN}))"""  # noqa: S608 - as above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,14 +171,17 @@ def check_due(look: Look, runs: Runs) -> Finding:
 
 
 def check_accounts(look: Look) -> Finding:
-    """Accepted = ended + unfinished + removed, at every commit."""
-    ((accepted, removed, rows),) = (tuple(map(int, map(str, row))) for row in look.rows(_ACCOUNTS))
+    """Accepted = ended + unfinished + removed, at every commit; and what is open has no end."""
+    ((accepted, removed, rows, odd),) = (
+        tuple(map(int, map(str, row))) for row in look.rows(_ACCOUNTS)
+    )
     seen = f"accepted {accepted} = {rows} on record + {removed} removed"
-    if accepted == rows + removed:
+    if accepted == rows + removed and not odd:
         return ok("accounts", f"{seen}: balanced")
+    off = accepted - rows - removed
     return fail(
         "accounts",
-        f"{seen} does not balance: off by {accepted - rows - removed}",
+        f"{seen} does not balance: off by {off}" if off else f"{odd} rows are both open and ended",
         "keep a copy of the store (sqlite3 .backup) and report it: a record is lost or forged",
         ExitCode.INTERNAL,
     )

@@ -161,6 +161,7 @@ class Reconciler:
             try:
                 await self.reconcile()
             except Exception as error:  # noqa: BLE001 - recovery goes on, whatever one pass met
+                self._look_around = True  # what this pass did not come to, or left half done
                 self._telemetry.emit("store.error", what="reconciliation", error=repr(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(await self._pause_s()):
@@ -212,7 +213,8 @@ class Reconciler:
         task.add_done_callback(ended)
 
     async def _pause_s(self) -> float:
-        longest = self._clock.jitter(self._settings.reconcile_every_s)
+        every = self._clock.jitter(self._settings.reconcile_every_s)
+        longest = min(every, max(0.05, self._look_by - self._clock.loop()))
         if (
             self._paused
             or not self._settings.startup_reconciliation_enabled
@@ -380,9 +382,13 @@ class Reconciler:
 
     def _settled(self, task: asyncio.Task[None]) -> None:
         self._settling.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            self.poke()
+        elif (error := task.exception()) is not None:
             self._telemetry.emit("dispatch.failed", error=repr(error))
-        self._poked.set()
+            self.poke()  # its row, and its lease, may be left to nobody
+        else:
+            self._poked.set()
 
     async def _settle_or_let_go(self, row: TaskRow) -> None:
         try:

@@ -75,8 +75,8 @@ async def run_attempt(
     if timeout := method.options.timeout_s:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(timeout, task.cancel, CancelCause.TIMEOUT)
-    tokens = enter(ctx)
     try:
+        tokens = enter(ctx)
         try:
             task.cancellable = True
             if task.cancel_cause is not None:

@@ -208,6 +208,10 @@ class Custody:
 
     # -- in doubt ------------------------------------------------------------------------
 
+    def left(self) -> None:
+        """A task whose entry failed is out of the tracker: recovery may look for its row now."""
+        self._on_trouble()
+
     async def _row_after(self, error: StoreError, task: TrackedTask, what: str) -> TaskRow | None:
         try:
             if isinstance(error, UnknownCommitError | ConflictError):

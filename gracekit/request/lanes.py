@@ -65,6 +65,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
         waiting: Whether it waits for its turn, and may be cancelled out of it.
         answered: Its callers were answered before it ended.
         stuck: The drain recorded it without waiting for it any longer.
+        in_doubt: An entry of it failed: its row, if there is one, may be nobody's work.
     """
 
     task: TrackedTask
@@ -82,6 +83,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     waiting: bool = False
     answered: bool = False
     stuck: bool = False
+    in_doubt: bool = False
 
 
 class Turns:

@@ -41,10 +41,13 @@ _NAMES: Final = (
 _HOLDS: Final = f"SELECT {', '.join(_NAMES)} FROM hold WHERE service = ?1"  # noqa: S608 - constants
 _MINE: Final = f"{_HOLDS} AND ended_at IS NULL AND owner = ?2 AND lapses_at > ?3 ORDER BY id"
 # One look for all that is due: mostly there is nothing, and each pass of the reconciler asks.
+# Left-over ones come last: their probes take long, and the others would be old news by then.
 _DUE: Final = f"""
-{_HOLDS} AND ended_at IS NULL AND iif(owner IS NULL, target = ?2 AND coalesce(next_check, 0) <= ?4,
-    owner = ?3 AND lapses_at <= ?4)
-UNION ALL {_HOLDS} AND errored_due = 1 AND target = ?2 ORDER BY id"""
+SELECT * FROM (
+    {_HOLDS} AND ended_at IS NULL AND iif(owner IS NULL,
+        target = ?2 AND coalesce(next_check, 0) <= ?4, owner = ?3 AND lapses_at <= ?4)
+    UNION ALL {_HOLDS} AND errored_due = 1 AND target = ?2)
+ORDER BY errored_due DESC, owner IS NULL, id"""  # noqa: S608 - constants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +144,11 @@ class Holds:
         return await self._list(_MINE, self._journal.run_id, self._journal.clock.wall())
 
     async def due(self) -> list[Hold]:
-        """Holds that something is to be done about, in the order in which they were opened.
+        """Holds that something is to be done about, in this order, and the oldest first.
 
-        Those of this run that are past their time and not yet ended; those of
-        runs proven dead, for this host, whose next check has come: they have
-        no owner; and ended ones whose errored hook has still to be called.
+        Ended ones whose errored hook has still to be called; those of this run
+        that are past their time; and those of runs proven dead, for this host,
+        whose next check has come: they have no owner.
         """
         now = self._journal.clock.wall()
         return await self._list(_DUE, self._host, self._journal.run_id, now)

@@ -18,11 +18,12 @@ REMOVE_AT_ONCE: Final = 500
 _OLD: Final = """
 SELECT id FROM task WHERE finished_at < ? AND errored_due = 0
     AND id NOT IN (SELECT task_id FROM reply) ORDER BY finished_at LIMIT ?"""
-_OLD_REST: Final = (
-    "run WHERE adopted_at < ?1",
-    "hold WHERE ended_at < ?1 AND errored_due = 0",
-    "incident WHERE at < ?1",
-)
+_PAST: Final = {
+    "run": "adopted_at < ?1",
+    "hold": "ended_at < ?1 AND errored_due = 0",
+    "incident": "at < ?1",
+}
+"""What else is over, by table."""
 _COUNT_REMOVED: Final = """
 INSERT INTO tally (what, n) SELECT 'removed', count(*) FROM task
     WHERE id IN ({marks}) AND finished_at IS NOT NULL AND state <> 'rejected'
@@ -50,25 +51,28 @@ class Retention:
             pass  # each batch is a commit of its own, and others get in between
 
     async def remove_old(self) -> int:
-        """Remove one batch of terminal rows older than the retention; returns how many.
+        """Remove one batch of what is older than the retention; returns how many rows.
 
-        With it go all ended holds, ended runs and incidents that are as old.
+        Terminal tasks, and beside them runs, ended holds and incidents.
         """
         moment = self._journal.clock.wall() - self._retention_s
-        rows = await self._journal.engine.query(_OLD, moment, REMOVE_AT_ONCE)
-        rest = " OR ".join(f"EXISTS (SELECT 1 FROM {which})" for which in _OLD_REST)  # noqa: S608
-        ((any_rest,),) = await self._journal.engine.query(f"SELECT {rest}", moment)
-        if not rows and not any_rest:
-            return 0
-        ids = [row[0] for row in rows]
         batch = Batch(Point.RETIRE)
-        # Counted from what is there at the commit: a sibling may have removed some of them.
-        # Rejected rows were never counted as accepted.
-        batch.add(_COUNT_REMOVED.format(marks=_marks(ids)), *ids)
-        removed = batch.ask(_REMOVE.format(marks=_marks(ids)), *ids)
-        for which in _OLD_REST:
-            batch.add(f"DELETE FROM {which}", moment)  # noqa: S608 - constants
-        return len((await self._journal.commit(batch))[removed])
+        removed = []
+        rows = await self._journal.engine.query(_OLD, moment, REMOVE_AT_ONCE)
+        if ids := [row[0] for row in rows]:
+            # Counted from what is there at the commit: a sibling may have removed some of them.
+            # Rejected rows were never counted as accepted.
+            batch.add(_COUNT_REMOVED.format(marks=_marks(ids)), *ids)
+            removed.append(batch.ask(_REMOVE.format(marks=_marks(ids)), *ids))
+        for table, over in _PAST.items():
+            old = f"SELECT rowid FROM {table} WHERE {over} LIMIT ?2"  # noqa: S608 - constants
+            if await self._journal.engine.query(old, moment, 1):
+                remove = f"DELETE FROM {table} WHERE rowid IN ({old}) RETURNING 1"  # noqa: S608
+                removed.append(batch.ask(remove, moment, REMOVE_AT_ONCE))
+        if not removed:
+            return 0
+        gone = await self._journal.commit(batch)
+        return sum(len(gone[index]) for index in removed)
 
     async def abandoned(self, route: str, *, gone_s: float) -> list[TaskRow]:
         """Ownerless rows for a host or instance that has had no run for *gone_s* seconds.
