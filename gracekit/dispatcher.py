@@ -76,7 +76,6 @@ class Dispatcher:
         self._on_give_back = on_give_back
         self._jobs: dict[TrackedTask, Job] = {}
         self._work: set[asyncio.Task[Any]] = set()
-        self._sealed = False
 
     # -- the ways in --------------------------------------------------------------------
 
@@ -141,7 +140,10 @@ class Dispatcher:
         if inside is not None:
             job.inside.append(inside)
         if self._tracker.add(job.task) is not None:
+            # The same request came once more, or its last attempt has not left yet.
             self._turns.leave(job)
+            await self._custody.give_up_start(job.task)
+            self._custody.left()
             return
         self._jobs[job.task] = job
         job.gate.entering[job] = None
@@ -154,7 +156,7 @@ class Dispatcher:
         """From acceptance to the reply: turn, begin, run, finish, reply."""
         if not job.task.running and not await self._begin_in_turn(job):
             return
-        if self._sealed:
+        if job.gate.is_shut:
             await self._hand_over(job, Cut.SAFE_POINT)  # begun too late, and nothing was done
             return
         end = await self._run(job)
@@ -179,7 +181,7 @@ class Dispatcher:
                 await self._end_copies(job, ordered(str(job.task), job.task.order, job.task.state))
             return
         job.task.attempt = 1
-        if self._sealed:
+        if job.gate.is_shut:
             await self._give_back(job)
             return
         self._mark_running(job)
@@ -475,8 +477,9 @@ class Dispatcher:
 
     def open_gate(self, lane: Lane) -> None:
         """Accept and begin again."""
-        self._gates[lane].is_open = True
-        self._gates[lane].not_started = []
+        gate = self._gates[lane]
+        gate.is_open, gate.is_shut = True, False
+        gate.not_started = []
 
     def close_gate(self, lane: Lane) -> None:
         """From now on no accepting or RUNNING commit of the lane is submitted."""
@@ -487,9 +490,13 @@ class Dispatcher:
                 job.task.handler.cancel("gate closed")
 
     async def wait_gate(self, lane: Lane, *, deadline: float) -> list[str]:
-        """Wait until nothing is between acceptance and start; ids of those given up."""
+        """Wait until nothing is between acceptance and start; ids of those given up.
+
+        What is still on its way at the deadline begins no more.
+        """
         gate = self._gates[lane]
         await self._tracker.wait_until(lambda: not gate.entering, deadline=deadline)
+        gate.is_shut = not gate.is_open  # else it was opened again meanwhile
         return list(gate.not_started)
 
     async def wait_flushed(self, *, deadline: float) -> None:
@@ -503,8 +510,9 @@ class Dispatcher:
         return any(gate.entering for gate in self._gates.values() if not gate.is_open)
 
     def seal(self) -> None:
-        """Start no handler any more, whatever commit still lands."""
-        self._sealed = True
+        """Start no handler any more, of either lane."""
+        for gate in self._gates.values():
+            gate.is_shut = True
 
     def kept_leases(self) -> int:
         """Leases that only the death of this process frees."""

@@ -35,6 +35,8 @@ from gracekit.tracker.tracker import Tracker
 CLAIM_AT_ONCE: Final = 32
 LEASE_BEAT_S: Final = 1.0
 """A lease that is not to be had is asked for again after this time."""
+KNOWN_PAUSE_S: Final = 1.0
+"""A row whose last attempt has still to leave the tracker is claimed again after this time."""
 UNKNOWN_CALL_TIMEOUT_S: Final = 60.0
 """A reply of an earlier run is sent if younger than the call's timeout; this where unknown."""
 
@@ -274,7 +276,8 @@ class Reconciler:
 
         Args:
             acted: Request ids whose handler was cut: if their hand-over is not on record, they
-                and their leases stay with this process until it is proven dead.
+                and their leases stay with this process until it is proven dead. One that is
+                ACCEPTED again was handed over, and nothing acts on it.
 
         Returns:
             Those rows as they were.
@@ -282,7 +285,8 @@ class Reconciler:
         rows = [
             row
             for row in await self._claims.missing(frozenset(self._known_rows()))
-            if row.request_id not in acted and not self._is_known(row)
+            if (row.request_id not in acted or row.state is TaskState.ACCEPTED)
+            and not self._is_known(row)
         ]
         for row in rows:
             await self._disown(row)
@@ -323,6 +327,10 @@ class Reconciler:
         try:
             if self._method_of(row) is None:
                 await self._end_without_method(row)
+            elif self._is_known(row):
+                # Its last attempt is on record as over, and has still to leave the tracker.
+                await self._postpone(row, KNOWN_PAUSE_S)
+                asyncio.get_running_loop().call_later(KNOWN_PAUSE_S, self._poked.set)
             elif self._paused or not self._places[row.lane].take():
                 await self._let_go(row)
             else:
@@ -338,14 +346,16 @@ class Reconciler:
             self._claims.add_let_go(batch, row)
         await self._journal.commit(batch)
 
+    async def _postpone(self, row: TaskRow, seconds: float) -> None:
+        batch = Batch(Point.SETTLE)
+        self._claims.add_postpone(batch, row, next_check=self._clock.wall() + seconds)
+        await self._journal.commit(batch)
+
     async def _end_without_method(self, row: TaskRow) -> None:
         """This version has no such method; another one that is running may have it."""
         others = await self._members.others()
         if any(self._members.is_alive(run) for run in others):
-            batch = Batch(Point.SETTLE)
-            next_check = self._clock.wall() + self._settings.reconcile_every_s
-            self._claims.add_postpone(batch, row, next_check=next_check)
-            await self._journal.commit(batch)
+            await self._postpone(row, self._settings.reconcile_every_s)
         else:
             await self._end(row, self._hands.errored(row, Reason.METHOD_GONE, row.method), None)
 

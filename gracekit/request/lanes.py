@@ -40,6 +40,7 @@ class LaneGate:
         max_running: Handlers at one time.
         threads: Worker threads.
         is_open: Closed, no accepting or RUNNING commit of the lane is submitted.
+        is_shut: No handler begins any more, whatever commit still lands.
         entering: Jobs between the submission of their acceptance and their start.
         not_started: Request ids given up by those that the closed gate stopped.
     """
@@ -49,6 +50,7 @@ class LaneGate:
     max_running: int
     threads: Threads
     is_open: bool = True
+    is_shut: bool = False
     entering: dict[Job, None] = field(default_factory=dict)
     not_started: list[str] = field(default_factory=list)
 

@@ -466,8 +466,8 @@ def pairs() -> Iterator[Pair]:
     """Every two kills of recovery that can follow each other."""
     for first in RECOVERY:
         for second in RECOVERY:
-            # Once it is settled there is nothing more to settle.
-            if first == "settle.after" and second.startswith("settle"):
+            # Once it is settled there is nothing more to claim or to settle.
+            if first == "settle.after" and second.startswith(("claim", "settle")):
                 continue
             for policy in JOURNALED:
                 yield Pair(first, second, policy)

@@ -96,6 +96,8 @@ class Ledger:
         serves = actor.runtime.phase.state is ServiceState.SERVING
         if lane == "requests" and actor.closed and not serves:
             self.begun_late.add((actor.name, key))
+        else:
+            self.begun_late.discard((actor.name, key))
 
     def _judge_lease(
         self,
