@@ -41,6 +41,7 @@ async def main() -> None:
             await listen(first, until="block 2")
             first.terminate()
             print("SIGTERM was sent")
+            await listen(first)
         print(f"the first process has left with exit code {first.returncode}")
 
         async with serving() as second:

@@ -55,6 +55,7 @@ async def main() -> None:
             answer = asyncio.create_task(client.call(delete, snapshot="monday"))
             await listen(first, until="part0")
             first.kill()
+            await first.wait()
         print(f"the process was killed; {len(parts_of('monday'))} parts are left")
 
         async with serving() as second:

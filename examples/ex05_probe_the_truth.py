@@ -61,6 +61,7 @@ async def call_across_a_crash(volume: str, kill_when: str) -> None:
             answer = asyncio.create_task(client.call(create, volume=volume))
             await listen(first, until=kill_when)
             first.kill()
+            await first.wait()
         print("the process was killed")
 
         async with serving():

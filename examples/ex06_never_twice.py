@@ -48,6 +48,7 @@ async def main() -> None:
             answer = asyncio.create_task(invoice.call(charge, card="card-1", euros=80))
             await listen(first, until="charges")
             first.kill()
+            await first.wait()
         print("the process was killed")
 
         async with serving() as second:

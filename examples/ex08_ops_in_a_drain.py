@@ -63,6 +63,7 @@ async def main() -> None:
                 print(f"a new film by the ops topic: {error}")
             await client.call(delivered, film="Alien")
             print(f"the first caller's answer: {await answer}")
+            await listen(first)
         print(f"the first process has left with exit code {first.returncode}")
 
         async with serving() as second:

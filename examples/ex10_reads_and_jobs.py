@@ -54,6 +54,7 @@ async def main() -> None:
             answer = asyncio.create_task(client.call(temperature, town="Oslo"))
             await listen(first, until="Oslo is read")
             first.kill()
+            await first.wait()
         print(f"process {first.pid} was killed")
         async with serving() as third:
             await listen(third, until="Oslo is read")

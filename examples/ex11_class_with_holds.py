@@ -63,6 +63,7 @@ async def main() -> None:
         for percent in (50, 100):
             print(await client.call(Destination.copied, vm="vm-7", percent=percent))
         print(f"the hold is ended: {await client.call(Destination.arrived, vm='vm-7')}")
+        await listen(host)
     print(f"the process has left with exit code {host.returncode}")
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
+from click.testing import CliRunner
 
+from gracekit.cli.main import cli
+from gracekit.process import Process
+from gracekit.runtime import MIGRATIONS
+from gracekit.store.engine import SqliteEngine
+from gracekit.store.migrate import load_migrations
 from tests.cli.kit import Running, Started, gracekit, write_service
 
 pytestmark = pytest.mark.process
@@ -182,3 +190,61 @@ def test_no_color_is_honoured_and_a_pipe_gets_none(directory):
         with Started(directory, "status", terminal=True, **more) as shown:
             assert shown.wait() == 0
             assert ("\x1b[" in shown.rest()) is is_coloured
+
+
+def store_with(path: Path, *, past: int) -> None:
+    """A store without a run: three open tasks, each behind as many ended ones."""
+
+    async def make() -> None:
+        engine = SqliteEngine(path, load_migrations(MIGRATIONS), process=Process())
+        await engine.start()
+        await engine.stop()
+
+    path.parent.mkdir(mode=0o700)
+    asyncio.run(make())
+    connection = apsw.Connection(str(path))
+    for n in range(3):
+        connection.execute(
+            """
+            WITH RECURSIVE i (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM i WHERE n < ?1)
+            INSERT INTO task (request_id, recipient, service, lane, queue, route, target, method,
+                version, content_hash, on_interrupt, settle_s, state, accepted_at, finished_at)
+            SELECT iif(n < ?1, 'old-', 'order-') || ?2 || n, '', 'compute', 'requests', 'compute',
+                'shared', '', 'work', '1.0', '', 'error', 10.0,
+                iif(n < ?1, 'succeeded', 'accepted'), 0, iif(n < ?1, 1, NULL) FROM i""",
+            (past, f"{n}"),
+        )
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "shown"),
+    [(["tasks"], 0, "order-"), (["tasks", "cancel", "ordre-"], 1, "did you mean order-")],
+)
+def test_a_look_at_open_tasks_does_not_walk_the_past(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, shown: str
+):
+    """
+    Listing what is open, or hinting at it, costs the same beside a long record as beside none,
+    in steps of SQLite's machine.
+    """
+    steps: dict[str, int] = {}
+
+    def count(event: dict[str, Any]) -> None:
+        if " task" in event["sql"]:
+            steps[event["sql"]] = event["stmt_status"]["SQLITE_STMTSTATUS_VM_STEP"]
+
+    costs = []
+    for past in (0, 2_000):
+        path = tmp_path / f"beside-{past}" / "store.db"
+        store_with(path, past=past)
+        with monkeypatch.context() as patch:
+            hooks = [lambda opened: opened.trace_v2(apsw.SQLITE_TRACE_PROFILE, count)]
+            patch.setattr(apsw, "connection_hooks", hooks)
+            answer = CliRunner().invoke(cli, [*words, "--store", f"sqlite:///{path}"])
+        assert (answer.exit_code, shown in answer.output) == (code, True), answer.output
+        costs.append(dict(steps))
+        steps.clear()
+
+    assert costs[0]
+    assert costs[0] == costs[1]

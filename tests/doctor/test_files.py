@@ -237,6 +237,19 @@ def test_accounts_that_do_not_balance_fail(used):
     assert "off by 1" in found.seen
 
 
+@pytest.mark.parametrize("forged", ["state = 'running'", "finished_at = NULL"])
+def test_a_row_that_is_both_open_and_ended_fails(used, forged):
+    """
+    Its state says the one and its end the other: the sums are right, and nobody would find it.
+    """
+    write(used, f"UPDATE task SET {forged}")
+    with database.Look(used) as look:
+        found = runs.check_accounts(look)
+
+    assert (found.level, found.code) == (Level.FAIL, ExitCode.INTERNAL)
+    assert found.seen == "1 rows are both open and ended"
+
+
 # -- who lives, and what is left ----------------------------------------------------
 
 

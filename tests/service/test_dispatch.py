@@ -827,6 +827,42 @@ async def test_an_acceptance_whose_trace_is_lost_is_settled_by_the_living_run(
     assert world.rows("SELECT owner FROM lease") == [{"owner": None}]
 
 
+@pytest.mark.parametrize("point", [Point.ACCEPT_AND_BEGIN, Point.ACCEPT, Point.BEGIN])
+async def test_an_entry_whose_trace_is_lost_is_found_as_soon_as_it_has_left(
+    world: World, svc: Service, point: Point
+):
+    """
+    As before, and soon: while its task is in the tracker recovery takes the row for known, so
+    it looks once more after that, and its caller does not wait for a whole period.
+    """
+    doors = Doors()
+
+    @svc.rpc(resource="vm", on_interrupt="retry", settle=0)
+    async def work(ctx: Context, vm: str) -> None:
+        await doors.pass_(ctx.request_id)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    doors.open("lost")
+    if point is not Point.ACCEPT_AND_BEGIN:  # it has to wait for its turn
+        await client.prepare(request_id="first").cast(work, vm="v")
+        await doors.wait(1)
+    if point is Point.BEGIN:
+        await client.prepare(request_id="lost").cast(work, vm="v")
+        await world.until(lambda: world.state("lost") == "accepted")
+    life.plan(point, Fault.LOST_AFTER)
+    life.faults.plan("store", "query", Fault.REFUSED)
+    begun = asyncio.get_running_loop().time()
+    doors.open("first")
+    if point is not Point.BEGIN:
+        await client.prepare(request_id="lost").cast(work, vm="v")
+    await life.hears("store.error")
+    await world.until(lambda: world.state("lost") == "succeeded")
+
+    assert life.faults.left() == []
+    assert asyncio.get_running_loop().time() - begun < 5
+
+
 @pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER])
 async def test_a_duplicate_in_doubt_starts_nothing(world: World, svc: Service, fault: Fault):
     """

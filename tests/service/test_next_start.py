@@ -21,7 +21,10 @@ from gracekit import (
 )
 from gracekit.errors import AlreadyRunningError, TaskInterruptedError, UnknownCommitError
 from gracekit.process import Point
+from gracekit.runtime import MIGRATIONS
+from gracekit.store.migrate import load_migrations
 from gracekit.testing.ports import EPOCH_S
+from gracekit.tracker.task import TERMINAL, TaskState
 from tests.service.kit import Fault, Life, World
 
 pytestmark = pytest.mark.looptime
@@ -631,6 +634,141 @@ async def test_recovery_survives_a_store_that_hesitates(
     assert report.exit_code == 0
 
 
+async def test_a_row_that_could_not_be_put_down_is_taken_up_at_once(world: World, svc: Service):
+    """
+    Neither its verdict nor its giving up was committed: it is ours, and nobody works on it;
+    until it is found, its lease keeps everyone from the resource.
+    """
+    world.expects_faults = True
+    job = Job(world, svc, on_interrupt="probe", settle=0)
+    job.with_probe()
+    life, call = await job.begin()
+    await life.crash()
+    second = world.life(svc)
+    second.plan(Point.SETTLE, Fault.REFUSED)
+    second.plan(Point.NOT_STARTED, Fault.REFUSED)
+    begun = now()
+    await second.start()
+    client = await world.client(svc)
+    await client.cast(job.work, vm="v")
+
+    assert await call == 2
+    await world.until(lambda: len(job.attempts) == 3)
+    assert now() - begun < 5
+    assert second.faults.left() == []
+    assert len(job.asked) == 2
+
+
+async def test_a_task_whose_record_is_damaged_ends(world: World, svc: Service):
+    """
+    What is on record of its caller cannot be read: that fails its attempt, as a handler would,
+    and does not start it again and again.
+    """
+    starts = []
+
+    @svc.rpc(on_interrupt="retry", settle=0)
+    async def work(ctx: Context) -> None:
+        starts.append(ctx.attempt)
+        await asyncio.sleep(100_000)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.prepare(request_id="w").cast(work)
+    await world.until(lambda: starts == [1])
+    await life.crash()
+    world.disk.execute("UPDATE task SET context = '[1]'")
+    await world.start(svc)
+    await world.until(lambda: world.state("w") == "failed", within_s=100)
+
+    assert starts == [1]
+    assert world.task("w")["attempts"] == 2
+
+
+PERIOD_S = 30.0
+"""`reconcile_every_s`, after which recovery looks for rows that nobody works on."""
+
+
+def lose(world: World, life: Life, request_id: str) -> None:
+    """Leave an ended request as a commit of unknown end would: open, and known to nobody."""
+    world.disk.execute(
+        "UPDATE task SET state = 'accepted', finished_at = NULL, args = '{\"seconds\":0}', owner = ? "
+        "WHERE request_id = ?",
+        (life.runtime.run_id, request_id),
+    )
+
+
+def busy(svc: Service) -> Any:
+    """A method whose task keeps its place for some seconds."""
+
+    @svc.rpc
+    async def work(ctx: Context, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    return work
+
+
+async def test_a_lost_row_is_found_in_time_however_often_recovery_is_rung(
+    world: World, svc: Service
+):
+    """
+    Each place that becomes free rings recovery, which then looks at a part only; a period
+    passes all the same.
+    """
+    work = busy(svc)
+    life = await world.start(svc, max_accepted=1, max_running=1)
+    client = await world.client(svc)
+    await client.prepare(request_id="lost").call(work, seconds=0)
+    for _ in range(200):
+        await client.cast(work, seconds=1)
+    await asyncio.sleep(PERIOD_S + 10)
+    lose(world, life, "lost")
+    begun = now()
+    await life.hears("task.adopted")
+
+    assert now() - begun <= PERIOD_S
+
+
+async def rung_late(world: World, svc: Service, *, at_s: float) -> Life:
+    """
+    A run that has lost a row half a period ago, and is rung *at_s* after its start and then no
+    more: by its only place, which was taken when recovery last looked.
+    """
+    work = busy(svc)
+    life = await world.start(svc, max_accepted=1, max_running=1)
+    begun = now()
+    client = await world.client(svc)
+    await client.prepare(request_id="lost").call(work, seconds=0)
+    await asyncio.sleep(PERIOD_S - 1)
+    await client.cast(work, seconds=at_s - (now() - begun))
+    await asyncio.sleep(PERIOD_S / 2)
+    lose(world, life, "lost")
+    return life
+
+
+async def test_a_lost_row_is_found_in_time_after_a_last_ring(world: World, svc: Service):
+    """
+    Rung just before it would have looked, recovery does not wait for another whole period.
+    """
+    life = await rung_late(world, svc, at_s=2 * PERIOD_S - 0.5)
+    begun = now()
+    await life.hears("task.adopted")
+
+    assert now() - begun <= PERIOD_S
+
+
+async def test_a_pass_that_failed_does_not_count_as_a_look(world: World, svc: Service):
+    """
+    It had begun to look for lost rows, and the next one, whoever rings it, does so again.
+    """
+    life = await rung_late(world, svc, at_s=2 * PERIOD_S + 1)
+    life.plan(Point.ADOPT, Fault.REFUSED)
+    await life.hears("store.error")
+    begun = now()
+    await life.hears("task.adopted")
+
+    assert now() - begun < 2
+
+
 async def test_without_reconciliation_nothing_started_is_judged(world: World, svc: Service):
     """
     startup_reconciliation_enabled=false: what was started stays, what was not is run, new work
@@ -875,6 +1013,46 @@ async def test_a_left_over_hold_without_probe_is_ended_and_told(world: World, sv
     assert world.rows("SELECT end_reason FROM hold") == [{"end_reason": "no_probe"}]
 
 
+async def test_the_hook_of_a_hold_is_called_by_one_of_two_siblings(world: World, svc: Service):
+    """
+    A slow probe of another hold comes after it: a sibling that starts meanwhile finds it done.
+    """
+    told = []
+
+    @svc.rpc
+    async def prepare_host(ctx: Context, vm: str) -> None:
+        await ctx.hold("migration", vm, at_most="10m")
+
+    @prepare_host.probe
+    async def _(ctx: Context, vm: str) -> Any:
+        if vm == "failed":
+            return Fail("no")
+        await asyncio.sleep(20)
+        return Wait(1)
+
+    @prepare_host.errored
+    async def _(ctx: Context, vm: str, reason: str) -> None:
+        told.append(vm)
+
+    life = await world.start(svc)
+    client: RpcClient = await world.client(svc)
+    for vm in ("slow", "failed"):
+        await client.call(prepare_host, vm=vm)
+    await life.crash()
+    second = world.life(svc)
+    second.crash_at(Point.ERRORED_DONE, "before")
+    await second.start()
+    await second.over.wait()
+    assert told == ["failed"]
+    await asyncio.sleep(2)  # the slow one is due again
+    for name in ("a", "b"):
+        await world.start(svc, instance=name)
+        await asyncio.sleep(5)
+    await asyncio.sleep(60)
+
+    assert told == ["failed", "failed"]
+
+
 # -- what is on record -----------------------------------------------------------------------------
 
 
@@ -980,3 +1158,97 @@ async def test_what_a_lost_take_may_have_brought_is_not_given_back_from_under_th
 
     assert guard is not None
     assert world.rows("SELECT owner FROM lease") == [{"owner": life.runtime.run_id}]
+
+
+# -- an older store ------------------------------------------------------------------------------
+
+OLD_RUN = "a" * 32
+_RUN_OF_OLD = f"""
+INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, pid_ns, pid,
+    start_ticks, lock_path, phase, topic, ops_topic, transport, started_at, beat_at)
+VALUES ('{OLD_RUN}', 'compute', 'node-1', 'node-1-0', 1, '0.1', 'boot', 1, 7, 7, '', 'serving',
+    'compute', 'compute.ops', 'memory://', ?1, ?1)"""
+_TASK_OF_OLD = """
+INSERT INTO task (request_id, recipient, service, lane, queue, route, target, method, version, args,
+    context, content_hash, on_interrupt, settle_s, resource_kind, resource_id, state, owner, cut,
+    attempts, token, accepted_at, finished_at)
+VALUES (?1, '', 'compute', 'requests', 'compute', 'shared', '', 'work', '1.0', '{"vm":"v"}', '{}',
+    '', 'retry', 0, 'vm', 'v', ?1, ?2, ?3, ?4, ?5, ?6, ?7)"""
+_REST_OF_OLD = f"""
+INSERT INTO tally VALUES ('accepted', 8), ('rejected', 1), ('holds', 1);
+INSERT INTO lease (kind, id, lver, owner, request_id, acquired_at)
+    VALUES ('vm', 'v', 7, '{OLD_RUN}', 'running', 0);
+INSERT INTO hold (service, name, key, owner, target, method, version, args, opened_at, lapses_at)
+    VALUES ('compute', 'migration', 'v', '{OLD_RUN}', 'node-1', 'work', '1.0', '{{"vm":"v"}}', 0,
+        9e9);
+INSERT INTO incident (at, run_id, what) VALUES (0, '{OLD_RUN}', 'rejected');"""
+
+
+def write_old_store(world: World) -> None:
+    """What a run of the first schema left when it was killed: a task in each state."""
+    first, *_ = load_migrations(MIGRATIONS)
+    world.disk.execute(first)
+    world.disk.execute("PRAGMA user_version = 1")
+    wall = world.clock.wall()
+    world.disk.execute(_RUN_OF_OLD, (wall,))
+    for state in TaskState:
+        begun = state not in {TaskState.PENDING, TaskState.ACCEPTED, TaskState.REJECTED}
+        world.disk.execute(
+            _TASK_OF_OLD,
+            (
+                state.value,
+                OLD_RUN if state in {TaskState.ACCEPTED, TaskState.RUNNING} else None,
+                "cancelled" if state is TaskState.HANDED_OVER else None,
+                int(begun),
+                7 if begun else None,
+                wall,
+                wall if state in TERMINAL else None,
+            ),
+        )
+    world.disk.execute(_REST_OF_OLD)
+
+
+async def test_a_store_of_the_first_schema_is_taken_over_whole(world: World, svc: Service):
+    """
+    An upgrade meets unfinished work: nothing on record is lost, and what was open is found by
+    the new indexes as it was by the old.
+    """
+    ran: list[tuple[str, int, int | None]] = []
+
+    @svc.rpc(resource="vm", on_interrupt="retry", settle=0)
+    async def work(ctx: Context, vm: str) -> None:
+        ran.append((ctx.request_id, ctx.attempt, ctx.fence))
+
+    @work.probe
+    async def _(ctx: Context, vm: str) -> Done:
+        return Done()
+
+    write_old_store(world)
+    ended = "SELECT * FROM task WHERE request_id IN ({}) ORDER BY id".format(
+        ", ".join(f"'{state.value}'" for state in (TERMINAL | {TaskState.PENDING}))
+    )
+    before = world.rows(ended), world.rows("SELECT * FROM incident")
+    await world.start(svc)
+    opened = {"accepted", "running", "handed_over"}
+    await world.until(lambda: {world.state(one) for one in opened} == {"succeeded"})
+    await world.until(lambda: world.rows("SELECT end_reason FROM hold") == [{"end_reason": "done"}])
+
+    schema = "SELECT name, sql FROM sqlite_schema ORDER BY name"
+    fresh = World()
+    engine = fresh.life(svc).engine
+    await engine.start()
+    assert world.rows("PRAGMA user_version") == fresh.rows("PRAGMA user_version")
+    assert world.rows(schema) == fresh.rows(schema)
+    await engine.stop()
+    assert world.rows(ended) == before[0]
+    assert world.rows("SELECT * FROM incident WHERE what = 'rejected'") == before[1]
+    assert {name: attempt for name, attempt, _ in ran} == {
+        "accepted": 1,
+        "running": 2,
+        "handed_over": 2,
+    }
+    assert sorted(fence or 0 for _, _, fence in ran) == [8, 9, 10]
+    assert world.rows("SELECT verdict FROM run WHERE run_id = ?", OLD_RUN) == [
+        {"verdict": "killed"}
+    ]
+    assert world.tally() == {"accepted": 8, "rejected": 1, "holds": 1, "adopted_runs": 1}

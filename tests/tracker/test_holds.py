@@ -92,3 +92,22 @@ async def test_a_hold_that_was_prolonged_does_not_lapse(engine: MemoryEngine):
 
     assert not await holds.settle(lapsed, "lapsed", errored=False)
     assert len(await holds.mine()) == 1
+
+
+async def test_what_is_due_comes_before_what_must_be_asked(engine: MemoryEngine):
+    """
+    A probe may take its time: meanwhile a sibling would call the same errored hook, and a hold
+    that has lapsed would go on.
+    """
+    holds = holds_of(engine, "only")
+    for key, lapses_in_s in (("left over", 900.0), ("lapsed", 0.0), ("to be told", 0.0)):
+        await holds.open(
+            "migration", key, at_most_s=lapses_in_s, method=(None, "prepare", "1.0"), args={}
+        )
+    batch = Batch(Point.ADOPT)
+    batch.add("UPDATE hold SET owner = NULL WHERE key = 'left over'")
+    await engine.commit(batch)
+    (_, failed, _) = sorted(await holds.due(), key=lambda hold: hold.key == "left over")
+    assert await holds.settle(failed, "failed", errored=True)
+
+    assert [hold.key for hold in await holds.due()] == ["to be told", "lapsed", "left over"]

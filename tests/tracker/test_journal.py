@@ -430,6 +430,30 @@ async def test_retention_works_in_batches(book: Book, monkeypatch: pytest.Monkey
     assert book.world.tally() == {"accepted": 35, "removed": 35}
 
 
+async def test_what_else_is_over_goes_in_batches_too(book: Book, monkeypatch: pytest.MonkeyPatch):
+    """
+    Years of holds and incidents are no one commit, behind which every request would wait.
+    """
+    monkeypatch.setattr("gracekit.tracker.retention.REMOVE_AT_ONCE", 10)
+    for n in range(35):
+        book.world.disk.execute(
+            "INSERT INTO hold (service, name, key, target, method, version, opened_at, lapses_at, "
+            "ended_at) VALUES ('compute', 'move', ?, 'h', 'move', '1.0', 0, 0, ?)",
+            (f"vm-{n}", book.world.clock.wall()),
+        )
+        await book.journal.reject(refused(f"r{n}"), reason="arguments", detail=f"{n}")
+    book.world.disk.execute("DELETE FROM task")  # rejections, which are told of in incidents
+    await asyncio.sleep(100)
+    retention = Retention(book.journal, retention_s=50)
+    counts = "SELECT (SELECT count(*) FROM hold) AS holds, (SELECT count(*) FROM incident) AS told"
+
+    left = []
+    while await retention.remove_old():
+        left += [tuple(row.values()) for row in book.world.rows(counts)]
+
+    assert left == [(25, 25), (15, 15), (5, 5), (0, 0)]
+
+
 async def test_rejections_are_counted_apart(book: Book):
     """
     A rejected delivery was never accepted; each is listed.
