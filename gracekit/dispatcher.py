@@ -285,6 +285,8 @@ class Dispatcher:
             # Its first delivery is not yet accepted, or was not.
             await settle(delivery.give_back(), self._telemetry)
             return
+        # Ours and open, and yet this copy is what the tracker knows: its entry was in doubt.
+        job.in_doubt = row.owner == self._journal.run_id and row.finished_at is None
         if row.content_hash != request.content_hash:
             await self._refuse_conflict(job, row.method)
             return

@@ -35,6 +35,8 @@ from gracekit.tracker.tracker import Tracker
 CLAIM_AT_ONCE: Final = 32
 LEASE_BEAT_S: Final = 1.0
 """A lease that is not to be had is asked for again after this time."""
+AGAIN_AFTER_S: Final = 5.0
+"""A pass that failed is made again after this time."""
 KNOWN_PAUSE_S: Final = 1.0
 """A row whose last attempt has still to leave the tracker is claimed again after this time."""
 UNKNOWN_CALL_TIMEOUT_S: Final = 60.0
@@ -163,7 +165,8 @@ class Reconciler:
             try:
                 await self.reconcile()
             except Exception as error:  # noqa: BLE001 - recovery goes on, whatever one pass met
-                self._look_around = True  # what this pass did not come to, or left half done
+                # What this pass did not come to, or left half done.
+                self._look_around, self._look_by = True, self._clock.loop() + AGAIN_AFTER_S
                 self._telemetry.emit("store.error", what="reconciliation", error=repr(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(await self._pause_s()):

@@ -219,7 +219,10 @@ def store_with(path: Path, *, past: int) -> None:
 
 @pytest.mark.parametrize(
     ("words", "code", "shown"),
-    [(["tasks"], 0, "order-"), (["tasks", "cancel", "ordre-"], 1, "did you mean order-")],
+    [
+        (["tasks"], 0, "order-"),
+        (["tasks", "retry", "ordre-"], 1, "did you mean order-"),
+    ],
 )
 def test_a_look_at_open_tasks_does_not_walk_the_past(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, shown: str

@@ -816,24 +816,35 @@ async def test_an_acceptance_whose_trace_is_lost_is_settled_by_the_living_run(
 
     life = await world.start(svc)
     client = await world.client(svc)
+    await asyncio.sleep(3)  # until nothing else reads
     life.plan(Point.ACCEPT_AND_BEGIN, Fault.LOST_AFTER)
     life.faults.plan("store", "query", Fault.REFUSED)
     request_id = await client.cast(work, vm="v")
     await world.until(lambda: world.state(request_id) in {"errored", "succeeded"}, within_s=120)
 
+    assert len(life.told("task.adopted")) == 1
     # That it never started is known to the run that accepted it: also `error` may be run.
     assert (world.state(request_id), len(starts)) in {("succeeded", 1), ("errored", 0)}
     assert world.task(request_id)["attempts"] <= 2
     assert world.rows("SELECT owner FROM lease") == [{"owner": None}]
 
 
-@pytest.mark.parametrize("point", [Point.ACCEPT_AND_BEGIN, Point.ACCEPT, Point.BEGIN])
+@pytest.mark.parametrize(
+    ("point", "again_after_s"),
+    [
+        (Point.ACCEPT_AND_BEGIN, 0.0),
+        (Point.ACCEPT_AND_BEGIN, 20.0),
+        (Point.ACCEPT, 0.0),
+        (Point.ACCEPT, 20.0),
+        (Point.BEGIN, None),
+    ],
+)
 async def test_an_entry_whose_trace_is_lost_is_found_as_soon_as_it_has_left(
-    world: World, svc: Service, point: Point
+    world: World, svc: Service, point: Point, again_after_s: float | None
 ):
     """
-    As before, and soon: while its task is in the tracker recovery takes the row for known, so
-    it looks once more after that, and its caller does not wait for a whole period.
+    While its task, or that of its next delivery, is in the tracker recovery takes the row for
+    known: it looks once more after that, and a caller does not wait for a whole period.
     """
     doors = Doors()
 
@@ -850,16 +861,22 @@ async def test_an_entry_whose_trace_is_lost_is_found_as_soon_as_it_has_left(
     if point is Point.BEGIN:
         await client.prepare(request_id="lost").cast(work, vm="v")
         await world.until(lambda: world.state("lost") == "accepted")
+    await asyncio.sleep(3)  # until nothing else reads
     life.plan(point, Fault.LOST_AFTER)
     life.faults.plan("store", "query", Fault.REFUSED)
     begun = asyncio.get_running_loop().time()
-    doors.open("first")
-    if point is not Point.BEGIN:
+    if point is Point.BEGIN:
+        doors.open("first")
+    else:
         await client.prepare(request_id="lost").cast(work, vm="v")
     await life.hears("store.error")
+    if again_after_s:
+        life.faults.delay_s = again_after_s
+        life.plan("deliver", Fault.DELAY)
+    await life.hears("task.adopted")
+    doors.open("first")
     await world.until(lambda: world.state("lost") == "succeeded")
 
-    assert life.faults.left() == []
     assert asyncio.get_running_loop().time() - begun < 5
 
 

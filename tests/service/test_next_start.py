@@ -691,9 +691,9 @@ PERIOD_S = 30.0
 def lose(world: World, life: Life, request_id: str) -> None:
     """Leave an ended request as a commit of unknown end would: open, and known to nobody."""
     world.disk.execute(
-        "UPDATE task SET state = 'accepted', finished_at = NULL, args = '{\"seconds\":0}', owner = ? "
+        "UPDATE task SET state = 'accepted', finished_at = NULL, args = ?, owner = ? "
         "WHERE request_id = ?",
-        (life.runtime.run_id, request_id),
+        ('{"seconds":0}', life.runtime.run_id, request_id),
     )
 
 
@@ -1238,6 +1238,7 @@ async def test_a_store_of_the_first_schema_is_taken_over_whole(world: World, svc
     engine = fresh.life(svc).engine
     await engine.start()
     assert world.rows("PRAGMA user_version") == fresh.rows("PRAGMA user_version")
+    assert world.rows("PRAGMA user_version") != [{"user_version": 1}]
     assert world.rows(schema) == fresh.rows(schema)
     await engine.stop()
     assert world.rows(ended) == before[0]
