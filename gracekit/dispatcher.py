@@ -359,7 +359,7 @@ class Dispatcher:
         timer = None
         if task.deadline is not None:
             loop = asyncio.get_running_loop()
-            timer = loop.call_at(task.deadline, self._tell_late, job)
+            timer = loop.call_at(task.deadline, self._time_out, job)
         self._telemetry.emit(
             "task.started", task_id=task.request_id, method=task.method, attempt=task.attempt
         )
@@ -417,7 +417,8 @@ class Dispatcher:
         elif task.running:
             self._answer_early(job, ordered(str(task), order, task.state))
 
-    def _tell_late(self, job: Job) -> None:
+    def _time_out(self, job: Job) -> None:
+        job.task.cancel(CancelCause.TIMEOUT)
         self._answer_early(job, failed(timeout_error(job.method)))
 
     def _answer_early(self, job: Job, outcome: Outcome) -> None:

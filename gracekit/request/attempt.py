@@ -71,10 +71,6 @@ async def run_attempt(
     threads: Threads,
 ) -> End:
     """Run the handler once, cancellable only meanwhile."""
-    timer = None
-    if timeout := method.options.timeout_s:
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(timeout, task.cancel, CancelCause.TIMEOUT)
     try:
         tokens = enter(ctx)
         try:
@@ -91,8 +87,6 @@ async def run_attempt(
         return _judge(task, method, error)
     finally:
         task.cancellable = False
-        if timer is not None:
-            timer.cancel()
         me = task.handler
         # Not when the coroutine is thrown away with its loop: then nobody runs it.
         if me is not None and me.cancelling() and me is asyncio.current_task():
