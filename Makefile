@@ -4,6 +4,6 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: demo test check soak bench lock
-demo test check soak bench lock:
+.PHONY: demo test check soak bench mutate lock
+demo test check soak bench mutate lock:
 	@$(PYTHON) tools/dev.py $@ $(ARGS)

@@ -1,4 +1,4 @@
-"""One door to every chore: demo, test, check, soak, bench, lock.
+"""One door to every chore: demo, test, check, soak, bench, mutate, lock.
 
 Needs nothing but Python and its pip. The pinned tools go once into
 `.deps/<digest>/`, an environment made by hand: `pip install --target` works
@@ -27,6 +27,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 RUNTIME_LOCK: Final = ROOT / "requirements" / "runtime.lock"
 DEV_LOCK: Final = ROOT / "requirements" / "dev.lock"
+MUTATE_LOCK: Final = ROOT / "requirements" / "mutate.lock"
 
 _SHADOWING: Final = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}  # could hide the pins
 
@@ -160,15 +161,28 @@ def bench(arguments: Sequence[str]) -> int:
     return run(DEV_LOCK, "benchmarks", *arguments)
 
 
+def mutate(arguments: Sequence[str]) -> int:
+    """Break the core on purpose, and list what no test notices; see tests/MUTATION.md."""
+    if "--sql" in arguments:
+        rest = [argument for argument in arguments if argument != "--sql"]
+        return run(MUTATE_LOCK, "tools.mutate_sql", *rest)
+    code = run(MUTATE_LOCK, "mutmut", "run", "--max-children", "1", *arguments)
+    if code or arguments:  # of mutants that were named it has told
+        return code
+    return run(MUTATE_LOCK, "mutmut", "results")
+
+
 # -- the locks ------------------------------------------------------------------
 
 
 def lock(arguments: Sequence[str]) -> int:
-    """Write both locks anew from pyproject.toml; arguments go to pip-compile."""
+    """Write the locks anew from pyproject.toml; arguments go to pip-compile."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     runtime = project["project"]["dependencies"]
     code = _compile(runtime, RUNTIME_LOCK, arguments)
-    return code or _compile([*runtime, *_group(project, "dev")], DEV_LOCK, arguments)
+    for name, target in (("dev", DEV_LOCK), ("mutate", MUTATE_LOCK)):
+        code = code or _compile([*runtime, *_group(project, name)], target, arguments)
+    return code
 
 
 def _group(project: dict[str, dict[str, list[str | dict[str, str]]]], name: str) -> list[str]:
@@ -198,6 +212,7 @@ COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
     "check": check,
     "soak": soak,
     "bench": bench,
+    "mutate": mutate,
     "lock": lock,
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from gracekit import (
 )
 from gracekit.process import Point
 from gracekit.rpc.memory import MemoryBroker
+from gracekit.shutdown import DrainReport, StopRequest
 from gracekit.testing.ports import PlayedProcess, PlayedTransport
 from tests.service.kit import Doors, Fault, World
 
@@ -308,6 +311,85 @@ async def test_a_requeue_task_is_given_back_and_journaled_when_it_comes_again(
     await other.drain()
 
 
+async def test_all_that_goes_back_is_counted(world: World, svc: Service):
+    """
+    Two that were cut at the deadline, and one that was never accepted.
+    """
+    doors = Doors()
+
+    @svc.rpc(on_interrupt="requeue")
+    async def read(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    life = await world.start(svc, max_accepted=2)
+    client = await world.client(svc)
+    for n in range(3):
+        await client.cast(read, n=n)
+    await doors.wait(2)
+    report = await life.drain()
+
+    assert report.given_back == 3
+    assert world.broker.waiting("compute") == 3
+
+
+@pytest.mark.parametrize(
+    ("report", "code", "left"),
+    [
+        (DrainReport(finished=3, given_back=1, forced=True), 0, True),
+        (DrainReport(handed_over=["r"]), 75, True),
+        (DrainReport(not_started=["r"]), 75, True),
+        (DrainReport(open_holds=1), 75, True),
+        (DrainReport(unclean=["r"]), 75, False),
+        (DrainReport(leases_kept=1), 0, False),
+        (DrainReport(left_behind=1), 0, False),
+        (DrainReport(handed_over=["r"], failure="no disk"), 70, True),
+    ],
+)
+def test_a_report_says_how_it_ended_and_whether_anything_can_still_act(
+    report: DrainReport, code: int, left: bool
+):
+    """
+    Others believe `left` without a proof of death, so nothing may be able to act any more.
+    """
+    kept = report.as_json()
+
+    assert (kept["exit_code"], kept["left"], report.must_die) == (code, left, not left)
+
+
+@pytest.mark.parametrize("fault", [None, Fault.REFUSED])
+async def test_a_row_of_ours_that_nobody_works_on_is_let_go_and_reported(
+    world: World, svc: Service, fault: Fault | None
+):
+    """
+    A commit of unknown end may have left it. What had begun counts as handed over, what had not as
+    not started; one that recovery had only claimed is neither. A store that refuses is asked again.
+    """
+    world.expects_faults = fault is not None
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        pass
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    for request_id in ("running", "accepted", "handed_over"):
+        await client.prepare(request_id=request_id).cast(work)
+    await life.hears("task.finished", 3)
+    world.disk.execute("UPDATE task SET state = request_id, finished_at = NULL, cut = 'cancelled'")
+    if fault is not None:
+        life.plan(Point.ADOPT, fault)
+    report = await life.drain()
+
+    assert (report.handed_over, report.not_started) == (["running"], ["accepted"])
+    assert report.exit_code == 75
+    owners = world.rows("SELECT owner, state FROM task ORDER BY id")
+    assert owners == [
+        {"owner": None, "state": "handed_over"},
+        {"owner": None, "state": "accepted"},
+        {"owner": None, "state": "handed_over"},
+    ]
+
+
 async def test_the_report_tells_everything(world: World, svc: Service):
     """
     What ended, what was handed over, not started, unclean, given back: each by its id, once.
@@ -404,6 +486,41 @@ async def test_progress_is_told_while_a_drain_waits(world: World, svc: Service):
     first, second = life.told("drain.progress")
     assert (first["running"], first["tasks"]) == (1, "work vm:v1 5.0s")
     assert second["left_s"] == pytest.approx(15, abs=0.2)
+
+
+async def test_progress_lists_the_oldest_and_counts_the_rest(world: World, svc: Service):
+    """
+    A line is for people: five tasks, and how many more.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    for n in range(7):
+        await client.cast(work, n=n)
+        await doors.wait(n + 1)
+        await asyncio.sleep(1)
+    life.ask_to_stop()
+    told = await life.hears("drain.progress")
+    doors.open(*range(7))
+    await life.wait_end()
+
+    assert told["tasks"] == "work 12.0s, work 11.0s, work 10.0s, work 9.0s, work 8.0s and 2 more"
+
+
+async def test_the_alarm_counts_from_the_request(world: World, svc: Service):
+    """
+    The kernel ends a process that hangs half a second past the hard limit, however long it has run.
+    """
+    life = await world.start(svc, signals=True)
+    await asyncio.sleep(100)
+    await life.drain()
+
+    assert life.process.alarms[0] == pytest.approx(29.5, abs=0.01)
 
 
 # -- ops, holds, background ------------------------------------------------------------------
@@ -506,6 +623,27 @@ async def test_an_ops_lane_that_never_rests_is_closed_all_the_same(world: World,
     assert now() - asked_at == pytest.approx(5.5, abs=0.6)
     assert report.handed_over == ["watch"]
     assert world.broker.waiting("compute-ops") == 1
+
+
+async def test_ops_deliveries_that_found_no_place_go_back_at_the_end(world: World, svc: Service):
+    """
+    And are counted as all else that goes back.
+    """
+    doors = Doors()
+
+    @svc.ops
+    async def look(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    life = await world.start(svc, ops_max_accepted=1, ops_max_running=1, ops_threads=1)
+    client = await world.client(svc)
+    for n in range(2):
+        await client.cast(look, n=n)
+    await doors.wait(1)
+    report = await life.drain()
+
+    assert report.given_back == 1
+    assert doors.entered == [0]
 
 
 async def test_ops_tasks_that_wait_for_a_slot_at_the_end_are_listed(world: World, svc: Service):
@@ -846,6 +984,46 @@ async def test_a_drain_by_control_verb_can_be_resumed_while_it_waits(world: Worl
     assert (report.exit_code, report.given_back) == (0, 0)
 
 
+async def test_the_platform_hears_of_a_stop_when_it_is_final_and_not_before(
+    world: World, svc: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    STOPPING cannot be taken back: a signal's drain says it at once, an operator's when nothing is
+    left to wait for.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as platform:
+        platform.setblocking(False)
+        platform.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+
+        def stops() -> list[bool]:
+            told = []
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    told.append(platform.recv(4096).decode())
+            # Three ticks of five seconds: the next sign of life comes long before.
+            extended = [text for text in told if "EXTEND_TIMEOUT_USEC=15000000" in text]
+            assert extended == [text for text in told if "STOPPING" in text or "draining" in text]
+            return [True for text in told if "STOPPING=1" in text]
+
+        for n, final in enumerate((False, True)):
+            life = await world.start(svc)
+            await (await world.client(svc)).cast(work, n=n)
+            await doors.wait(n + 1)
+            life.ask_to_stop(source="signal" if final else "operator", final=final)
+            await asyncio.sleep(10)
+            assert stops() == [True] * final
+            doors.open(n)
+            await life.wait_end()
+            assert stops() == [True] * (not final)
+
+
 async def test_a_drain_is_final_once_a_task_was_handed_over(world: World, svc: Service):
     """
     What left the process cannot be taken back.
@@ -923,6 +1101,35 @@ async def test_a_signal_makes_an_operators_drain_final_and_as_short_as_its_own(
 
     assert now() - asked_at == pytest.approx(25, abs=0.5)
     assert report.handed_over == ["w"]
+
+
+@pytest.mark.parametrize(("timeout_s", "waits_s"), [(5, 5), (3600, 25), (None, 25)])
+async def test_of_a_signal_and_an_operator_before_the_drain_begins_the_shorter_counts(
+    world: World, svc: Service, timeout_s: float | None, waits_s: float
+):
+    """
+    Whoever asked first is on record, and it is final.
+    """
+    begun = asyncio.Event()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        begun.set()
+        await asyncio.sleep(7200)
+
+    life = await world.start(svc)
+    await (await world.client(svc)).prepare(request_id="w").cast(work)
+    await begun.wait()
+    asked = StopRequest(
+        source="operator", by="ann", reason="", final=False, at=now(), timeout_s=timeout_s
+    )
+    life.runtime.coordinator.request_stop(asked)
+    life.ask_to_stop()
+    report = await life.wait_end()
+
+    assert now() - asked.at == pytest.approx(waits_s, abs=0.5)
+    assert report.handed_over == ["w"]
+    assert run_row(world)["stop_by"] == "ann"
 
 
 async def test_a_signal_right_after_a_resume_is_not_lost(world: World, svc: Service):
@@ -1015,6 +1222,95 @@ async def test_a_failing_step_does_not_stop_the_drain(world: World, svc: Service
     }
     assert [fields["hook"] for fields in life.told("hook.failed")] == ["bad", "worse", "slow"]
     assert now() - asked_at < life.runtime.settings.hard_limit_s
+
+
+async def test_a_hand_over_that_hangs_holds_nobody(world: World, svc: Service):
+    """
+    The row of a handler that did not return stays RUNNING, and the end comes all the same.
+    """
+    world.expects_faults = True
+    begun = asyncio.Event()
+
+    @svc.rpc
+    async def stubborn(ctx: Context) -> None:
+        begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(7200)
+        await asyncio.sleep(7200)
+
+    life = await world.start(svc)
+    await (await world.client(svc)).prepare(request_id="s").cast(stubborn)
+    await begun.wait()
+    life.faults.delay_s = 3600.0
+    life.plan(Point.HAND_OVER, Fault.DELAY)
+    asked_at = now()
+    report = await life.drain()
+
+    assert now() - asked_at <= life.runtime.settings.hard_limit_s
+    assert (report.unclean, report.must_die) == (["s"], True)
+    assert "hand-over of stuck tasks" in {
+        fields["step"] for fields in life.told("drain.step_failed")
+    }
+
+
+@pytest.mark.parametrize(
+    ("port", "step", "late"),
+    [
+        ("store", "query", {"count of holds", "freeing of rows", "stop record"}),
+        ("store", "stop_intent", {"stop-intent"}),
+        ("store", "stop_record", {"stop record"}),
+        ("transport", "cancel", {"close of the ops intake"}),
+    ],
+)
+async def test_what_answers_nothing_holds_up_no_drain(
+    world: World, svc: Service, port: str, step: str, late: set[str]
+):
+    """
+    A store that hangs in a question or a commit, a transport that confirms no cancel: each step
+    has a time of its own, and together they stay below the hard limit.
+    """
+    world.expects_faults = True
+    life = await world.start(svc)
+    await asyncio.sleep(100)
+    life.faults.delay_s = 3600.0
+    life.faults.plan(port, step, Fault.DELAY, times=1000)
+    asked_at = now()
+    report = await life.drain()
+
+    assert now() - asked_at <= life.runtime.settings.hard_limit_s
+    assert (report.exit_code, report.open_holds) == (0, 0)
+    assert {fields["step"] for fields in life.told("drain.step_failed")} == late
+
+
+@pytest.mark.parametrize("delay_s", [0.7, 3600.0])
+@pytest.mark.parametrize(("point", "asked_s"), [(Point.ACCEPT_AND_BEGIN, 0.1), (Point.FINISH, 2.9)])
+async def test_a_slow_commit_is_waited_for_and_a_hung_one_is_not(
+    world: World, svc: Service, point: Point, asked_s: float, delay_s: float
+):
+    """
+    What is under way at the gate, or at the end of the wait, still counts if it comes in time; if
+    it does not, the process leaves so that others can prove it dead.
+    """
+    world.expects_faults = True
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await asyncio.sleep(3)
+
+    life = await world.start(svc)
+    life.faults.delay_s = delay_s
+    life.plan(point, Fault.DELAY)
+    await (await world.client(svc)).prepare(request_id="w").cast(work)
+    await asyncio.sleep(asked_s)
+    asked_at = now()
+    report = await life.drain()
+
+    assert now() - asked_at <= life.runtime.settings.hard_limit_s
+    hung = delay_s > 1
+    assert report.must_die is hung
+    assert (report.finished, report.left_behind + len(report.unclean)) == (not hung, hung)
+    if not hung:
+        assert (world.state("w"), report.exit_code) == ("succeeded", 0)
 
 
 async def test_a_hand_over_that_cannot_be_written_is_found_at_the_next_start(

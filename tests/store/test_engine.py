@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import apsw
@@ -21,6 +21,7 @@ from gracekit.errors import (
 from gracekit.process import Phase, Point, Process
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
+from gracekit.store.group import GroupCommit
 from gracekit.store.migrate import load_migrations
 
 SCHEMA = "CREATE TABLE kv (key INTEGER PRIMARY KEY, value ANY) STRICT"
@@ -106,6 +107,15 @@ async def engine(make):
 @pytest.fixture
 def database(tmp_path) -> Path:
     return tmp_path / "store.db"
+
+
+@pytest.fixture
+def connection() -> Iterator[apsw.Connection]:
+    """A database in memory, to look at from inside a commit."""
+    made = apsw.Connection(":memory:")
+    made.execute(SCHEMA)
+    yield made
+    made.close()
 
 
 # -- both engines -----------------------------------------------------------------
@@ -481,6 +491,25 @@ async def held(database):
     await first
 
 
+async def test_stop_that_joins_the_last_group_closes_the_file(held, database):
+    """
+    Nobody is left to empty the WAL later, and `stop` waits for it.
+    """
+    engine, process = held
+    last = engine.submit(put(1))
+    stopping = asyncio.create_task(engine.stop())
+    while engine._writer._queue.qsize() < 2:  # the batch, and the stop behind it
+        await asyncio.sleep(0)
+    process.go_on.set()
+    await asyncio.wait_for(stopping, 30)
+
+    assert await last == [[]]
+    assert not database.with_name("store.db-wal").exists()
+    # Closed by the thread itself, not one day by the garbage collector.
+    opened = [str(link.resolve()) for link in Path("/proc/self/fd").iterdir()]
+    assert not [path for path in opened if path.startswith(str(database))]
+
+
 async def test_everything_that_waits_shares_one_commit(held):
     """
     A hundred batches that came during a commit cost one more, not a hundred.
@@ -532,6 +561,57 @@ async def test_sum_of_a_group_is_written_once_and_without_who_was_rolled_back(he
     assert [type(o) for o in outcomes] == [list, ConflictError, list, list]
     assert process.commits == 2
     assert await engine.query("SELECT value FROM kv WHERE key = 900") == [(1101,)]
+
+
+@pytest.mark.parametrize(("setting", "durable"), [("FULL", 2), ("NORMAL", 1)])
+def test_one_durable_batch_makes_its_whole_group_durable(connection, setting, durable):
+    """
+    What was reported durable, as all is that does not say otherwise, is synced by the commit that
+    it is in, whatever came before it or travels with it; the rest costs no sync when it is alone.
+    """
+    levels = []
+
+    class Levels(Process):
+        def reach(self, point: Point, phase: Phase) -> None:
+            if phase == "before":
+                levels.append(connection.execute("PRAGMA synchronous").get)
+
+    group = GroupCommit(connection, Levels(), synchronous=setting, on_broken=lambda error: None)
+    group.run([put(1, durable=False)])
+    group.run([put(2)])
+    group.run([put(3, durable=False)])
+    group.run([swap(3, 0, 1)])
+    group.run([put(4, durable=False)])
+    group.run([put(5, durable=False), put(6), put(7, durable=False)])
+
+    assert levels == [1, durable, 1, durable, 1, durable, durable, durable]
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_commit_that_fails_is_unknown_to_all_that_were_in_it(connection, final):
+    """
+    Each gets an error of its own; only a disk that failed ends the store, and then for good.
+    """
+    broken: list[StoreBrokenError] = []
+    group = GroupCommit(connection, Process(), synchronous="FULL", on_broken=broken.append)
+    failures = iter([apsw.IOError("the disk is gone") if final else apsw.BusyError("locked")])
+
+    def fail() -> bool:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        return False
+
+    connection.set_commit_hook(fail)
+    outcomes = group.run([put(1), swap(8, 0, 1), put(2)])
+
+    assert [type(outcome) for outcome in outcomes] == [UnknownCommitError] * 3
+    assert len({id(outcome) for outcome in outcomes}) == 3
+    assert all(isinstance(outcome.__cause__, apsw.Error) for outcome in outcomes)
+    assert not connection.in_transaction
+    assert connection.execute("SELECT key FROM kv").fetchall() == []
+    (after,) = group.run([put(1)])
+    assert (type(after), len(broken)) == ((StoreBrokenError, 1) if final else (list, 0))
+    assert (group.broken is None) is not final
 
 
 async def test_lone_batch_waits_for_no_companion(database):

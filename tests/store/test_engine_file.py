@@ -127,6 +127,32 @@ async def test_stop_empties_the_wal(engine, database):
     assert not database.with_name("store.db-wal").exists()
 
 
+async def test_stop_waits_a_bounded_time_for_who_still_reads(engine, database):
+    """
+    A reader in another program keeps the WAL from being emptied, and `stop` from nothing else.
+    """
+    await engine.start()
+    await engine.commit(insert("a", 1))
+    other = apsw.Connection(str(database), flags=apsw.SQLITE_OPEN_READONLY)
+    other.execute("BEGIN; SELECT * FROM log").fetchall()
+    await engine.commit(insert("a", 2))
+
+    await asyncio.wait_for(engine.stop(), 30)
+
+    other.close()
+
+
+@pytest.mark.parametrize(("synchronous", "level"), [("FULL", 2), ("NORMAL", 1)])
+def test_writer_syncs_as_it_was_told(tmp_path, synchronous, level):
+    """
+    Both settings open a file, and each is asked back from it.
+    """
+    path = prepare_file(tmp_path / "store.db")
+    connection = connect_writer(path, synchronous=synchronous, busy_timeout_s=1)
+    assert connection.execute("PRAGMA synchronous").get == level
+    connection.close()
+
+
 async def test_stopped_engine_can_be_started_again(engine):
     """
     A second life of the same engine finds the rows of the first.

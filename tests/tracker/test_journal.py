@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+import gc
+import itertools
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -12,8 +15,16 @@ from gracekit.errors import ConflictError, StoreError
 from gracekit.leases.leases import Leases
 from gracekit.process import Point
 from gracekit.store.batch import Batch
+from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.ports import PlayedEngine, PlayedProcess, VirtualClock
-from gracekit.tracker.journal import Acceptance, Address, Journal, Outcome, content_hash
+from gracekit.tracker.journal import (
+    Acceptance,
+    Address,
+    Journal,
+    Outcome,
+    TaskRow,
+    content_hash,
+)
 from gracekit.tracker.retention import Retention
 from gracekit.tracker.task import Cut, Lane, OnInterrupt, TaskState, TrackedTask
 from tests.service.kit import World
@@ -23,12 +34,18 @@ pytestmark = pytest.mark.looptime
 CALLER = Address(queue="reply_1", msg_id="m1", expires_at=None)
 
 
+OWNERS_AND_STATES = list(
+    itertools.product(("run-1", "run-2", None), ("accepted", "running", "handed_over", "succeeded"))
+)
+
+
 class Book:
     """A journal on a disk of its own, and the shortest way to each of its commits."""
 
     def __init__(self, world: World, run_id: str = "run-1") -> None:
         self.world = world
-        self.engine = PlayedEngine(world.disk, PlayedProcess(set(), 1))
+        self.faults = PlannedFaults()
+        self.engine = PlayedEngine(world.disk, PlayedProcess(set(), 1), self.faults)
         self.clock: VirtualClock = world.clock
         self.journal = Journal(self.engine, world.clock, run_id=run_id, service="compute")
         self.leases = Leases(self.engine, world.clock, run_id=run_id)
@@ -131,6 +148,123 @@ async def test_an_accepted_request_is_on_disk_with_all_that_a_later_run_needs(bo
     assert (reply["msg_id"], reply["due_at"]) == ("m1", None)
 
 
+@pytest.mark.parametrize("begin", [False, True])
+async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
+    """
+    Every column is in its place, also when the first attempt is in the same commit; another copy
+    of the request has no part in it.
+    """
+    await book.accept(recipient="node-2-0", resource=("vm", "v1"))
+    copy = book.world.task("r1", "node-2-0")
+    guard = await book.leases.take(("vm", "v1"), "r1")
+    assert guard is not None
+    now = book.clock.wall()
+    reply = Address(queue="reply_7", msg_id="m7", expires_at=now + 30)
+    row_id = await book.accept(
+        begin=begin,
+        recipient="node-1-0",
+        lane=Lane.OPS,
+        queue="compute.node-1",
+        route="fanout",
+        target="node-1",
+        namespace="admin",
+        version="2.3",
+        on_interrupt=OnInterrupt.RETRY,
+        settle_s=7.5,
+        resource=("vm", "v1"),
+        reply=reply,
+        expires_at=now + 60,
+    )
+
+    assert await book.journal.known("r1", "node-1-0") == TaskRow(
+        id=row_id,
+        request_id="r1",
+        recipient="node-1-0",
+        lane=Lane.OPS,
+        queue="compute.node-1",
+        route="fanout",
+        target="node-1",
+        namespace="admin",
+        method="migrate",
+        version="2.3",
+        args={"vm": "v1"},
+        context={"user": "ann"},
+        content_hash=content_hash("admin", "migrate", "2.3", {"vm": "v1"}),
+        on_interrupt=OnInterrupt.RETRY,
+        settle_s=7.5,
+        resource=("vm", "v1"),
+        state=TaskState.RUNNING if begin else TaskState.ACCEPTED,
+        reason=None,
+        detail=None,
+        owner="run-1",
+        cut=None,
+        not_before=None,
+        attempts=int(begin),
+        crashes=0,
+        token=guard.token if begin else None,
+        cursor=None,
+        accepted_at=now,
+        started_at=now if begin else None,
+        finished_at=None,
+        expires_at=now + 60,
+        next_check=None,
+        waiting_since=None,
+        result=None,
+        failure=None,
+        errored_due=False,
+    )
+    assert book.world.rows("SELECT * FROM reply") == [
+        {
+            "task_id": row_id,
+            "queue": "reply_7",
+            "msg_id": "m7",
+            "expires_at": now + 30,
+            "due_at": None,
+        }
+    ]
+    assert book.world.task("r1", "node-1-0")["service"] == "compute"
+    assert book.world.task("r1", "node-2-0") == copy
+
+
+async def test_what_happened_to_a_row_reads_back_too(book: Book):
+    """
+    How it was cut, where it stood, and how it ended.
+    """
+    task = await book.running()
+    task.cursor = {"block": 4}
+    await book.hand_over(task, Cut.UNCLEAN, settle_s=5.0)
+    cut_at = book.clock.wall()
+    cut = await book.journal.row(task.row_id or 0)
+    assert cut is not None
+    assert (cut.state, cut.cut, cut.cursor) == (TaskState.HANDED_OVER, Cut.UNCLEAN, {"block": 4})
+    assert (cut.owner, cut.not_before, cut.resource) == ("run-1", cut_at + 5, None)
+
+    await asyncio.sleep(5)
+    batch = Batch(Point.SETTLE)
+    outcome = Outcome(
+        state=TaskState.ERRORED, failure='{"class":"X"}', reason="gave_up", detail="no truth"
+    )
+    book.journal.add_finish(
+        batch, cut.id, outcome, expected=TaskState.HANDED_OVER, errored_hook=True
+    )
+    await book.journal.commit(batch)
+
+    row = await book.journal.row(cut.id)
+    assert row is not None
+    assert (row.state, row.finished_at) == (TaskState.ERRORED, cut_at + 5)
+    assert (row.result, row.failure, row.reason, row.detail) == (
+        None,
+        '{"class":"X"}',
+        "gave_up",
+        "no truth",
+    )
+    # The hook is told what was asked for.
+    assert (row.errored_due, row.args, row.context) == (True, {"vm": "v1"}, {"user": "ann"})
+    assert await book.journal.row(cut.id + 1) is None
+    assert await book.journal.known("r1", "node-2-0") is None
+    assert await book.journal.known("r2", "") is None
+
+
 async def test_an_attempt_that_begins_at_once_is_counted_in_the_accepting_commit(book: Book):
     """
     A crash right after that commit counts as started.
@@ -202,6 +336,33 @@ async def test_an_attempt_begins_only_from_accepted_and_only_by_its_owner(book: 
     assert book.world.task("r1")["attempts"] == 1
 
 
+async def test_an_attempt_that_begins_forgets_how_the_last_one_was_cut(book: Book):
+    """
+    It has the token of the lease that was taken for it, and touches no other row.
+    """
+    row_id = await book.accept(resource=("vm", "v1"))
+    await book.accept("r2", resource=("vm", "v1"))
+    await book.accept("r1", recipient="node-1-0", resource=("vm", "v1"))
+    others = [book.world.task("r2"), book.world.task("r1", "node-1-0")]
+    book.world.disk.execute(
+        "UPDATE task SET cut = 'cancelled', not_before = 9, attempts = 4 WHERE id = ?", (row_id,)
+    )
+    for _ in range(2):
+        guard = await book.leases.take(("vm", "v1"), "r1")
+        assert guard is not None
+        await book.leases.release(guard, reason="clean")
+    task = TrackedTask(
+        request_id="r1", method="m", lane=Lane.REQUESTS, row_id=row_id, resource=("vm", "v1")
+    )
+    await asyncio.sleep(5)
+    await book.begin(task)
+
+    row = book.world.task("r1")
+    assert (row["state"], row["cut"], row["not_before"]) == ("running", None, None)
+    assert (row["attempts"], row["token"], row["started_at"]) == (5, 2, book.clock.wall())
+    assert [book.world.task("r2"), book.world.task("r1", "node-1-0")] == others
+
+
 # -- out --------------------------------------------------------------------------------
 
 
@@ -240,6 +401,112 @@ async def test_terminal_is_final(book: Book, second: TaskState):
     assert book.world.task("r1")["result"] == "1"
 
 
+CHANGES: dict[str, tuple[str, Callable[[Journal, Batch, TrackedTask], object]]] = {
+    "finish": (
+        "running",
+        lambda journal, batch, task: journal.add_finish(
+            batch,
+            task.row_id or 0,
+            Outcome(state=TaskState.SUCCEEDED, result="1"),
+            expected=TaskState.RUNNING,
+        ),
+    ),
+    "hand_over": (
+        "running",
+        lambda journal, batch, task: journal.add_hand_over(batch, task, Cut.CANCELLED),
+    ),
+    "begin": ("accepted", lambda journal, batch, task: journal.add_begin(batch, task)),
+    "not_started": ("accepted", lambda journal, batch, task: journal.add_not_started(batch, task)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_change_is_for_one_row_of_ours_in_one_state(book: Book, change: str):
+    """
+    Whose owner or state is another one, or has moved on, conflicts and is left as it is.
+    """
+    starts_from, add = CHANGES[change]
+    row_id = await book.accept()
+    await book.accept("other")
+    book.world.disk.execute("UPDATE task SET state = ?", (starts_from,))
+    other = book.world.task("other")
+    task = TrackedTask(request_id="r1", method="m", lane=Lane.REQUESTS, row_id=row_id)
+
+    for owner, state in OWNERS_AND_STATES:
+        ours = (owner, state) == ("run-1", starts_from)
+        columns = (owner, state, row_id)
+        book.world.disk.execute("UPDATE task SET owner = ?, state = ? WHERE id = ?", columns)
+        before = book.world.task("r1")
+        batch = Batch(Point.FINISH)
+        add(book.journal, batch, task)
+        with contextlib.nullcontext() if ours else pytest.raises(ConflictError):
+            await book.journal.commit(batch)
+        assert (book.world.task("r1") != before) is ours
+
+    assert book.world.task("other") == other
+
+
+async def test_a_cursor_is_written_only_while_its_task_is_ours_and_running(book: Book):
+    """
+    A late one of a task that was taken from us, was cut or has ended is dropped.
+    """
+    task = await book.running()
+    await book.running("other")
+    other = book.world.task("other")
+    for n, (owner, state) in enumerate(OWNERS_AND_STATES):
+        columns = (owner, state, task.row_id)
+        book.world.disk.execute("UPDATE task SET owner = ?, state = ? WHERE id = ?", columns)
+        before = book.world.task("r1")
+        task.cursor = n
+        book.journal.mark_cursor(task)
+        await asyncio.sleep(1.1)
+        ours = (owner, state) == ("run-1", "running")
+        assert (book.world.task("r1") != before) is ours
+
+    assert book.world.task("other") == other
+
+
+async def test_what_was_not_started_is_free_for_anyone(book: Book):
+    """
+    Still accepted, and still with its arguments.
+    """
+    row_id = await book.accept()
+    batch = Batch(Point.NOT_STARTED)
+    task = TrackedTask(request_id="r1", method="m", lane=Lane.REQUESTS, row_id=row_id)
+    book.journal.add_not_started(batch, task)
+    await book.journal.commit(batch)
+
+    row = book.world.task("r1")
+    assert (row["state"], row["owner"], row["args"]) == ("accepted", None, '{"vm":"v1"}')
+
+
+async def test_replies_are_due_one_by_one(book: Book):
+    """
+    Those of an ended task, each until it was sent; another task's to the same place are its own.
+    """
+    addresses = [
+        Address(queue="reply_1", msg_id="m1", expires_at=5.0),
+        Address(queue="reply_1", msg_id="m2", expires_at=None),
+        Address(queue="reply_2", msg_id="m1", expires_at=None),
+    ]
+    tasks = [await book.running(request_id) for request_id in ("r1", "r2")]
+    for task in tasks:
+        row = await book.journal.row(task.row_id or 0)
+        assert row is not None
+        for address in addresses:
+            assert await book.journal.add_reply_address(row, address)
+    first, second = (task.row_id or 0 for task in tasks)
+    assert await book.journal.replies_due(first) == []
+    await book.finish(first)
+    assert await book.journal.replies_due(second) == []
+    await book.finish(second)
+
+    await book.journal.reply_done(first, addresses[0], sent=True)
+
+    assert await book.journal.replies_due(first) == addresses[1:]
+    assert await book.journal.replies_due(second) == addresses
+
+
 async def test_a_reply_is_forgotten_when_sent_and_counted_when_given_up(book: Book):
     """
     What could not be sent is listed beside its count.
@@ -256,14 +523,18 @@ async def test_a_reply_is_forgotten_when_sent_and_counted_when_given_up(book: Bo
 
     assert book.world.rows("SELECT * FROM reply") == []
     assert book.world.tally()["reply_given_up"] == 1
-    assert len(book.world.incidents("reply_given_up")) == 1
+    (note,) = book.world.incidents("reply_given_up")
+    assert note["detail"] == f"task {task.row_id} to reply_2"
 
 
 async def test_an_address_is_added_only_while_the_task_is_open(book: Book):
     """
-    After the end the answer comes from the record; an address added twice is one.
+    After the end the answer comes from the record; an address added twice is one, and other tasks,
+    open or ended, have no part in it.
     """
     task = await book.running()
+    other = await book.running("other")
+    await book.finish((await book.running("ended")).row_id or 0)
     row = await book.journal.known("r1", "")
     assert row is not None
 
@@ -272,6 +543,7 @@ async def test_an_address_is_added_only_while_the_task_is_open(book: Book):
     assert await book.finish(task.row_id or 0) == [("reply_1", "m1", None)]
     late = Address(queue="reply_9", msg_id="m9", expires_at=None)
     assert not await book.journal.add_reply_address(row, late)
+    assert await book.finish(other.row_id or 0) == []
 
 
 @pytest.mark.parametrize(
@@ -299,6 +571,26 @@ async def test_a_hand_over_frees_the_row_unless_it_is_unclean(
     assert row["not_before"] == (book.clock.wall() + 10 if waits else None)
     assert row["args"] == '{"vm":"v1"}'
     assert book.world.tally()["handed_over"] == 1
+
+
+@pytest.mark.parametrize("cursor", [None, 7, 8])
+async def test_a_hand_over_keeps_the_last_cursor_and_forgives_only_progress(
+    book: Book, cursor: int | None
+):
+    """
+    Where nothing was done since the last crash, that crash still counts.
+    """
+    task = await book.running()
+    book.world.disk.execute("UPDATE task SET crashes = 2, cursor = '7', cursor_at = 1")
+    task.cursor = cursor
+    await book.hand_over(task, Cut.SAFE_POINT)
+
+    row = book.world.task("r1")
+    assert row["cursor"] == ("8" if cursor == 8 else "7")
+    assert row["crashes"] == (0 if cursor == 8 else 2)
+    assert row["cursor_at"] == (1 if cursor is None else book.clock.wall())
+    (note,) = book.world.incidents("handed_over")
+    assert (note["request_id"], note["method"], note["detail"]) == ("r1", "migrate", "safe_point")
 
 
 # -- cursors ----------------------------------------------------------------------------
@@ -345,11 +637,59 @@ async def test_progress_forgives_crashes(book: Book):
     assert book.world.task("r1")["crashes"] == 0
 
 
+async def test_the_same_cursor_again_forgives_nothing(book: Book):
+    """
+    A task that crashes at its first step marks the point it began from, each time.
+    """
+    task = await book.running()
+    book.world.disk.execute("UPDATE task SET crashes = 2, cursor = '1'")
+    task.cursor = 1
+    book.journal.mark_cursor(task)
+    await asyncio.sleep(1.1)
+
+    row = book.world.task("r1")
+    assert (row["crashes"], row["cursor"]) == (2, "1")
+    assert row["cursor_at"] == pytest.approx(book.clock.wall() - 0.1)
+
+
+async def test_cursors_of_several_tasks_travel_together_and_later_ones_again(book: Book):
+    """
+    A second that has passed begins anew with the next cursor; a task without a row has none.
+    """
+    tasks = [await book.running(request_id) for request_id in ("a", "b")]
+    nowhere = TrackedTask(request_id="c", method="m", lane=Lane.REQUESTS, cursor=1)
+    for n in range(2):
+        for task in (*tasks, nowhere):
+            task.cursor = n
+            book.journal.mark_cursor(task)
+        await asyncio.sleep(1.1)
+        assert [book.world.task(name)["cursor"] for name in ("a", "b")] == [str(n)] * 2
+
+
+async def test_a_cursor_that_cannot_be_written_disturbs_nobody(book: Book):
+    """
+    Nobody awaits its commit, and a broken store tells of itself.
+    """
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
+    task = await book.running()
+    task.cursor = 1
+    book.faults.plan("store", Point.SAFE_POINT.value, Fault.BROKEN)
+    for _ in range(2):
+        book.journal.mark_cursor(task)
+        await asyncio.sleep(1.1)
+    gc.collect()
+
+    assert book.engine.broken is not None
+    assert complaints == []
+
+
 async def test_the_cursor_of_an_ended_task_is_not_written(book: Book):
     """
     A cursor that waits when its task ends is of no use to anybody.
     """
     task = await book.running()
+    book.journal.forget_cursor(task)  # none waits, as for most tasks
     task.cursor = 5
     book.journal.mark_cursor(task)
     book.journal.forget_cursor(task)
@@ -463,6 +803,62 @@ async def test_rejections_are_counted_apart(book: Book):
 
     assert book.world.tally() == {"rejected": 3}
     assert len(book.world.incidents("rejected")) == 3
+
+
+async def test_a_rejected_delivery_is_on_record_with_the_reason(book: Book):
+    """
+    What is needed to find its sender; of what it asked for nothing is kept.
+    """
+    delivery = refused("r1") | {"recipient": "node-1-0", "lane": "ops", "namespace": "admin"}
+    await book.journal.reject(delivery, reason="arguments", detail="x" * 2000)
+
+    now = book.clock.wall()
+    row = {name: value for name, value in book.world.task("r1", "node-1-0").items() if value}
+    assert row == {
+        "id": 1,
+        "request_id": "r1",
+        "recipient": "node-1-0",
+        "service": "compute",
+        "lane": "ops",
+        "queue": "compute",
+        "route": "shared",
+        "namespace": "admin",
+        "method": "nope",
+        "version": "1.0",
+        "on_interrupt": "error",
+        "state": "rejected",
+        "reason": "arguments",
+        "detail": "x" * 1000,
+        "accepted_at": now,
+        "finished_at": now,
+    }
+    (note,) = book.world.incidents("rejected")
+    del note["id"]
+    assert note == {
+        "at": now,
+        "run_id": "run-1",
+        "what": "rejected",
+        "request_id": "r1",
+        "method": "nope",
+        "detail": "x" * 1000,
+    }
+    await book.journal.reject(delivery, reason="other", detail="again")
+    assert book.world.task("r1", "node-1-0")["reason"] == "arguments"
+    assert book.world.tally() == {"rejected": 2}
+
+
+async def test_what_is_no_row_is_counted_and_listed(book: Book):
+    """
+    Each by its own word.
+    """
+    await book.journal.tally("duplicate", request_id="r1", method="migrate", detail="running")
+    await book.journal.tally("duplicate", request_id="r2")
+    await book.journal.tally("returned")
+
+    assert book.world.tally() == {"duplicate": 2, "returned": 1}
+    first, second = book.world.incidents("duplicate")
+    assert (first["request_id"], first["method"], first["detail"]) == ("r1", "migrate", "running")
+    assert (second["request_id"], second["method"], second["detail"]) == ("r2", "", "")
 
 
 def refused(request_id: str) -> dict[str, Any]:

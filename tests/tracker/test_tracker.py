@@ -42,6 +42,27 @@ async def test_a_key_is_tracked_once():
     assert tracker.count(Lane.REQUESTS) == 2
 
 
+@pytest.mark.parametrize("change", ["ended", "remove", "poke", None])
+async def test_a_change_is_waited_for_and_not_longer_than_the_deadline(change: str | None):
+    """
+    An end, a removal or a poke wakes who waits; without one the deadline does, and nothing before.
+    """
+    tracker, loop = Tracker(), asyncio.get_running_loop()
+    task = run(tracker, a_task())
+    begun = loop.time()
+    waiting = asyncio.create_task(tracker.wait_change(deadline=begun + 10))
+    await asyncio.sleep(3)
+    assert not waiting.done()
+
+    if change == "poke":
+        tracker.poke()
+    elif change is not None:
+        getattr(tracker, change)(task)
+    await waiting
+
+    assert loop.time() - begun == pytest.approx(10 if change is None else 3)
+
+
 async def test_counts_follow_every_step():
     """
     Each count is right after each step, and what never was there is not taken away.
