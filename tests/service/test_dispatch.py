@@ -880,6 +880,36 @@ async def test_an_entry_whose_trace_is_lost_is_found_as_soon_as_it_has_left(
     assert asyncio.get_running_loop().time() - begun < 5
 
 
+async def test_a_row_that_is_due_while_its_task_is_in_flight_is_not_stranded(
+    world: World, svc: Service
+):
+    """
+    Its last attempt is over on record, and has not left the tracker: whoever claims the row must
+    neither start it beside that one nor keep it.
+    """
+    doors = Doors()
+
+    @svc.rpc(on_interrupt="retry", settle=0)
+    async def work(ctx: Context) -> None:
+        await doors.pass_(ctx.attempt)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.prepare(request_id="t").cast(work)
+    await doors.wait(1)
+    world.disk.execute("UPDATE task SET state = 'accepted', owner = NULL")
+    life.runtime.reconciler.poke()
+    await asyncio.sleep(10)
+    assert doors.entered == [1]
+    assert world.rows("SELECT state, owner FROM task") == [{"state": "accepted", "owner": None}]
+
+    doors.open(1, 2)
+    begun = asyncio.get_running_loop().time()
+    await world.until(lambda: world.state("t") == "succeeded")
+    assert doors.ended == [1, 2]
+    assert asyncio.get_running_loop().time() - begun < 3
+
+
 @pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER])
 async def test_a_duplicate_in_doubt_starts_nothing(world: World, svc: Service, fault: Fault):
     """

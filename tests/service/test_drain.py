@@ -935,6 +935,35 @@ async def test_a_drain_after_quiet_lists_each_task_once(world: World, svc: Servi
     assert report.not_started == ["r1"]
 
 
+async def test_nothing_begins_behind_a_gate_that_was_shut(world: World, svc: Service):
+    """
+    A commit that outlasts the closing of intake lands in a quiet service: its task is handed over
+    untouched, and begins when intake is open again.
+    """
+    starts = []
+
+    @svc.rpc(on_interrupt="retry", settle=0)
+    async def work(ctx: Context) -> None:
+        starts.append(ctx.attempt)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    life.faults.delay_s = 20
+    life.plan(Point.ACCEPT_AND_BEGIN, Fault.DELAY)
+    await client.cast(work)
+    await asyncio.sleep(1)
+    await life.runtime.coordinator.quiet()
+    await asyncio.sleep(60)
+    assert starts == []
+    assert world.rows("SELECT state, cut FROM task") == [
+        {"state": "handed_over", "cut": "safe_point"}
+    ]
+
+    await life.runtime.coordinator.resume()
+    await life.hears("task.finished")
+    assert len(starts) == 1
+
+
 async def test_a_drain_by_control_verb_can_be_resumed_while_it_waits(world: World, svc: Service):
     """
     The stop-intent is withdrawn, the alarm disarmed, everything opens again.
