@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -132,6 +133,11 @@ class CountedThreads(Threads):
         return await work
 
 
+@functools.cache
+def _step(point: Point, phase: Phase) -> str:
+    return f"{point.value}.{phase}"
+
+
 class PlayedProcess(Process):
     """A process of its own: its identity, its life, and places to die at.
 
@@ -139,6 +145,9 @@ class PlayedProcess(Process):
         living: Of the whole machine; this one joins it.
         number: Its pid.
         on_death: Called once, in the middle of whatever it does.
+
+    Attributes:
+        lives: It has not ended yet; changed by `ended` alone.
     """
 
     def __init__(
@@ -156,12 +165,8 @@ class PlayedProcess(Process):
         self.alarms: list[float | None] = []
         self.dies_at: tuple[Point, Phase] | None = None
         self.on_death = on_death
+        self.lives = True
         living.add(self.identity)
-
-    @property
-    def lives(self) -> bool:
-        """Whether it has not ended yet."""
-        return self.identity in self._living
 
     def die(self, why: str) -> NoReturn:
         """End here and now.
@@ -175,6 +180,7 @@ class PlayedProcess(Process):
 
     def ended(self) -> None:
         """Take it from the living; nothing rings for it any more."""
+        self.lives = False
         self._living.discard(self.identity)
         self.disarm_alarm()
 
@@ -182,7 +188,7 @@ class PlayedProcess(Process):
         """See `Process.reach`; dies at `dies_at`, or where the faults say so."""
         if not self.lives:
             raise Died(f"{point.value}.{phase} of a process that has ended")
-        step = f"{point.value}.{phase}"
+        step = _step(point, phase)
         if self.dies_at == (point, phase) or self._faults.draw("process", step, (Fault.CRASH,)):
             self.dies_at = None
             self.die(step)

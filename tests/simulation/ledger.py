@@ -45,6 +45,7 @@ class Ledger:
         self._tell = tell
         self.is_ready = False
         self._reads = 0
+        self._seen = -1  # changes of the disk that were judged
         self.edges: Counter[tuple[str, str]] = Counter()
         self.reads_failed: Callable[[], bool] = lambda: False
         self.begun_late: set[tuple[str, str]] = set()
@@ -59,6 +60,10 @@ class Ledger:
             disk.execute(_SCHEMA)
             self.is_ready = True
         self.runs.setdefault(actor.runtime.run_id, actor)
+        changes = disk.total_changes()
+        if changes == self._seen:
+            return
+        self._seen = changes
         steps = list(disk.execute("SELECT * FROM step ORDER BY n"))
         if not steps:
             return
