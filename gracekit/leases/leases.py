@@ -8,6 +8,7 @@ timer: it ends with its task, or its owner is dead.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -148,8 +149,8 @@ class Leases:
         self._owed = [owed for owed in self._owed if owed != doubt]
         try:
             rows = (await self._engine.commit(batch))[index]
-        except StoreError:
-            self._owed.append(doubt)  # the commit may have landed
+        except (StoreError, asyncio.CancelledError):
+            self._owed.append(doubt)  # the commit may have landed, or may still land
             raise
         if not rows and doubted:
             self._owed.append(doubt)

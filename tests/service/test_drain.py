@@ -855,6 +855,27 @@ async def test_a_singleton_job_runs_in_one_process_of_the_store(world: World, sv
     assert most == [1]
 
 
+async def test_a_lease_that_lands_after_its_job_was_cancelled_is_given_back(
+    world: World, svc: Service
+):
+    """
+    A drain cuts a singleton job while the store takes its time over the lease: who leaves with 0
+    leaves no lease behind.
+    """
+
+    @svc.periodic(every=10, singleton=True)
+    async def sweep(ctx: Context) -> None: ...
+
+    life = await world.start(svc, drain_timeout_s=1)
+    life.faults.delay_s = 3
+    life.plan(Point.TAKE_LEASE, Fault.DELAY)
+    await asyncio.sleep(10.5)
+    report = await life.drain()
+
+    assert report.exit_code == 0
+    assert world.rows("SELECT lver, owner FROM lease") == [{"lver": 1, "owner": None}]
+
+
 async def test_a_singleton_whose_holder_was_killed_runs_again_at_once(world: World, svc: Service):
     """
     A sibling that meets the dead one's lease has it looked at now, not at the next reconciliation.

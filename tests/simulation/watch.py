@@ -9,6 +9,7 @@ from gracekit import Context
 from gracekit.errors import GracekitError
 from gracekit.rpc.oslo_wire import decode_reply, decode_request
 from gracekit.rpc.transport import Delivery, Message
+from gracekit.shutdown import ServiceState
 from gracekit.testing.machine import Life
 from gracekit.tracker.task import CancelCause
 from tests.simulation.ledger import state_of
@@ -28,7 +29,8 @@ class Watch:
     def check_start(self, life: Life, ctx: Context, vm: str | None) -> None:
         if self._story.truth.plans[ctx.request_id].policy == "requeue":
             return
-        if (life.name, key_of(ctx)) in self._story.ledger.begun_late:
+        serves = life.runtime.phase.state is ServiceState.SERVING  # it may have been resumed since
+        if not serves and (life.name, key_of(ctx)) in self._story.ledger.begun_late:
             raise Violation(f"I4: {ctx.request_id} began in {life.name} after its intake closed")
         state = state_of(self._story.machine.disk, key_of(ctx))
         if state != "running":
