@@ -35,6 +35,8 @@ from gracekit.tracker.tracker import Tracker
 CLAIM_AT_ONCE: Final = 32
 LEASE_BEAT_S: Final = 1.0
 """A lease that is not to be had is asked for again after this time."""
+LAST_GIVE_BACK_S: Final = 1.0
+"""A slow store must not eat the time in which a stop is recorded."""
 AGAIN_AFTER_S: Final = 5.0
 """A pass that failed is made again after this time."""
 KNOWN_PAUSE_S: Final = 1.0
@@ -150,8 +152,10 @@ class Reconciler:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        with contextlib.suppress(StoreError):  # our death frees them too, only later
-            await self._leases.give_back_owed()
+        # Our death frees them too, only later; a commit on its way is carried out all the same.
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(LAST_GIVE_BACK_S):
+                await self._leases.give_back_owed()
 
     def poke(self) -> None:
         """Look now: something may have been left to nobody."""
