@@ -876,6 +876,29 @@ async def test_a_lease_that_lands_after_its_job_was_cancelled_is_given_back(
     assert world.rows("SELECT lver, owner FROM lease") == [{"lver": 1, "owner": None}]
 
 
+async def test_the_last_give_back_of_a_lease_is_bounded(world: World, svc: Service):
+    """
+    A store that stands still then does not hold the process until its alarm: our death frees the
+    lease too.
+    """
+    world.expects_faults = True  # the stop record finds the store as it is
+
+    @svc.periodic(every=10, singleton=True)
+    async def sweep(ctx: Context) -> None: ...
+
+    life = await world.start(svc, drain_timeout_s=1)
+    hard_limit_s = life.runtime.settings.hard_limit_s
+    life.faults.delay_s = 3
+    life.plan(Point.TAKE_LEASE, Fault.DELAY)
+    await asyncio.sleep(10.5)
+    life.faults.delay_s = hard_limit_s
+    life.plan(Point.RELEASE_LEASE, Fault.DELAY)
+    begun = now()
+    await life.drain()
+
+    assert now() - begun < hard_limit_s
+
+
 async def test_a_singleton_whose_holder_was_killed_runs_again_at_once(world: World, svc: Service):
     """
     A sibling that meets the dead one's lease has it looked at now, not at the next reconciliation.
