@@ -22,7 +22,7 @@ from gracekit import RpcClient
 from gracekit.clock import Clock
 from gracekit.process import Process as ProcessPort
 from gracekit.rpc.sqlite import SqliteTransport
-from gracekit.rpc.transport import Delivery, Message, Queue, QueueKind
+from gracekit.rpc.transport import Delivery, Message, Queue, QueueKind, shared_queue
 
 NAME: Final = "calls"
 REPEATS: Final = {1: 100, 32: 20, 256: 5}
@@ -96,7 +96,7 @@ class _Echo:
         text = f"{self._last:032}".encode() + b"x" * 300
         future = self._waiting[text] = asyncio.get_running_loop().create_future()
         body = b" ".join((self._queue.name.encode(), text))
-        await self._transport.publish(TOPIC, Message(body=body))
+        await self._transport.publish(shared_queue(TOPIC), Message(body=body))
         await future
 
     def take(self, delivery: Delivery) -> None:

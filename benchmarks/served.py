@@ -16,7 +16,7 @@ from gracekit import Context, Service
 from gracekit.clock import Clock
 from gracekit.process import Process
 from gracekit.rpc.sqlite import SqliteTransport
-from gracekit.rpc.transport import Delivery, Message, shared_queue
+from gracekit.rpc.transport import Delivery, Message, reply_queue, shared_queue
 
 TOPIC = "bench"
 ENDED = "GRACEKIT_TEST_BENCH_ENDED"
@@ -55,7 +55,7 @@ async def answer_alone(path: Path) -> None:
     async def answer(delivery: Delivery) -> None:
         queue, _, text = delivery.body.partition(b" ")
         await delivery.ack()
-        await transport.publish(queue.decode(), Message(body=text))
+        await transport.publish(reply_queue(queue.decode()), Message(body=text))
 
     def take(delivery: Delivery) -> None:
         task = asyncio.create_task(answer(delivery))

@@ -129,7 +129,7 @@ async def _transport_alone(*, at_once: int, number: int) -> Taken:
             body = f"{item:032}".encode() + b"x" * 300
             done[body[:32]] = asyncio.get_running_loop().create_future()
             waiting = done[body[:32]]
-            await transport.publish(TOPIC, Message(body=body))
+            await transport.publish(shared_queue(TOPIC), Message(body=body))
             await waiting
 
     with timed(number) as taken:

@@ -16,7 +16,7 @@ from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.message import Request
 from gracekit.rpc.oslo_wire import encode_request
-from gracekit.rpc.transport import Message
+from gracekit.rpc.transport import Message, shared_queue
 from gracekit.runtime import Runtime
 from gracekit.tracker.task import TrackedTask
 
@@ -96,7 +96,7 @@ class Sender:
 
     async def cast(self, method: str) -> None:
         """Send one."""
-        await self._transport.publish(TOPIC, self._encoded(method, ARGS)[1])
+        await self._transport.publish(shared_queue(TOPIC), self._encoded(method, ARGS)[1])
 
     async def run(
         self, requests: Iterable[tuple[str, Mapping[str, Any]]], *, at_once: int
@@ -128,7 +128,7 @@ class Sender:
 
     async def _finish(self, request_id: str, message: Message) -> None:
         future = self._waiting[request_id] = asyncio.get_running_loop().create_future()
-        await self._transport.publish(TOPIC, message)
+        await self._transport.publish(shared_queue(TOPIC), message)
         await future
 
 

@@ -17,7 +17,7 @@ from gracekit.request.attempt import failed, failure_from, failure_text
 from gracekit.rpc.failures import failure_of
 from gracekit.rpc.message import Reply
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_reply
-from gracekit.rpc.transport import Message, Transport
+from gracekit.rpc.transport import Message, Transport, reply_queue
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Journal, Outcome, from_json
 from gracekit.tracker.task import TaskState
@@ -49,7 +49,7 @@ class Answers:
         self._process.reach(Point.REPLY, "before")
         try:
             async with asyncio.timeout(REPLY_TIMEOUT_S):
-                await self._transport.publish(address.queue, Message(body=body))
+                await self._transport.publish(reply_queue(address.queue), Message(body=body))
         except (Undeliverable, TimeoutError, StoreError) as error:
             self._telemetry.emit("reply.given_up", queue=address.queue, error=str(error))
             return False

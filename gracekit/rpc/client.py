@@ -30,7 +30,7 @@ from gracekit.rpc.message import LEASE_KEY, ReplyAddress, Request, carried_lease
 from gracekit.rpc.methods import Method, Place
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, MAX_NAME, encode_request
 from gracekit.rpc.replies import Replies
-from gracekit.rpc.transport import Message, Transport, directed_queue, shared_queue
+from gracekit.rpc.transport import Message, Queue, Transport, directed_queue, shared_queue
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -261,7 +261,7 @@ class RpcClient(ClientView):
             if not scope.expired():
                 raise
             raise CallTimeoutError(
-                f"no reply to {request.method}() from {self._queue(options, method)!r} within "
+                f"no reply to {request.method}() from {self._queue(options, method).name!r} within "
                 f"{timeout_s:g} s; request {request.request_id} may still run, now or later"
             ) from error
         finally:
@@ -325,10 +325,9 @@ class RpcClient(ClientView):
         is_ops = options.ops or (not isinstance(method, str) and method.ops)
         return self._topics[is_ops]
 
-    def _queue(self, options: _Options, method: _AnyMethod) -> str:
+    def _queue(self, options: _Options, method: _AnyMethod) -> Queue:
         topic = self._topic(options, method)
-        queue = directed_queue(topic, options.host) if options.host else shared_queue(topic)
-        return queue.name
+        return directed_queue(topic, options.host) if options.host else shared_queue(topic)
 
 
 _AnyMethod = Method[..., Any] | str

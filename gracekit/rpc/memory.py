@@ -299,14 +299,14 @@ class MemoryTransport:
         for queue in queues:
             self._broker.declare(queue, self)
 
-    async def publish(self, queue: str, message: Message) -> None:
+    async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`."""
         self._check_started()
         self.process.reach(Point.PUBLISH, "before")
-        if not self._broker.put(queue, message):
+        if not self._broker.put(queue.name, message):
             raise Undeliverable(
-                f"no service ever declared queue {queue!r} on this broker, or its owner is gone; "
-                f"start the service once or check the topic"
+                f"no service ever declared queue {queue.name!r} on this broker, or its owner is "
+                f"gone; start the service once or check the topic"
             )
         self.process.reach(Point.PUBLISH, "after")
         await asyncio.sleep(0)  # the confirm of a real broker comes later than the message

@@ -140,19 +140,19 @@ class SqliteTransport:
         connection = self._connected()
         await self._engine.commit(rows.declare(queues, connection.id))
 
-    async def publish(self, queue: str, message: Message) -> None:
+    async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`; what it confirms is on disk."""
         connection = self._connected()
         try:
             results = await self._engine.commit(
-                rows.publish(queue, message, now=self._clock.wall())
+                rows.publish(queue.name, message, now=self._clock.wall())
             )
         except ConflictError:
-            raise self._undeliverable(queue) from None
+            raise self._undeliverable(queue.name) from None
         if not ring_all(results[rows.BELLS]):
             await self._release_dead(connection)
-            if not await self._engine.query("SELECT 1 FROM queue WHERE name = ?", queue):
-                raise self._undeliverable(queue)
+            if not await self._engine.query("SELECT 1 FROM queue WHERE name = ?", queue.name):
+                raise self._undeliverable(queue.name)
 
     async def publish_fanout(self, topic: str, message: Message) -> None:
         """See `Transport.publish_fanout`."""

@@ -60,6 +60,11 @@ def directed_queue(topic: str, host: str) -> Queue:
     return Queue(f"{topic}.{host}", QueueKind.DIRECTED, topic)
 
 
+def reply_queue(name: str) -> Queue:
+    """The queue that one client reads, under the name that it sent along."""
+    return Queue(name, QueueKind.REPLY)
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes to send.
 
@@ -195,8 +200,8 @@ class Transport(Protocol):
         """Make queues exist, so that they take messages before anybody reads them."""
         ...
 
-    async def publish(self, queue: str, message: Message) -> None:
-        """Put *message* into the queue of that name; returns when it is safe there.
+    async def publish(self, queue: Queue, message: Message) -> None:
+        """Put *message* into *queue*; returns when it is safe there.
 
         Raises:
             Undeliverable: no such queue was ever declared, or its owner is gone.

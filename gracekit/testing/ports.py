@@ -363,12 +363,12 @@ class PlayedTransport(MemoryTransport):
         await self._meet("declare", _SUBSCRIBE)
         await super().declare(queues)
 
-    async def publish(self, queue: str, message: Message) -> None:
+    async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`."""
         fault = await self._meet("publish", _PUBLISH)
         await super().publish(queue, message)
         if fault is Fault.DUPLICATE:
-            self._broker.put(queue, message)
+            self._broker.put(queue.name, message)
         self._lose_answer(fault)
 
     async def publish_fanout(self, topic: str, message: Message) -> None:

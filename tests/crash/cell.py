@@ -21,7 +21,7 @@ from gracekit.clock import Clock
 from gracekit.process import FAILPOINT_VARIABLE, Process
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.sqlite import SqliteTransport
-from gracekit.rpc.transport import Message, directed_queue, shared_queue
+from gracekit.rpc.transport import Message, Queue, directed_queue, shared_queue
 from tests.crash.service import TOPIC, effects
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ class Confirming(SqliteTransport):
         super().__init__(path, process=Process(), clock=Clock(), poll_s=3600)
         self.confirmed = 0
 
-    async def publish(self, queue: str, message: Message) -> None:
+    async def publish(self, queue: Queue, message: Message) -> None:
         await super().publish(queue, message)
         self.confirmed += 1
 
@@ -177,7 +177,7 @@ class Cell:
     async def send_garbage(self) -> None:
         """Send what is no request."""
         body = b"no request " + os.urandom(8).hex().encode()
-        await self.transport.publish(TOPIC, Message(body=body))
+        await self.transport.publish(shared_queue(TOPIC), Message(body=body))
         self.garbage.append(body)
 
     async def control(self, verb: str) -> Any:

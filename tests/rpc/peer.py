@@ -43,7 +43,7 @@ async def consume(transport: SqliteTransport, kind: str, queue: str, prefetch: s
 async def send(transport: SqliteTransport, name: str, number: str) -> None:
     """Send numbered messages one after the other."""
     for n in range(int(number)):
-        await transport.publish("q", Message(body=f"{name} {n}".encode()))
+        await transport.publish(SHARED, Message(body=f"{name} {n}".encode()))
         say("sent", n)
 
 

@@ -35,6 +35,7 @@ from gracekit.rpc.transport import (
     Queue,
     QueueKind,
     directed_queue,
+    reply_queue,
     shared_queue,
 )
 from tests.rpc.kit import Inbox
@@ -82,7 +83,7 @@ class Echo:
 
     async def send(self, request: Request, body: bytes) -> None:
         assert request.reply is not None
-        await self.transport.publish(request.reply.queue, Message(body=body))
+        await self.transport.publish(reply_queue(request.reply.queue), Message(body=body))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from gracekit.errors import DependencyError, Undeliverable
 from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
-from gracekit.rpc.transport import Queue, QueueKind, shared_queue
+from gracekit.rpc.transport import Queue, QueueKind, reply_queue, shared_queue
 from tests.rpc.kit import Inbox, message
 
 pytestmark = pytest.mark.looptime
@@ -32,7 +32,7 @@ async def test_a_crash_gives_back_without_a_word():
     first, second = Inbox(), Inbox()
     await dying.consume([QUEUE, Queue("r", QueueKind.REPLY)], first.put, prefetch=2)
     for text in ("a", "b", "c"):
-        await other.publish("q", message(text))
+        await other.publish(QUEUE, message(text))
     stale = await first.take(2)
 
     dying.crash()
@@ -47,9 +47,9 @@ async def test_a_crash_gives_back_without_a_word():
         (b"c", False),
     ]
     with pytest.raises(Undeliverable):
-        await other.publish("r", message("late"))
+        await other.publish(reply_queue("r"), message("late"))
     with pytest.raises(DependencyError):
-        await dying.publish("q", message("from the dead"))
+        await dying.publish(QUEUE, message("from the dead"))
 
 
 async def test_a_message_expires_in_virtual_time():
@@ -59,7 +59,7 @@ async def test_a_message_expires_in_virtual_time():
     broker = MemoryBroker()
     transport = await connected(broker)
     await transport.declare([QUEUE])
-    await transport.publish("q", message("a", expires_in_s=3600))
+    await transport.publish(QUEUE, message("a", expires_in_s=3600))
 
     await asyncio.sleep(3599)
     assert broker.waiting("q") == 1
@@ -79,7 +79,7 @@ async def test_readers_take_turns():
 
     sender = await connected(broker)
     for n in range(6):
-        await sender.publish("q", message(str(n)))
+        await sender.publish(QUEUE, message(str(n)))
     for inbox in inboxes:
         await inbox.take(2)
 
@@ -94,7 +94,7 @@ async def test_delivery_never_happens_inside_a_publish():
     inbox = Inbox()
     await transport.consume([QUEUE], inbox.put, prefetch=1)
 
-    publishing = transport.publish("q", message("a"))
+    publishing = transport.publish(QUEUE, message("a"))
     publishing.send(None)
 
     assert inbox.all == []

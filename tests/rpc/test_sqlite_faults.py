@@ -64,7 +64,7 @@ async def test_a_claim_of_unknown_outcome_loses_nothing(transport, has_effect):
     inbox = Inbox()
     await transport.declare([QUEUE])
     for text in ("a", "b"):
-        await transport.publish("q", message(text))
+        await transport.publish(QUEUE, message(text))
     transport.faults.append((Point.DELIVER, has_effect, UnknownCommitError("lost the answer")))
 
     await transport.consume([QUEUE], inbox.put, prefetch=10)
@@ -82,7 +82,7 @@ async def test_a_settlement_is_tried_twice(transport, has_effect):
     inbox = Inbox()
     await transport.consume([QUEUE], inbox.put, prefetch=1)
     for text in ("a", "b"):
-        await transport.publish("q", message(text))
+        await transport.publish(QUEUE, message(text))
     delivery = await inbox.next()
     transport.faults.append((Point.ACK, has_effect, UnknownCommitError("lost the answer")))
 
@@ -97,7 +97,7 @@ async def test_a_cancel_during_a_claim_puts_back_what_it_took(transport):
     """
     await transport.declare([QUEUE])
     for text in ("a", "b"):
-        await transport.publish("q", message(text))
+        await transport.publish(QUEUE, message(text))
     first, second = Inbox(), Inbox()
 
     consumer = await transport.consume([QUEUE], first.put, prefetch=10)
@@ -116,7 +116,7 @@ async def test_a_broken_file_ends_claiming_and_settles_nothing(transport):
     """
     inbox = Inbox()
     await transport.consume([QUEUE], inbox.put, prefetch=1)
-    await transport.publish("q", message("a"))
+    await transport.publish(QUEUE, message("a"))
     delivery = await inbox.next()
     transport.faults.append((Point.ACK, False, StoreBrokenError("disk")))
 

@@ -14,6 +14,7 @@ from gracekit.clock import Clock
 from gracekit.errors import Undeliverable
 from gracekit.process import Process
 from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.transport import reply_queue
 from gracekit.store.bell import bells_directory
 from tests.rpc.kit import FOR_EVER_S, Inbox, message
 from tests.rpc.peer import SHARED, peer
@@ -56,7 +57,7 @@ async def test_a_consumer_in_another_process_is_woken_too(transport, path):
     async with peer("consume", path, "shared", "q", 10) as child:
         assert await child.line() == "ready"
 
-        await transport.publish("q", message("hello"))
+        await transport.publish(SHARED, message("hello"))
 
         assert await child.line() == "hello False"
 
@@ -92,7 +93,7 @@ async def test_a_killed_consumer_gives_back_to_the_next_start(path, transport):
     async with peer("consume", path, "shared", "q", 2) as child:
         await child.line()
         for text in ("a", "b", "c"):
-            await transport.publish("q", message(text))
+            await transport.publish(SHARED, message(text))
         assert [await child.line(), await child.line()] == ["a False", "b False"]
         await child.kill()
 
@@ -118,7 +119,7 @@ async def test_a_killed_consumer_gives_back_to_who_runs(path, transport):
     other = SqliteTransport(path, process=Process(), clock=Clock(), poll_s=0.05)
     async with peer("consume", path, "shared", "q", 1) as child:
         await child.line()
-        await transport.publish("q", message("a"))
+        await transport.publish(SHARED, message("a"))
         await child.line()
         await transport.consume([SHARED], inbox.put, prefetch=1)
         await child.kill()
@@ -137,13 +138,13 @@ async def test_a_living_consumer_keeps_what_it_holds(path, transport):
     other = SqliteTransport(path, process=Process(), clock=Clock(), poll_s=0.01)
     async with peer("consume", path, "shared", "q", 1) as child:
         await child.line()
-        await transport.publish("q", message("held"))
+        await transport.publish(SHARED, message("held"))
         await child.line()
         inbox = Inbox()
         await other.start()
         await other.consume([SHARED], inbox.put, prefetch=10)
         for n in range(20):
-            await transport.publish("q", message(str(n)))
+            await transport.publish(SHARED, message(str(n)))
             await (await inbox.next()).ack()
         await other.stop()
 
@@ -156,12 +157,12 @@ async def test_a_reply_to_a_killed_client_is_undeliverable(path, transport):
     """
     async with peer("consume", path, "reply", "reply_x", 1) as child:
         await child.line()
-        await transport.publish("reply_x", message("heard"))
+        await transport.publish(reply_queue("reply_x"), message("heard"))
         await child.line()
         await child.kill()
 
         with pytest.raises(Undeliverable, match="or its owner is gone"):
-            await transport.publish("reply_x", message("unheard"))
+            await transport.publish(reply_queue("reply_x"), message("unheard"))
 
 
 async def test_the_dead_leave_no_files(path, transport):
@@ -198,12 +199,12 @@ async def test_a_missed_ring_costs_one_safety_poll(path):
     deaf = SqliteTransport(path, process=Process(), clock=Clock(), poll_s=0.05)
     await deaf.start()
     await deaf.consume([SHARED], inbox.put, prefetch=1)
-    await deaf.publish("q", message("rung"))
+    await deaf.publish(SHARED, message("rung"))
     await (await inbox.next()).ack()
     for bell in bells_directory(path).glob("*.bell"):
         bell.unlink()
 
-    await deaf.publish("q", message("not rung"))
+    await deaf.publish(SHARED, message("not rung"))
 
     assert (await inbox.next()).body == b"not rung"
     await deaf.stop()
@@ -226,7 +227,7 @@ async def test_a_consumer_killed_at_a_point_loses_nothing(path, transport, failp
     Wherever a consumer dies, its message is there again, unless its ack was committed.
     """
     await transport.declare([SHARED])
-    await transport.publish("q", message("ack"))
+    await transport.publish(SHARED, message("ack"))
     async with peer("consume", path, "shared", "q", 1, failpoint=failpoint) as child:
         assert await child.wait() == -signal.SIGKILL
 
@@ -234,7 +235,7 @@ async def test_a_consumer_killed_at_a_point_loses_nothing(path, transport, failp
     late = SqliteTransport(path, process=Process(), clock=Clock(), poll_s=FOR_EVER_S)
     await late.start()
     await late.consume([SHARED], inbox.put, prefetch=10)
-    await late.publish("q", message("end"))
+    await late.publish(SHARED, message("end"))
     await inbox.take(len(left) + 1)
     await late.stop()
 
@@ -256,7 +257,7 @@ async def test_a_sender_killed_at_a_point_leaves_whole_messages(
 
     inbox = Inbox()
     await transport.consume([SHARED], inbox.put, prefetch=10)
-    await transport.publish("q", message("end"))
+    await transport.publish(SHARED, message("end"))
     await inbox.take(arrived + 1)
 
     assert inbox.bodies == [*(f"x {n}" for n in range(arrived)), "end"]
@@ -276,7 +277,7 @@ async def test_competing_processes_take_each_message_once(path, transport):
             await child.line()
         inbox = Inbox()
         await transport.consume([SHARED], inbox.put, prefetch=10_000)
-        await asyncio.gather(*(transport.publish("q", message(str(n))) for n in range(number)))
+        await asyncio.gather(*(transport.publish(SHARED, message(str(n))) for n in range(number)))
         for child in children:
             assert child.process.stdin is not None
             child.process.stdin.close()

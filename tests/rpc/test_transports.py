@@ -49,7 +49,7 @@ def inbox() -> Inbox:
 
 async def publish(transport: Transport, *texts: str, queue: Queue = QUEUE) -> None:
     for text in texts:
-        await transport.publish(queue.name, message(text))
+        await transport.publish(queue, message(text))
 
 
 # -- order and delivery ---------------------------------------------------------------
@@ -76,9 +76,7 @@ async def test_a_delivery_carries_what_was_sent(one, other, inbox):
     body = bytes(range(256)) * 1000
     await one.consume([QUEUE], inbox.put, prefetch=1)
 
-    await other.publish(
-        QUEUE.name, Message(body=body, expires_in_s=600, headers={"traceparent": "é"})
-    )
+    await other.publish(QUEUE, Message(body=body, expires_in_s=600, headers={"traceparent": "é"}))
 
     delivery = await inbox.next()
     assert (delivery.body, delivery.queue) == (body, QUEUE)
@@ -351,9 +349,9 @@ async def test_an_expired_message_is_dropped_and_counted(machine, one, other, in
     What nobody took in time is not delivered, and its number is known.
     """
     await one.declare([QUEUE])
-    await other.publish(QUEUE.name, message("short", expires_in_s=0.01))
-    await other.publish(QUEUE.name, message("short too", expires_in_s=0.01))
-    await other.publish(QUEUE.name, message("long", expires_in_s=600))
+    await other.publish(QUEUE, message("short", expires_in_s=0.01))
+    await other.publish(QUEUE, message("short too", expires_in_s=0.01))
+    await other.publish(QUEUE, message("long", expires_in_s=600))
     await publish(other, "for ever")
 
     await machine.pass_time(0.02)
@@ -369,7 +367,7 @@ async def test_a_message_in_hand_does_not_expire(machine, one, other, inbox):
     Expiry is for what nobody has taken; it counts again once the message is given back.
     """
     consumer = await one.consume([QUEUE], inbox.put, prefetch=1)
-    await other.publish(QUEUE.name, message("a", expires_in_s=0.05))
+    await other.publish(QUEUE, message("a", expires_in_s=0.05))
     delivery = await inbox.next()
     await consumer.cancel()
 
@@ -385,7 +383,7 @@ async def test_a_dead_letter_is_kept_with_its_reason(machine, one, other, inbox)
     A message that a consumer cannot use leaves its queue, and people can find it.
     """
     await one.consume([QUEUE], inbox.put, prefetch=1)
-    await other.publish(QUEUE.name, Message(body=b"\xff", headers={"h": "1"}))
+    await other.publish(QUEUE, Message(body=b"\xff", headers={"h": "1"}))
     await publish(other, "next")
 
     await (await inbox.next()).dead_letter("unreadable")

@@ -8,7 +8,7 @@ from typing import Any, cast
 from gracekit import Service, Settings
 from gracekit.process import Point
 from gracekit.rpc.memory import MemoryTransport
-from gracekit.rpc.transport import Message
+from gracekit.rpc.transport import Message, shared_queue
 from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.machine import PATIENCE_S, Machine
 from gracekit.testing.machine import Life as BaseLife
@@ -104,7 +104,7 @@ class World(Machine):
         """Put raw bytes into a queue."""
         transport = MemoryTransport(self.broker, PlayedProcess(set(), 2))
         await transport.start()
-        await transport.publish(queue, Message(body=body))
+        await transport.publish(shared_queue(queue), Message(body=body))
 
     # -- what is on disk -----------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gracekit.config import Settings
-from gracekit.rpc.transport import Delivery, Message, Settlement
+from gracekit.rpc.transport import Delivery, Message, Queue, QueueKind, Settlement
 from gracekit.service import Service
 from gracekit.testing.faults import NoCrash
 from gracekit.testing.machine import Life, Machine
@@ -58,8 +58,8 @@ class SimTransport(PlayedTransport):
 
         delivery.settle = settle_judged
 
-    async def publish(self, queue: str, message: Message) -> None:
-        if queue.startswith("reply_"):
+    async def publish(self, queue: Queue, message: Message) -> None:
+        if queue.kind is QueueKind.REPLY:
             self.life.story.judged(self.life.story.watch.check_reply, self.life, message)
         await super().publish(queue, message)
 
