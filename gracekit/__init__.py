@@ -15,6 +15,7 @@ from gracekit.errors import (
     RpcError,
     TaskCancelledError,
     TaskInterruptedError,
+    UnconfirmedError,
     Undeliverable,
     UnsupportedVersionError,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "Settings",
     "TaskCancelledError",
     "TaskInterruptedError",
+    "UnconfirmedError",
     "Undeliverable",
     "UnsupportedVersionError",
     "Wait",

@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +21,11 @@ from typing import Any, Final
 from gracekit.errors import ConfigError
 
 PREFIX: Final = "GRACEKIT_"
+
+TRANSPORTS: Final = ("sqlite", "amqp", "amqps", "rabbit", "memory")
+STORES: Final = ("sqlite", "memory")
+EXCHANGE: Final = "gracekit"
+DECLARE_PROFILE: Final = "durable"
 
 # -- values -----------------------------------------------------------------------
 
@@ -31,6 +36,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}", re.ASCII)
 _TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
+_URL_PASSWORD: Final = re.compile(r"://[^/]*:[^/]*@")
 _URL_SECRET: Final = re.compile(r"(?<=://)(?!/).*@", re.DOTALL)  # a password may hold anything
 
 
@@ -147,12 +153,18 @@ class Settings:
     may be written with or without `_s`. Fields in `_s` are seconds.
 
     Attributes:
-        transport_url: `sqlite:///file` or `memory://`.
-        store_url: As above; never the transport's file.
+        transport_url: `sqlite:///file`, `memory://`, or a RabbitMQ broker's `amqp://`,
+            `amqps://` or `rabbit://`.
+        store_url: `sqlite:///file` or `memory://`; never the transport's file.
         host: Names the directed queue; several runs of one host may share it.
         instance: Names this process slot; None lets the run take the first
             free `{host}-{n}`.
         ops_topic: Name of the ops topic; `{topic}` stands for the service's.
+        exchange: Control exchange on RabbitMQ; sites of OpenStack set `openstack`.
+        declare_profile: How exchanges and queues are declared on RabbitMQ: `durable`,
+            `quorum`, or as oslo.messaging does: `oslo-transient` (its default),
+            `oslo-durable`, `oslo-quorum`, `oslo-quorum-all`. A URL's own `exchange=` and
+            `profile=` go before both.
         drain_timeout_s: From the stop request until running tasks are cancelled.
         handover_grace_s: For cancelled tasks to return.
         handover_flush_s: For the last outcomes and replies.
@@ -195,6 +207,8 @@ class Settings:
     host: str = field(default_factory=socket.gethostname, metadata={"parse": _parse_text})
     instance: str | None = _setting(None, _parse_optional_name)
     ops_topic: str = _text("{topic}-ops")
+    exchange: str = _text(EXCHANGE)
+    declare_profile: str = _text(DECLARE_PROFILE)
 
     drain_timeout_s: float = _seconds(25.0, zero=True)
     handover_grace_s: float = _seconds(2.0)
@@ -362,6 +376,12 @@ class _Reader:
         for key, value in flags.items():
             if value is not None:
                 label = f"--{option_name(key).replace('_', '-')}"
+                if _URL_PASSWORD.search(str(value)) and key.endswith("_url"):
+                    self._problems.append(
+                        f"{label} holds a password, which everybody sees who lists processes: set "
+                        f"{variable_name(key)}, or write it into a settings file"
+                    )
+                    continue
                 self._take_option(key, value, f"flag {label}", label)
 
     def _take_option(self, key: str, value: object, origin: str, label: str) -> None:
@@ -458,9 +478,9 @@ def _names(settings: Settings) -> Iterator[str]:
 
 def _urls(settings: Settings) -> Iterator[str]:
     paths: list[Path] = []
-    for name in ("transport_url", "store_url"):
+    for name, schemes in (("transport_url", TRANSPORTS), ("store_url", STORES)):
         try:
-            paths += _path_of(getattr(settings, name))
+            paths += _path_of(getattr(settings, name), schemes)
         except ConfigError as error:
             yield f"{option_name(name)}: {error}"
     if len(paths) == 2 and _same_file(*paths):  # noqa: PLR2004 - the two URLs
@@ -476,13 +496,13 @@ def _urls(settings: Settings) -> Iterator[str]:
         )
 
 
-def _path_of(url: str) -> list[Path]:
-    """The one file behind *url*; none for memory."""
+def _path_of(url: str, schemes: Sequence[str]) -> list[Path]:
+    """The one file behind *url*; none for memory or a broker."""
     scheme, separator, _ = url.partition("://")
-    schemes = ("sqlite", "memory")
     if not separator or scheme not in schemes:
         hint = did_you_mean(scheme, schemes)
-        raise ConfigError(f"{redact_url(url)!r} must begin with sqlite:/// or memory://{hint}")
+        known = ", ".join(f"{one}://" for one in schemes[:-1])
+        raise ConfigError(f"{redact_url(url)!r} must begin with {known} or {schemes[-1]}://{hint}")
     return [sqlite_path(url)] if scheme == "sqlite" else []
 
 

@@ -112,6 +112,10 @@ class Undeliverable(RpcError):  # noqa: N818 - named for a state
     """No queue takes this message; nothing was kept."""
 
 
+class UnconfirmedError(RpcError, TimeoutError):
+    """The broker did not confirm a message in time; it may be in the queue, or not."""
+
+
 class Draining(RpcError):  # noqa: N818 - named for a state
     """The service is draining and does not take this request; ask another host or later."""
 

@@ -138,7 +138,13 @@ class Runtime:
         self._clock = clock or Clock()
         self._engine = engine or open_store(self.settings, self._process)
         self._transport = transport or open_transport(
-            self.settings.transport_url, process=self._process, clock=self._clock, broker=broker
+            self.settings.transport_url,
+            process=self._process,
+            clock=self._clock,
+            broker=broker,
+            exchange=self.settings.exchange,
+            profile=self.settings.declare_profile,
+            telemetry=self.telemetry,
         )
         self._interrupted = False
         self._dumping: threading.Thread | None = None

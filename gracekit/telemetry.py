@@ -93,6 +93,14 @@ _EVENTS: Final = (
     _event("task.rejected", _W, "A request was refused for good.", "method reason error"),
     _event("dispatch.failed", _E, "A request met a fault of gracekit itself.", "error"),
     _event("reply.given_up", _W, "A reply found no way to its caller.", "queue error"),
+    # a broker
+    _event("broker.lost", _W, "A connection to the broker ended.", "purpose error"),
+    _event("broker.unreachable", _W, "Connecting again failed.", "purpose tries error"),
+    _event("broker.connected", _I, "The broker is connected again.", "purpose tries"),
+    _event("consumer.lost", _W, "A queue is read no more; it will be again.", "queue error"),
+    _event("consumer.refused", _W, "Reading it again failed.", "queue error"),
+    _event("consumer.resumed", _I, "A queue is read again.", "queue"),
+    _event("publish.repeated", _W, "A message was not confirmed and is sent again.", "queue error"),
     # a drain
     _event("drain.started", _I, "A stop was asked for.", "source by in_flight timeout_s"),
     _event(

@@ -6,27 +6,46 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gracekit.clock import Clock
-from gracekit.config import did_you_mean, redact_url, sqlite_path
+from gracekit.config import (
+    DECLARE_PROFILE,
+    EXCHANGE,
+    TRANSPORTS,
+    did_you_mean,
+    redact_url,
+    sqlite_path,
+)
 from gracekit.errors import ConfigError
 from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.sqlite import SqliteTransport
 from gracekit.rpc.transport import Transport
+from gracekit.telemetry import Telemetry
 
-SCHEMES: Final = ("sqlite", "memory")
+_RABBITMQ: Final = frozenset({"amqp", "amqps", "rabbit"})
 
 
 def open_transport(
-    url: str, *, process: Process, clock: Clock, broker: MemoryBroker | None = None
+    url: str,
+    *,
+    process: Process,
+    clock: Clock,
+    broker: MemoryBroker | None = None,
+    exchange: str = EXCHANGE,
+    profile: str = DECLARE_PROFILE,
+    telemetry: Telemetry | None = None,
 ) -> Transport:
     """Build the transport that *url* names; it is not started.
 
     Args:
         url: `sqlite:///relative.db` (to the working directory),
-            `sqlite:////absolute.db`, or `memory://`.
+            `sqlite:////absolute.db`, `memory://`, or a RabbitMQ broker's: `amqp://`,
+            `amqps://` or oslo.messaging's `rabbit://`.
         process: Who this is.
         clock: Wall time and ids.
         broker: The machine behind `memory://`.
+        exchange: RabbitMQ's control exchange, where the URL names none.
+        profile: How queues are declared on RabbitMQ, where the URL does not say.
+        telemetry: Hears of losses of the broker; None for the log alone.
 
     Raises:
         ConfigError: the URL is wrong; its password is not shown.
@@ -36,9 +55,20 @@ def open_transport(
         return SqliteTransport(sqlite_path(url), process=process, clock=clock)
     if scheme == "memory":
         return _memory(url, process, broker)
+    if scheme in _RABBITMQ:
+        # Here and not above: the client takes a tenth of a second to load, and most need none.
+        from gracekit.rpc.amqp.transport import AmqpTransport  # noqa: PLC0415
+        from gracekit.rpc.amqp.url import read_url  # noqa: PLC0415
+
+        return AmqpTransport(
+            read_url(url, exchange=exchange, profile=profile),
+            process=process,
+            clock=clock,
+            telemetry=telemetry or Telemetry(),
+        )
     raise ConfigError(
-        f"transport {redact_url(url)!r}: scheme {scheme!r} is none of {', '.join(SCHEMES)}"
-        f"{did_you_mean(scheme, SCHEMES)}"
+        f"transport {redact_url(url)!r}: scheme {scheme!r} is none of {', '.join(TRANSPORTS)}"
+        f"{did_you_mean(scheme, TRANSPORTS)}"
     )
 
 

@@ -25,13 +25,13 @@ class Reader:
         queue: Its wire name.
         store: Identity of the store in which it keeps what it takes.
         label: `service@instance`, as it said; for display.
-        pid: In its own pid namespace; for display.
+        pid: In its own pid namespace; for display. None where the transport does not know.
     """
 
     queue: str
     store: str
     label: str
-    pid: int
+    pid: int | None
 
 
 def need_one_store(methods: Iterable[Method[Any, Any]]) -> list[str]:
@@ -47,7 +47,10 @@ def need_one_store(methods: Iterable[Method[Any, Any]]) -> list[str]:
 
 def foreign_seen(readers: Sequence[Reader], store: str, methods: Sequence[str]) -> str:
     """What is wrong where *methods* need one store and *readers* keep to another: one sentence."""
-    others = {f"{reader.label} (pid {reader.pid})" for reader in readers}
+    others = {
+        reader.label if reader.pid is None else f"{reader.label} (pid {reader.pid})"
+        for reader in readers
+    }
     queues = sorted({reader.queue for reader in readers})
     return (
         f"queue {' and '.join(queues)} is also read by {_listed(others)} into another store than "

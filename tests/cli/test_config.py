@@ -59,13 +59,16 @@ def test_secrets_are_masked_and_wrong_settings_are_told(tmp_path: Path):
     A password in a URL is shown nowhere, right or wrong; all problems come at once.
     """
     url = "memory://user:pass\x1b[1mword@here"
-    shown = gracekit(tmp_path, "config", "show", "--store", "memory://", "--transport", url)
+    shown = gracekit(tmp_path, "config", "show", "--store", "memory://", GRACEKIT_TRANSPORT_URL=url)
+    flag = gracekit(tmp_path, "config", "show", "--store", "memory://", "--transport", url)
     wrong = gracekit(
         tmp_path, "config", "show", "--kill-after", "3s", GRACEKIT_TRANSPORT_URL="ftp://u:word@h"
     )
 
     assert shown.code == 0, shown
     assert "***@here" in shown.out
-    assert "word" not in shown.out + shown.err + wrong.err
+    assert flag.code == 2
+    assert "everybody sees who lists processes: set GRACEKIT_TRANSPORT_URL" in flag.err
+    assert "word" not in shown.out + shown.err + wrong.err + flag.err.replace("a password,", "")
     assert wrong.code == 2
     assert "must be below kill_after = 3s" in wrong.err

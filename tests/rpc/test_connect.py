@@ -45,7 +45,7 @@ def test_a_memory_url_needs_its_broker():
     ("url", "said"),
     [
         ("sqllite:///a.db", "did you mean sqlite"),
-        ("redis://host", "scheme 'redis' is none of sqlite, memory"),
+        ("redis://host", "scheme 'redis' is none of sqlite, amqp, amqps, rabbit, memory"),
         ("", "scheme '' is none of"),
         ("sqlite://a.db", "write sqlite:///relative.db"),
         ("sqlite:///", "write sqlite:///relative.db"),

@@ -1,0 +1,1 @@
+"""The transport over RabbitMQ, in the oslo.messaging wire. Loaded only when a URL names it."""

@@ -1,0 +1,268 @@
+"""A subscription that outlives connections, channels and queues, until it is cancelled.
+
+Its keeper opens an intake, and a new one whenever the present one ends by itself:
+connection lost, channel closed by the broker, queue deleted. One that was
+cancelled stays cancelled, whatever happens to the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from aiormq.channel import Channel
+from aiormq.exceptions import (
+    AMQPError,
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+    ConnectionNotImplemented,
+)
+
+from gracekit.clock import Clock
+from gracekit.errors import ConfigError, DependencyError, GracekitError
+from gracekit.process import Process
+from gracekit.rpc.amqp.intake import Intake
+from gracekit.rpc.amqp.link import TROUBLE, Link, bounded, said
+from gracekit.rpc.amqp.profiles import Topology
+from gracekit.rpc.transport import OnDelivery, Queue
+from gracekit.telemetry import Telemetry
+
+OPEN_TIMEOUT_S: Final = 10.0
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 3.0
+LOOK_EVERY_S: Final = 30.0
+"""Between two questions whether the queues are still there and read by somebody: a channel
+that looks open proves neither."""
+
+
+class Declarer:
+    """Declares queues, each time on a channel of its own, which a refusal closes."""
+
+    def __init__(self, link: Link, topology: Topology) -> None:
+        self._link = link
+        self._topology = topology
+
+    async def declare(self, queues: Sequence[Queue]) -> None:
+        """Make *queues* exist.
+
+        Raises:
+            ConfigError: the broker will never take them as the profile declares them.
+            DependencyError: not now; try again.
+        """
+        for queue in queues:
+            channel = await self._link.channel()
+            try:
+                declared = self._topology.declare_queue(channel, queue)
+                await bounded(declared, OPEN_TIMEOUT_S, f"declaration of {queue.name}")
+            except AMQPError as error:
+                raise self._explained(queue, error) from error
+            finally:
+                await close(channel)
+
+    async def consumers_of(self, name: str) -> int | None:
+        """How many consumers read the queue *name*; None if there is no such queue.
+
+        Raises:
+            DependencyError: the broker does not say.
+        """
+        channel = await self._link.channel()
+        try:
+            asked = channel.queue_declare(name, passive=True)
+            answer = await bounded(asked, OPEN_TIMEOUT_S, f"question about {name}")
+        except ChannelNotFoundEntity:
+            return None
+        except AMQPError as error:
+            raise DependencyError(f"question about {name}: {said(error)}") from error
+        finally:
+            await close(channel)
+        return answer.consumer_count or 0
+
+    async def delete(self, name: str) -> None:
+        """Remove a queue of ours unless somebody else reads it."""
+        channel = await self._link.channel()
+        try:
+            await bounded(
+                channel.queue_delete(name, if_unused=True), OPEN_TIMEOUT_S, f"removal of {name}"
+            )
+        finally:
+            await close(channel)
+
+    def _explained(self, queue: Queue, error: AMQPError) -> GracekitError:
+        profile = self._topology.profile.name
+        match error:
+            case ChannelPreconditionFailed():
+                return ConfigError(
+                    f"queue {queue.name!r} or its exchange exists with other flags than profile "
+                    f"{profile!r} declares: {said(error)}; choose the profile that fits "
+                    "(`gracekit doctor` tells which), or delete what exists once nobody uses it"
+                )
+            case ConnectionNotImplemented():
+                return ConfigError(
+                    f"the broker takes no queue like {queue.name!r} of profile {profile!r}: "
+                    f"{said(error)}; RabbitMQ 4.3 and later refuse transient queues: use profile "
+                    "durable, quorum or oslo-quorum-all"
+                )
+            case ChannelAccessRefused():
+                return ConfigError(
+                    f"the broker forbids queue {queue.name!r} or its exchange: {said(error)}; "
+                    "give the user configure, write and read on it (rabbitmqctl set_permissions)"
+                )
+            case _:  # 404: a classic queue whose node is down; 405: a dead peer still holds it
+                return DependencyError(f"queue {queue.name!r}: {said(error)}")
+
+
+async def close(channel: Channel) -> None:
+    """Close a channel that nothing is owed on."""
+    try:
+        await bounded(channel.close(), OPEN_TIMEOUT_S, "close")
+    except TROUBLE:
+        pass  # the end of its connection closes it
+
+
+class AmqpConsumer:
+    """See `Consumer`.
+
+    Args:
+        link: The connection to read on.
+        declarer: Makes the queues, each time anew.
+        queues: What to read.
+        on_delivery: See `Transport.consume`.
+        prefetch: Deliveries that may be unsettled at one time.
+        on_cancelled: Told once that it delivers no more.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        declarer: Declarer,
+        queues: Sequence[Queue],
+        on_delivery: OnDelivery,
+        *,
+        prefetch: int,
+        on_cancelled: Callable[[AmqpConsumer], None],
+        process: Process,
+        clock: Clock,
+        telemetry: Telemetry,
+    ) -> None:
+        self.queues: Final = tuple(queues)
+        self.stale = 0
+        self._link = link
+        self._declarer = declarer
+        self._on_delivery = on_delivery
+        self._prefetch = prefetch
+        self._on_cancelled = on_cancelled
+        self._process = process
+        self._clock = clock
+        self._telemetry = telemetry
+        self._intake: Intake | None = None
+        self._cancelled = False
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to deliver.
+
+        Raises:
+            ConfigError: the queues cannot be had as declared.
+            DependencyError: not now.
+        """
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                self._intake = await self._open()
+        except TimeoutError:
+            raise DependencyError(
+                f"consuming from {self.queues[0].name}: no broker within {OPEN_TIMEOUT_S:g} s"
+            ) from None
+        self._keeper = asyncio.create_task(self._keep(self._intake), name="amqp-consumer")
+
+    async def cancel(self) -> None:
+        """See `Consumer.cancel`."""
+        if self._cancelled:
+            return
+        self._cancelled = True
+        await self._end_keeper()
+        try:
+            if self._intake is not None:
+                await self._intake.cancel()
+        finally:
+            self._on_cancelled(self)
+
+    async def close(self) -> None:
+        """Cancel, and close the channel: what is unsettled goes back."""
+        self._cancelled = True
+        await self._end_keeper()
+        if self._intake is not None:
+            await self._intake.close()
+
+    async def wait_done(self) -> None:
+        """Wait until a cancelled consumer's deliveries are settled."""
+        if self._intake is not None:
+            await self._intake.wait_idle()
+
+    async def _end_keeper(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait({self._keeper})
+
+    # -- keeping it open -----------------------------------------------------------------
+
+    async def _keep(self, intake: Intake) -> None:
+        while True:
+            reason = await self._ended(intake)
+            self._telemetry.emit("consumer.lost", queue=self.queues[0].name, error=reason)
+            await intake.close()
+            self._intake = intake = await self._open_again()
+            self._telemetry.emit("consumer.resumed", queue=self.queues[0].name)
+
+    async def _ended(self, intake: Intake) -> str:
+        """Wait until *intake* is of no use, looking from time to time whether it still is."""
+        ended = asyncio.ensure_future(intake.wait_ended())
+        try:
+            while True:
+                done, _ = await asyncio.wait({ended}, timeout=self._clock.jitter(LOOK_EVERY_S))
+                if done:
+                    return ended.result()
+                await self._look(intake)
+        finally:
+            ended.cancel()
+
+    async def _look(self, intake: Intake) -> None:
+        for queue in self.queues:
+            try:
+                readers = await self._declarer.consumers_of(queue.name)
+            except DependencyError:
+                return  # no proof of anything; the link has its own
+            if not readers:
+                what = "is gone" if readers is None else "has no reader any more"
+                intake.end(f"queue {queue.name} {what}")
+
+    async def _open_again(self) -> Intake:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            await asyncio.sleep(self._clock.jitter(pause_s))
+            try:
+                return await self._open()
+            except GracekitError as error:
+                self._telemetry.emit(
+                    "consumer.refused", queue=self.queues[0].name, error=str(error)
+                )
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    async def _open(self) -> Intake:
+        await self._declarer.declare(self.queues)
+        channel = await self._link.channel()
+        intake = Intake(channel, self._on_delivery, self._process, self._count_stale)
+        try:
+            await intake.open(self.queues, prefetch=self._prefetch)
+        except AMQPError as error:
+            await intake.close()
+            raise DependencyError(f"consuming from {self.queues[0].name}: {said(error)}") from error
+        except BaseException:
+            await intake.close()
+            raise
+        return intake
+
+    def _count_stale(self) -> None:
+        """A settlement came too late: the message is delivered again, and known then."""
+        self.stale += 1

@@ -1,0 +1,212 @@
+"""Declare profiles: the flags of every exchange and queue that we declare, by name.
+
+A queue or exchange that exists must be declared again with the same flags, else
+the broker closes the channel (406). So all that read one topic queue, and all
+that publish to one exchange, must agree; `oslo-…` are the flags that
+oslo.messaging 18 declares under its own options. What a reader owns alone (its
+fanout and its reply queue) may differ between peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from aiormq.channel import Channel
+
+from gracekit.config import did_you_mean
+from gracekit.errors import ConfigError
+from gracekit.rpc.transport import Queue, QueueKind
+
+EXPIRES_MS: Final = 1_800_000
+"""A fanout or reply queue that nobody reads goes after half an hour, as oslo's do."""
+
+OSLO_OPTIONS: Final = (
+    "amqp_durable_queues",
+    "rabbit_quorum_queue",
+    "rabbit_transient_quorum_queue",
+)
+"""Options of oslo.messaging that choose one of its profiles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFlags:
+    """How one queue is declared."""
+
+    durable: bool
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """How a deployment declares its exchanges and queues.
+
+    Attributes:
+        name: How URL and settings call it.
+        exchange_durable: Of the control exchange.
+        fanout_durable: Of the fanout exchanges, which are auto-deleted in every profile.
+        topic: Shared and directed queues.
+        own: Fanout and reply queues.
+        dead_letters: Whether a rejected or expired request goes to `<topic>_dead`.
+    """
+
+    name: str
+    exchange_durable: bool
+    fanout_durable: bool
+    topic: QueueFlags
+    own: QueueFlags
+    dead_letters: bool
+
+    def flags_of(self, queue: Queue) -> QueueFlags:
+        """How *queue* is declared."""
+        if queue.kind in {QueueKind.FANOUT, QueueKind.REPLY}:
+            return self.own
+        if not self.dead_letters:
+            return self.topic
+        dead = {
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": dead_letter_queue(queue.topic),
+        }
+        return QueueFlags(durable=self.topic.durable, arguments={**self.topic.arguments, **dead})
+
+
+_CLASSIC: Final = QueueFlags(durable=True)
+_TRANSIENT: Final = QueueFlags(durable=False)
+_QUORUM: Final = QueueFlags(durable=True, arguments={"x-queue-type": "quorum"})
+_OWN_TRANSIENT: Final = QueueFlags(durable=False, arguments={"x-expires": EXPIRES_MS})
+_OWN_DURABLE: Final = QueueFlags(durable=True, arguments={"x-expires": EXPIRES_MS})
+_OWN_QUORUM: Final = QueueFlags(
+    durable=True, arguments={"x-queue-type": "quorum", "x-expires": EXPIRES_MS}
+)
+
+PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
+    {
+        profile.name: profile
+        for profile in (
+            Profile(
+                name="durable",
+                exchange_durable=True,
+                fanout_durable=False,
+                topic=_CLASSIC,
+                own=_OWN_DURABLE,
+                dead_letters=True,
+            ),
+            Profile(
+                name="quorum",
+                exchange_durable=True,
+                fanout_durable=False,
+                topic=_QUORUM,
+                own=_OWN_DURABLE,
+                dead_letters=True,
+            ),
+            Profile(
+                name="oslo-transient",
+                exchange_durable=False,
+                fanout_durable=False,
+                topic=_TRANSIENT,
+                own=_OWN_TRANSIENT,
+                dead_letters=False,
+            ),
+            Profile(
+                name="oslo-durable",
+                exchange_durable=True,
+                fanout_durable=False,
+                topic=_CLASSIC,
+                own=_OWN_TRANSIENT,
+                dead_letters=False,
+            ),
+            Profile(
+                name="oslo-quorum",
+                exchange_durable=True,
+                fanout_durable=False,
+                topic=_QUORUM,
+                own=_OWN_TRANSIENT,
+                dead_letters=False,
+            ),
+            Profile(
+                name="oslo-quorum-all",
+                exchange_durable=True,
+                fanout_durable=True,
+                topic=_QUORUM,
+                own=_OWN_QUORUM,
+                dead_letters=False,
+            ),
+        )
+    }
+)
+
+
+def profile_named(name: str) -> Profile:
+    """The profile of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name in PROFILES:
+        return PROFILES[name]
+    raise ConfigError(
+        f"declare profile {name!r} is none of {', '.join(PROFILES)}{did_you_mean(name, PROFILES)}"
+    )
+
+
+def dead_letter_queue(topic: str) -> str:
+    """Where rejected and expired requests of *topic* are kept for people."""
+    return f"{topic}_dead"
+
+
+def fanout_exchange(topic: str) -> str:
+    """The exchange that copies a fanout; not scoped by the control exchange, as in oslo."""
+    return f"{topic}_fanout"
+
+
+class Topology:
+    """Declares what a profile says, on a channel that is used for nothing else.
+
+    Args:
+        profile: The flags.
+        exchange: Name of the control exchange.
+    """
+
+    def __init__(self, profile: Profile, exchange: str) -> None:
+        self.profile: Final = profile
+        self.exchange: Final = exchange
+
+    async def declare_queue(self, channel: Channel, queue: Queue) -> None:
+        """Make *queue* exist, bound to where its messages come from."""
+        flags = self.profile.flags_of(queue)
+        if self.profile.dead_letters and queue.kind in {QueueKind.SHARED, QueueKind.DIRECTED}:
+            await self._queue(channel, dead_letter_queue(queue.topic), self.profile.topic)
+        await self._queue(channel, queue.name, flags)
+        match queue.kind:
+            case QueueKind.SHARED | QueueKind.DIRECTED:
+                await self.declare_control_exchange(channel)
+                await channel.queue_bind(queue.name, self.exchange, routing_key=queue.name)
+            case QueueKind.FANOUT:
+                await self.declare_fanout_exchange(channel, queue.topic)
+                await channel.queue_bind(
+                    queue.name, fanout_exchange(queue.topic), routing_key=queue.topic
+                )
+            case QueueKind.REPLY:
+                pass  # every queue is bound to the default exchange
+
+    async def declare_control_exchange(self, channel: Channel) -> None:
+        """Make the control exchange exist."""
+        await channel.exchange_declare(
+            self.exchange, exchange_type="topic", durable=self.profile.exchange_durable
+        )
+
+    async def declare_fanout_exchange(self, channel: Channel, topic: str) -> None:
+        """Make a topic's fanout exchange exist; it goes with its last queue."""
+        await channel.exchange_declare(
+            fanout_exchange(topic),
+            exchange_type="fanout",
+            durable=self.profile.fanout_durable,
+            auto_delete=True,
+        )
+
+    async def _queue(self, channel: Channel, name: str, flags: QueueFlags) -> None:
+        await channel.queue_declare(
+            name, durable=flags.durable, arguments=dict(flags.arguments) or None
+        )

@@ -1,0 +1,212 @@
+"""Messages out: confirmed, mandatory and bounded, on a connection that reads nothing.
+
+A broker under an alarm stops reading from connections that publish; nothing that
+a drain needs (acks, cancels) goes by this one. A publish whose confirm got lost
+is sent again under the same request id, which the receiver's journal knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from aiormq.channel import Channel
+from aiormq.exceptions import (
+    AMQPError,
+    ChannelAccessRefused,
+    ChannelPreconditionFailed,
+    DeliveryError,
+    PublishError,
+)
+from pamqp.commands import Basic
+
+from gracekit.clock import Clock
+from gracekit.errors import ConfigError, DependencyError, UnconfirmedError, Undeliverable
+from gracekit.rpc.amqp.link import Link, bounded, said
+from gracekit.rpc.amqp.profiles import Topology, fanout_exchange
+from gracekit.rpc.transport import Message, Queue, QueueKind
+from gracekit.telemetry import Telemetry
+
+AGAIN_S: Final = 0.25
+"""Pause before a publish that failed is sent again."""
+DECLARE_S: Final = 10.0
+REPLY_AGAIN_FOR_S: Final = 2.0
+"""A caller whose reply queue is missing may be connecting anew; so long we try again."""
+GONE_FOR_S: Final = 60.0
+"""A reply queue that was given up is tried once only, for so long."""
+_MOST_GONE: Final = 1000
+
+_REFUSED: Final = (ChannelPreconditionFailed, ChannelAccessRefused)
+
+_PERSISTENT: Final = 2
+
+
+class Publisher:
+    """The way out of one transport.
+
+    Args:
+        link: The connection to publish on.
+        topology: Names and flags of the exchanges.
+        timeout_s: Bound of one publish, reconnections included.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        topology: Topology,
+        *,
+        timeout_s: float,
+        clock: Clock,
+        telemetry: Telemetry,
+    ) -> None:
+        self._link = link
+        self._topology = topology
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._telemetry = telemetry
+        # A missing fanout exchange closes its channel: that must not hit the others' messages.
+        self._direct = _Lane(link, topology.declare_control_exchange)
+        self._fanouts: dict[str, _Lane] = {}
+        self._gone: dict[str, float] = {}  # reply queues that were given up, and until when
+
+    async def publish(self, queue: Queue, message: Message) -> None:
+        """See `Transport.publish`."""
+        if queue.kind is QueueKind.REPLY:
+            await self._reply(queue.name, message)
+            return
+        # What one reader owns is bound to the default exchange alone.
+        exchange = "" if queue.kind is QueueKind.FANOUT else self._topology.exchange
+        try:
+            await self._send(self._direct, exchange, queue.name, message)
+        except PublishError:
+            raise self._undeliverable(queue.name) from None
+
+    async def publish_fanout(self, topic: str, message: Message) -> None:
+        """See `Transport.publish_fanout`."""
+        if topic not in self._fanouts:
+
+            async def declare(channel: Channel) -> None:
+                await self._topology.declare_fanout_exchange(channel, topic)
+
+            self._fanouts[topic] = _Lane(self._link, declare)
+        await self._send(
+            self._fanouts[topic], fanout_exchange(topic), topic, message, mandatory=False
+        )
+
+    async def _reply(self, name: str, message: Message) -> None:
+        """To a caller's own queue, on the default exchange; it may be gone for ever."""
+        now = self._clock.loop()
+        patient = self._gone.get(name, 0.0) <= now
+        until = now + REPLY_AGAIN_FOR_S if patient else now
+        while True:
+            try:
+                await self._send(self._direct, "", name, message)
+            except PublishError:
+                if self._clock.loop() >= until:
+                    self._remember_gone(name)
+                    raise self._undeliverable(name) from None
+                await asyncio.sleep(AGAIN_S)
+            else:
+                self._gone.pop(name, None)
+                return
+
+    def _remember_gone(self, name: str) -> None:
+        self._gone[name] = self._clock.loop() + GONE_FOR_S
+        if len(self._gone) > _MOST_GONE:
+            del self._gone[next(iter(self._gone))]
+
+    async def _send(
+        self, lane: _Lane, exchange: str, key: str, message: Message, *, mandatory: bool = True
+    ) -> None:
+        """Publish until the broker has confirmed it.
+
+        Raises:
+            PublishError: no queue takes it.
+            ConfigError: the exchange exists otherwise than we declare it.
+            UnconfirmedError: no confirm in time.
+        """
+        properties = _properties(message)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    channel: Channel | None = None
+                    try:
+                        channel = await lane.channel()
+                        sent = channel.basic_publish(
+                            message.body,
+                            exchange=exchange,
+                            routing_key=key,
+                            properties=properties,
+                            mandatory=mandatory,
+                            wait=False,
+                        )
+                        # As long as the channel stands the confirm may come: sent once more
+                        # meanwhile, the message would be there twice after each alarm.
+                        await bounded(sent, self._timeout_s, "publish")
+                    except PublishError:
+                        raise
+                    except _REFUSED as error:
+                        raise self._refused(exchange, error) from error
+                    except (AMQPError, DependencyError) as error:
+                        if not isinstance(error, DeliveryError):  # that is a nack: try again
+                            lane.give_up(channel)
+                        self._telemetry.emit("publish.repeated", queue=key, error=said(error))
+                        await asyncio.sleep(self._clock.jitter(AGAIN_S))
+                    else:
+                        return
+        except TimeoutError:
+            raise UnconfirmedError(
+                f"the broker did not confirm a message to {key!r} within {self._timeout_s:g} s: "
+                "it may be in the queue, or not; send it again under the same request id"
+            ) from None
+
+    def _refused(self, exchange: str, error: AMQPError) -> ConfigError:
+        return ConfigError(
+            f"exchange {exchange!r} cannot be used with profile "
+            f"{self._topology.profile.name!r}: {said(error)}; choose the profile and the exchange "
+            "that the service's peers use, and see the user's permissions"
+        )
+
+    def _undeliverable(self, queue: str) -> Undeliverable:
+        return Undeliverable(
+            f"no service ever declared queue {queue!r} on exchange {self._topology.exchange!r} "
+            f"here, or its owner is gone; start the service once or check the topic, and on both "
+            f"sides GRACEKIT_EXCHANGE and the URL's vhost"
+        )
+
+
+class _Lane:
+    """A channel with confirms, opened when needed, whose exchange is declared before."""
+
+    def __init__(self, link: Link, declare: Callable[[Channel], Awaitable[None]]) -> None:
+        self._link = link
+        self._declare = declare
+        self._opening = asyncio.Lock()
+        self._channel: Channel | None = None
+
+    async def channel(self) -> Channel:
+        """The present channel, or a new one."""
+        if self._channel is None or self._channel.is_closed:
+            async with self._opening:
+                if self._channel is None or self._channel.is_closed:
+                    channel = await self._link.channel(confirms=True)
+                    await bounded(self._declare(channel), DECLARE_S, "declaration of an exchange")
+                    self._channel = channel
+        return self._channel
+
+    def give_up(self, channel: Channel | None) -> None:
+        """Open a new one for the next message; what waits on this one goes on waiting there."""
+        if self._channel is channel:
+            self._channel = None
+
+
+def _properties(message: Message) -> Basic.Properties:
+    expires = message.expires_in_s
+    return Basic.Properties(
+        content_type="application/json",
+        content_encoding="utf-8",
+        delivery_mode=_PERSISTENT,
+        expiration=None if expires is None else str(max(0, round(expires * 1000))),
+        headers=dict(message.headers) or None,
+    )

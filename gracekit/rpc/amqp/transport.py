@@ -1,0 +1,218 @@
+"""Messages through RabbitMQ, in the oslo.messaging wire.
+
+Two connections: one that only reads and declares, opened when something is
+first read, and one that only publishes. Each consumer has a channel of its
+own, so that a full new-request lane never delays ops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from gracekit.clock import Clock
+from gracekit.errors import DependencyError, StoreBrokenError
+from gracekit.process import Process
+from gracekit.rpc.amqp.consumer import AmqpConsumer, Declarer
+from gracekit.rpc.amqp.link import TROUBLE, Link
+from gracekit.rpc.amqp.profiles import Topology
+from gracekit.rpc.amqp.publisher import Publisher
+from gracekit.rpc.amqp.url import Broker
+from gracekit.rpc.readers import Reader
+from gracekit.rpc.transport import OWNED, Delivery, Message, OnDelivery, Queue, reply_queue
+from gracekit.telemetry import Telemetry
+
+DELETE_TIMEOUT_S: Final = 2.0
+
+
+class AmqpTransport:
+    """One process's connections to a broker; see `Transport`.
+
+    Args:
+        broker: Where and how.
+        process: Who this is.
+        clock: Loop time and jitter.
+        telemetry: Hears of losses and returns.
+    """
+
+    def __init__(
+        self, broker: Broker, *, process: Process, clock: Clock, telemetry: Telemetry
+    ) -> None:
+        self.broker: Final = broker
+        self._process = process
+        self._clock = clock
+        self._telemetry = telemetry
+        self._topology = Topology(broker.profile, broker.exchange)
+        link = partial(
+            Link,
+            broker,
+            label=f"gracekit {process.identity.pid}",
+            clock=clock,
+            telemetry=telemetry,
+        )
+        self._reading = link(purpose="consume")
+        self._writing = link(purpose="publish")
+        self._declarer = Declarer(self._reading, self._topology)
+        self._publisher: Publisher | None = None
+        self._consumers: set[AmqpConsumer] = set()
+        self._owned: dict[str, None] = {}  # names of fanout and reply queues
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._changing = asyncio.Lock()
+
+    def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
+        """Nothing here is final: a lost broker is connected to again, for ever."""
+
+    # -- life ----------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """See `Transport.start`.
+
+        Raises:
+            ConfigError: the broker refuses us, or does not prove who it is.
+            DependencyError: it cannot be reached.
+        """
+        async with self._changing:
+            if self._publisher is not None:
+                return
+            await self._writing.start()
+            self._publisher = Publisher(
+                self._writing,
+                self._topology,
+                timeout_s=self.broker.publish_timeout_s,
+                clock=self._clock,
+                telemetry=self._telemetry,
+            )
+
+    async def stop(self) -> None:
+        """See `Transport.stop`."""
+        async with self._changing:
+            self._publisher = None
+            for task in self._leaving:
+                task.cancel()
+            await asyncio.gather(*(consumer.close() for consumer in self._consumers))
+            self._consumers.clear()
+            await self._delete_owned()
+            await asyncio.gather(self._reading.stop(), self._writing.stop())
+
+    async def _delete_owned(self) -> None:
+        owned, self._owned = list(self._owned), {}
+        if not self._reading.is_up:
+            return  # they expire by themselves
+        with contextlib.suppress(*TROUBLE, TimeoutError):
+            async with asyncio.timeout(DELETE_TIMEOUT_S):
+                await asyncio.gather(*map(self._declarer.delete, owned), return_exceptions=True)
+
+    # -- sending -------------------------------------------------------------------------
+
+    async def declare(self, queues: Sequence[Queue]) -> None:
+        """See `Transport.declare`.
+
+        Raises:
+            ConfigError: the broker will not take them as the profile declares them.
+            DependencyError: not now.
+        """
+        self._check_started()
+        await self._reading.start()
+        await self._declarer.declare(queues)
+        self._owned |= dict.fromkeys(queue.name for queue in queues if queue.kind in OWNED)
+
+    async def publish(self, queue: Queue, message: Message) -> None:
+        """See `Transport.publish`.
+
+        Raises:
+            Undeliverable: no such queue.
+            UnconfirmedError: the broker did not confirm in time; the message may be there.
+        """
+        await self._check_started().publish(queue, message)
+
+    async def publish_fanout(self, topic: str, message: Message) -> None:
+        """See `Transport.publish_fanout`."""
+        await self._check_started().publish_fanout(topic, message)
+
+    def _check_started(self) -> Publisher:
+        if self._publisher is None:
+            raise DependencyError(
+                f"the transport on {self.broker.shown} is not started; await its start() first"
+            )
+        return self._publisher
+
+    # -- receiving -----------------------------------------------------------------------
+
+    async def announce(self, queues: Sequence[Queue], *, store: str, label: str) -> list[Reader]:
+        """See `Transport.announce`.
+
+        A broker tells how many read a queue, and nothing else about them. So whoever reads a
+        shared queue also reads two marks, one of all that announce and one of their store: the
+        difference are those with another store, and consumers that read the queue without any
+        mark are no gracekit.
+        """
+        del label  # has no place there
+        found: list[Reader] = []
+        for queue in queues:
+            everybody, ours = marks_of(queue, store)
+            await self.consume([everybody, ours], _ignore, prefetch=2)
+            announced = await self._readers_of(everybody)
+            strangers = await self._readers_of(queue) - announced + 1  # we do not read it yet
+            elsewhere = announced - await self._readers_of(ours)
+            found += [_reader(queue, "a service with another store")] * elsewhere
+            found += [_reader(queue, "a consumer that is not gracekit's")] * strangers
+        return found
+
+    async def _readers_of(self, queue: Queue) -> int:
+        return await self._declarer.consumers_of(queue.name) or 0
+
+    async def consume(
+        self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
+    ) -> AmqpConsumer:
+        """See `Transport.consume`.
+
+        Raises:
+            ConfigError: the broker will not take the queues as the profile declares them.
+            DependencyError: not now.
+        """
+        self._check_started()
+        await self._reading.start()
+        consumer = AmqpConsumer(
+            self._reading,
+            self._declarer,
+            queues,
+            on_delivery,
+            prefetch=prefetch,
+            on_cancelled=self._leave,
+            process=self._process,
+            clock=self._clock,
+            telemetry=self._telemetry,
+        )
+        self._owned |= dict.fromkeys(queue.name for queue in queues if queue.kind in OWNED)
+        await consumer.start()
+        self._consumers.add(consumer)
+        return consumer
+
+    def _leave(self, consumer: AmqpConsumer) -> None:
+        """A cancelled consumer keeps its channel until what it delivered is settled."""
+        task = asyncio.create_task(self._close_when_done(consumer))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _close_when_done(self, consumer: AmqpConsumer) -> None:
+        await consumer.wait_done()
+        await consumer.close()
+        self._consumers.discard(consumer)
+
+
+def marks_of(queue: Queue, store: str) -> tuple[Queue, Queue]:
+    """The queues that are read by whoever reads the shared *queue*: at all, and into *store*."""
+    digest = hashlib.sha256(store.encode()).hexdigest()[:16]
+    return reply_queue(f"{queue.name}_readers"), reply_queue(f"{queue.name}_readers_{digest}")
+
+
+def _reader(queue: Queue, label: str) -> Reader:
+    return Reader(queue=queue.name, store="", label=label, pid=None)
+
+
+def _ignore(delivery: Delivery) -> None:
+    """A mark carries no messages; one that comes all the same stays unsettled."""

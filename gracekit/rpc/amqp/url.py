@@ -1,0 +1,281 @@
+"""From a URL to a broker: `amqp://`, `amqps://`, and `rabbit://` as oslo.messaging writes it.
+
+    amqp://user:password@host-1:5672,host-2:5672/vhost?profile=quorum
+    rabbit://user:password@host-1:5672,user:password@host-2:5672/vhost?amqp_durable_queues=true
+
+A host without a login has that of the first. No error, repr or event shows a
+user or a password.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from gracekit.config import did_you_mean, parse_duration, redact_url
+from gracekit.errors import ConfigError
+from gracekit.rpc.amqp.profiles import OSLO_OPTIONS, PROFILES, Profile, profile_named
+
+SCHEMES: Final = ("amqp", "amqps", "rabbit")
+PORT: Final = 5672
+TLS_PORT: Final = 5671
+
+HEARTBEAT_S: Final = 10.0
+"""Far below RabbitMQ's 60 s: a dead peer shows after three of them."""
+CONNECT_TIMEOUT_S: Final = 10.0
+PUBLISH_TIMEOUT_S: Final = 30.0
+
+_TRUTH: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+# Names of oslo.messaging for what we call otherwise.
+_OSLO_NAMES: Final = {
+    "ssl_ca_file": "cafile",
+    "ssl_cert_file": "certfile",
+    "ssl_key_file": "keyfile",
+    "heartbeat_timeout_threshold": "heartbeat",
+}
+_OPTIONS: Final = (
+    "profile",
+    "exchange",
+    "heartbeat",
+    "connect_timeout",
+    "publish_timeout",
+    "cafile",
+    "certfile",
+    "keyfile",
+    "verify",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One node of the broker, and who logs in there."""
+
+    host: str
+    port: int
+    user: str = field(repr=False)
+    password: str = field(repr=False)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """How a connection is protected.
+
+    Attributes:
+        cafile: Certificates to trust, a PEM file; None for the system's.
+        certfile: Our own certificate, a PEM file; None for none.
+        keyfile: Its key; None where it stands in *certfile*.
+        verify: Whether the broker must prove who it is. Only for experiments is it not.
+    """
+
+    cafile: str | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    verify: bool = True
+
+    def context(self) -> ssl.SSLContext:
+        """Certificate and host name are checked unless `verify=none` was written.
+
+        Raises:
+            ConfigError: a file cannot be read, or holds no certificate.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.cafile)
+            if self.certfile is not None:
+                context.load_cert_chain(self.certfile, self.keyfile)
+        except (OSError, ssl.SSLError) as error:
+            files = ", ".join(filter(None, (self.cafile, self.certfile, self.keyfile)))
+            raise ConfigError(f"cannot use the certificates in {files}: {error}") from None
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker:
+    """Where a broker is, and how we use it.
+
+    Attributes:
+        hosts: Its nodes, tried in turn.
+        vhost: Virtual host.
+        tls: None for a connection that anybody on the way can read.
+        profile: How exchanges and queues are declared.
+        exchange: Name of the control exchange.
+        heartbeat_s: Seconds; a peer that is silent for about three times as long is dead.
+        connect_timeout_s: Bound of one attempt to connect.
+        publish_timeout_s: Bound of a cast or fanout, reconnections included.
+        shown: The URL without its users and passwords.
+    """
+
+    hosts: tuple[Host, ...]
+    vhost: str
+    tls: Tls | None
+    profile: Profile
+    exchange: str
+    heartbeat_s: float = HEARTBEAT_S
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
+    publish_timeout_s: float = PUBLISH_TIMEOUT_S
+    shown: str = ""
+
+
+def read_url(url: str, *, exchange: str, profile: str) -> Broker:
+    """Read a broker's URL.
+
+    Args:
+        url: See the module.
+        exchange: Control exchange where the URL names none.
+        profile: Declare profile where the URL names none.
+
+    Raises:
+        ConfigError: something in it cannot be; the message shows no secret.
+    """
+    shown = redact_url(url)
+    try:
+        parts = urlsplit(url)
+        hosts = _hosts(parts.netloc, TLS_PORT if parts.scheme == "amqps" else PORT)
+        options = _options(parts.query, parts.scheme)
+        tls = _tls(parts.scheme, options)
+        _check_guest(hosts)
+        return Broker(
+            hosts=hosts,
+            vhost=_vhost(parts.path),
+            tls=tls,
+            profile=_profile(options, profile),
+            exchange=options.pop("exchange", exchange),
+            heartbeat_s=_whole_seconds(options, "heartbeat", HEARTBEAT_S),
+            connect_timeout_s=_seconds(options, "connect_timeout", CONNECT_TIMEOUT_S),
+            publish_timeout_s=_seconds(options, "publish_timeout", PUBLISH_TIMEOUT_S),
+            shown=shown,
+        )
+    except (ConfigError, ValueError) as error:
+        raise ConfigError(f"transport {shown!r}: {error}") from None
+
+
+def _hosts(netloc: str, port: int) -> tuple[Host, ...]:
+    hosts: list[Host] = []
+    user, password = "guest", "guest"
+    for entry in netloc.split(","):
+        login, at, address = entry.rpartition("@")
+        if at:
+            user, colon, secret = login.partition(":")
+            user, password = unquote(user), unquote(secret) if colon else ""
+        hosts.append(_host(address, port, user, password))
+    return tuple(hosts)
+
+
+def _host(address: str, port: int, user: str, password: str) -> Host:
+    # A comma, slash or @ in a password that is not escaped ends here; nothing of it is shown.
+    parts = urlsplit(f"//{address}")
+    try:
+        host, port = parts.hostname or "localhost", parts.port or port
+    except ValueError:
+        raise ConfigError(
+            "a port is no number from 1 to 65535; in users and passwords write : as %3A, / as "
+            "%2F, @ as %40 and , as %2C"
+        ) from None
+    return Host(host=host, port=port, user=user, password=password)
+
+
+def _vhost(path: str) -> str:
+    """`/name`; nothing, `/` and `//` all mean the vhost that is called `/`."""
+    return unquote(path.removeprefix("/")) or "/"
+
+
+def _check_guest(hosts: tuple[Host, ...]) -> None:
+    for host in hosts:
+        if host.user == "guest" and not _is_loopback(host.host):
+            raise ConfigError(
+                f"user guest is for the broker's own machine, and {host.host} is not it: "
+                "make a user with a password of its own (rabbitmqctl add_user) and write it "
+                "into the URL"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+# -- options ----------------------------------------------------------------------
+
+
+def _options(query: str, scheme: str) -> dict[str, str]:
+    known = _OPTIONS + ((*OSLO_OPTIONS, *_OSLO_NAMES, "ssl") if scheme == "rabbit" else ())
+    options: dict[str, str] = {}
+    for key, value in parse_qsl(query, keep_blank_values=True):
+        if key not in known:
+            raise ConfigError(
+                f"unknown option {key!r}{did_you_mean(key, known)}; known: {', '.join(known)}"
+            )
+        options[_OSLO_NAMES.get(key, key)] = value
+    return options
+
+
+def _tls(scheme: str, options: dict[str, str]) -> Tls | None:
+    files = {name: options.pop(name, None) for name in ("cafile", "certfile", "keyfile")}
+    verify = options.pop("verify", "peer")
+    if verify not in {"peer", "none"}:
+        raise ConfigError(f"verify={verify!r} is neither 'peer' nor 'none'")
+    if scheme == "amqps" or _truth(options, "ssl"):
+        return Tls(**files, verify=verify == "peer")
+    given = [name for name, value in files.items() if value is not None]
+    if given or verify == "none":
+        raise ConfigError(
+            f"{', '.join(given) or 'verify'} is of no use without TLS: write amqps://"
+        )
+    return None
+
+
+def _profile(options: dict[str, str], default: str) -> Profile:
+    asked: dict[str, bool] = {
+        name: _truth(options, name) for name in OSLO_OPTIONS if name in options
+    }
+    if not asked:
+        return profile_named(options.pop("profile", default))
+    if "profile" in options:
+        raise ConfigError(f"profile and {', '.join(asked)} say the same thing: leave out one")
+    return PROFILES[_oslo_profile(asked)]
+
+
+def _oslo_profile(asked: Mapping[str, bool]) -> str:
+    durable, quorum, transient_quorum = (asked.get(name, False) for name in OSLO_OPTIONS)
+    if quorum:
+        return "oslo-quorum-all" if transient_quorum else "oslo-quorum"
+    if transient_quorum:
+        raise ConfigError(
+            "rabbit_transient_quorum_queue without rabbit_quorum_queue has no profile here; "
+            "set both, as RabbitMQ 4.3 wants"
+        )
+    return "oslo-durable" if durable else "oslo-transient"
+
+
+def _truth(options: dict[str, str], name: str) -> bool:
+    value = options.pop(name, "false")
+    if value.lower() not in _TRUTH:
+        raise ConfigError(f"{name}={value!r} is neither true nor false")
+    return _TRUTH[value.lower()]
+
+
+def _seconds(options: dict[str, str], name: str, default: float) -> float:
+    seconds = parse_duration(options.pop(name, default))
+    if seconds <= 0:
+        raise ConfigError(f"{name} must be above 0")
+    return seconds
+
+
+def _whole_seconds(options: dict[str, str], name: str, default: float) -> float:
+    seconds = _seconds(options, name, default)
+    if seconds != int(seconds):
+        raise ConfigError(f"{name}={seconds:g}: AMQP counts it in whole seconds")
+    return seconds
