@@ -22,7 +22,8 @@ from gracekit.errors import ConfigError
 
 PREFIX: Final = "GRACEKIT_"
 
-TRANSPORTS: Final = ("sqlite", "amqp", "amqps", "rabbit", "memory")
+BROKERS: Final = ("amqp", "amqps", "rabbit")
+TRANSPORTS: Final = ("sqlite", *BROKERS, "memory")
 STORES: Final = ("sqlite", "memory")
 EXCHANGE: Final = "gracekit"
 DECLARE_PROFILE: Final = "durable"

@@ -20,6 +20,7 @@ from gracekit.cli.demo_story import Story, View
 from gracekit.cli.demo_view import Lines, Picture, Silent, can_draw
 from gracekit.cli.text import json_text
 from gracekit.clock import Clock
+from gracekit.config import BROKERS, load, redact_url
 from gracekit.errors import GracekitError
 
 
@@ -34,9 +35,23 @@ from gracekit.errors import GracekitError
     metavar="DIR",
     help="Play nothing: judge the files of a directory that was kept.",
 )
+@click.option(
+    "--transport",
+    "transport_url",
+    metavar="URL",
+    help="Queues on this broker instead of a SQLite file.  [env: GRACEKIT_TRANSPORT_URL]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.pass_context
-def demo(ctx: click.Context, *, keep: bool, crash: bool, check: Path | None, as_json: bool) -> None:
+def demo(  # one parameter an option
+    ctx: click.Context,
+    *,
+    keep: bool,
+    crash: bool,
+    check: Path | None,
+    transport_url: str | None,
+    as_json: bool,
+) -> None:
     """Show a drain and a restart in about 20 seconds.
 
     A service gets requests, is told to stop while it works, hands over what
@@ -50,17 +65,29 @@ def demo(ctx: click.Context, *, keep: bool, crash: bool, check: Path | None, as_
         told: dict[str, Any] = {"directory": str(check)}
         judgement = asyncio.run(judge(check))
     else:
-        told, judgement = _play_and_judge(keep=keep, crash=crash, view=_view(as_json=as_json))
+        told, judgement = _play_and_judge(
+            keep=keep, crash=crash, broker=_broker(transport_url), view=_view(as_json=as_json)
+        )
     _tell(judgement, told, as_json=as_json)
     ctx.exit(0 if judgement.good else 1)
 
 
-def _play_and_judge(*, keep: bool, crash: bool, view: View) -> tuple[dict[str, Any], Judgement]:
+def _broker(transport_url: str | None) -> str | None:
+    """The broker that was asked for; of a file the demonstration has its own."""
+    url = load({"transport_url": transport_url}).transport_url
+    return url if url.partition(":")[0] in BROKERS else None
+
+
+def _play_and_judge(
+    *, keep: bool, crash: bool, broker: str | None, view: View
+) -> tuple[dict[str, Any], Judgement]:
     directory = Path(tempfile.mkdtemp(prefix="gracekit-demo-"))
     view.say(f"files and logs are in {directory}")
+    if broker is not None:
+        view.say(f"queues are on {redact_url(broker)}")
     kept = keep
     try:
-        told, judgement = asyncio.run(_perform(Story(directory, view), crash=crash))
+        told, judgement = asyncio.run(_perform(Story(directory, view, broker), crash=crash))
         kept = keep or not judgement.good
     except GracekitError:
         kept = True  # its message sends the reader to the logs

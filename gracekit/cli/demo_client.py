@@ -16,7 +16,7 @@ from pathlib import Path
 from gracekit.cli.demo_files import CONFIRMED, PINGS, Entry, append
 from gracekit.cli.demo_service import name, ping, svc
 from gracekit.clock import Clock
-from gracekit.config import Settings
+from gracekit.config import load
 from gracekit.errors import RpcError
 from gracekit.rpc.client import RpcClient
 
@@ -33,7 +33,7 @@ async def cast(client: RpcClient, request: Entry) -> str:
 
 async def send() -> None:
     """Cast each line of standard input, until its end."""
-    async with svc.client(Settings().transport_url) as client:
+    async with svc.client(load().transport_url) as client:
         while line := await asyncio.to_thread(sys.stdin.readline):
             await cast(client, json.loads(line))
 
@@ -41,7 +41,7 @@ async def send() -> None:
 async def pings() -> None:
     """Ask, and write down who answered, until the parent is gone."""
     parent, clock = os.getppid(), Clock()
-    async with svc.client(Settings().transport_url) as client:
+    async with svc.client(load().transport_url) as client:
         view = client.prepare(timeout=1.0)
         while os.getppid() == parent:
             began = clock.loop()

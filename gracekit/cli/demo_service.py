@@ -20,11 +20,12 @@ from gracekit.service import Service
 
 PROCESS_VARIABLE: Final = "DEMO_PROCESS"
 PARENT_VARIABLE: Final = "DEMO_PARENT"
+TOPIC_VARIABLE: Final = "DEMO_TOPIC"
 START: Final = "start"
 DONE: Final = "done"
 ATTACHED: Final = "attached"
 
-svc = Service("demo")
+svc = Service(os.environ.get(TOPIC_VARIABLE, "demo"))
 
 
 def name() -> str:

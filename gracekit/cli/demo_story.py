@@ -37,12 +37,16 @@ from gracekit.cli.demo_service import (
     PARENT_VARIABLE,
     PROCESS_VARIABLE,
     START,
+    TOPIC_VARIABLE,
 )
 from gracekit.clock import Clock
-from gracekit.config import PREFIX
+from gracekit.config import PREFIX, Settings, variable_name
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
 from gracekit.leases.members import list_runs
+from gracekit.process import Process as ThisProcess
+from gracekit.rpc.connect import open_transport
+from gracekit.rpc.transport import directed_queue, shared_queue
 from gracekit.store.reader import StoreReader
 from gracekit.tracker.task import TERMINAL
 
@@ -51,10 +55,11 @@ PATIENCE_S: Final = 40.0
 DRAIN_S: Final = 5.0
 BLOCKS: Final = 24
 A_FEW: Final = 4
+HOST: Final = "demo"
 SETTINGS: Final = {
     "GRACEKIT_DRAIN_TIMEOUT": f"{DRAIN_S:g}s",
     "GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "1s",
-    "GRACEKIT_HOST": "demo",
+    "GRACEKIT_HOST": HOST,
     "GRACEKIT_LOG_FORMAT": "text",
 }
 _TERMINAL: Final = frozenset(state.value for state in TERMINAL)
@@ -130,11 +135,13 @@ class Story:
     """One demonstration in *directory*, told to *view*.
 
     Attributes:
+        broker: URL of the broker that has the queues; None for a file in the directory.
         exit_codes: Of the service's processes, by name.
     """
 
     directory: Path
     view: View
+    broker: str | None = None
     exit_codes: dict[str, int] = field(default_factory=dict)
     _clock: Clock = field(default_factory=Clock)
     _children: dict[str, _Child] = field(default_factory=dict)
@@ -142,6 +149,7 @@ class Story:
     _reader: StoreReader | None = None
     _began: float = 0.0
     _began_wall: float = 0.0
+    _topic: str = field(default_factory=lambda: f"demo-{Clock().new_id()[:8]}")
 
     async def play(self, *, crash: bool) -> None:
         """From the first start to the last exit.
@@ -315,7 +323,7 @@ class Story:
                 "-m",
                 *arguments,
                 cwd=self.directory,
-                env=_environment(name),
+                env=_environment(name) | self._way(),
                 stdin=PIPE if name.startswith("sender") else DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -335,6 +343,12 @@ class Story:
         pipe.write(json.dumps(request).encode() + b"\n")
         await pipe.drain()
         await self._until(lambda scene: scene.state(label) != "", f"{label} to be confirmed")
+
+    def _way(self) -> dict[str, str]:
+        """Variables that lead every process to the same queues."""
+        if self.broker is None:
+            return {}
+        return {variable_name("transport_url"): self.broker, TOPIC_VARIABLE: self._topic}
 
     def _stop(self, name: str, number: int) -> None:
         child = self._services[name]
@@ -368,6 +382,24 @@ class Story:
                         child.process.kill()
             for child in self._children.values():
                 await child.process.wait()
+            if self.broker is not None:
+                with contextlib.suppress(GracekitError):  # the story has been told
+                    await _remove_queues(self.broker, self._topic)
+
+
+async def _remove_queues(url: str, topic: str) -> None:
+    """Leave nothing on somebody's broker; marks and reply queues expire by themselves."""
+    from gracekit.rpc.amqp.transport import AmqpTransport  # noqa: PLC0415 - most have no broker
+
+    transport = open_transport(url, process=ThisProcess(), clock=Clock())
+    assert isinstance(transport, AmqpTransport)
+    await transport.start()
+    try:
+        for one in (topic, Settings().ops_topic_of(topic)):
+            hosts = (HOST, f"{HOST}-0")  # ops also reads a queue of the instance
+            await transport.remove([shared_queue(one), *(directed_queue(one, h) for h in hosts)])
+    finally:
+        await transport.stop()
 
 
 def _items(method: str, args: Mapping[str, str | float]) -> list[str | int]:

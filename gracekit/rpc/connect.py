@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
 from urllib.parse import urlsplit
 
 from gracekit.clock import Clock
 from gracekit.config import (
+    BROKERS,
     DECLARE_PROFILE,
     EXCHANGE,
     TRANSPORTS,
@@ -20,8 +20,6 @@ from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.sqlite import SqliteTransport
 from gracekit.rpc.transport import Transport
 from gracekit.telemetry import Telemetry
-
-_RABBITMQ: Final = frozenset({"amqp", "amqps", "rabbit"})
 
 
 def open_transport(
@@ -55,7 +53,7 @@ def open_transport(
         return SqliteTransport(sqlite_path(url), process=process, clock=clock)
     if scheme == "memory":
         return _memory(url, process, broker)
-    if scheme in _RABBITMQ:
+    if scheme in BROKERS:
         # Here and not above: the client takes a tenth of a second to load, and most need none.
         from gracekit.rpc.amqp.transport import AmqpTransport  # noqa: PLC0415
         from gracekit.rpc.amqp.url import read_url  # noqa: PLC0415

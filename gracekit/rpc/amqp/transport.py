@@ -19,7 +19,7 @@ from gracekit.errors import DependencyError, StoreBrokenError
 from gracekit.process import Process
 from gracekit.rpc.amqp.consumer import AmqpConsumer, Declarer
 from gracekit.rpc.amqp.link import TROUBLE, Link
-from gracekit.rpc.amqp.profiles import Topology
+from gracekit.rpc.amqp.profiles import Topology, dead_letter_queue
 from gracekit.rpc.amqp.publisher import Publisher
 from gracekit.rpc.amqp.url import Broker
 from gracekit.rpc.readers import Reader
@@ -119,6 +119,14 @@ class AmqpTransport:
         await self._reading.start()
         await self._declarer.declare(queues)
         self._owned |= dict.fromkeys(queue.name for queue in queues if queue.kind in OWNED)
+
+    async def remove(self, queues: Sequence[Queue]) -> None:
+        """Delete shared or directed queues that nobody reads, and their dead letters."""
+        self._check_started()
+        await self._reading.start()
+        topics = dict.fromkeys(queue.topic for queue in queues)
+        for name in (*(queue.name for queue in queues), *map(dead_letter_queue, topics)):
+            await self._declarer.delete(name)
 
     async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`.
