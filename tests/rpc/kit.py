@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Protocol
 
+import aiormq
+from aiormq.abc import DeliveredMessage
+
 from gracekit.clock import Clock
 from gracekit.process import Process
+from gracekit.rpc.amqp.transport import AmqpTransport
+from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.sqlite import SqliteTransport
 from gracekit.rpc.transport import DeadLetter, Delivery, Message, Transport
+from gracekit.telemetry import Telemetry
 
 PATIENCE_S = 30.0  # for what must happen; never waited for in full
 FOR_EVER_S = 3600.0  # a safety poll that no test lives to see
@@ -60,7 +67,14 @@ class ShiftedClock(Clock):
 
 
 class Machine(Protocol):
-    """What all transports of one test are connected to."""
+    """What all transports of one test are connected to.
+
+    Attributes:
+        keeps_reasons: Whether a dead letter carries its consumer's reason, and who reads a
+            queue is known by name; a broker's are in the journal alone.
+    """
+
+    keeps_reasons: bool
 
     async def connect(self) -> Transport: ...
     async def pass_time(self, seconds: float) -> None: ...
@@ -70,6 +84,8 @@ class Machine(Protocol):
 
 
 class MemoryMachine:
+    keeps_reasons = True
+
     def __init__(self) -> None:
         self.broker = MemoryBroker()
         self._transports: list[MemoryTransport] = []
@@ -95,6 +111,8 @@ class MemoryMachine:
 
 
 class SqliteMachine:
+    keeps_reasons = True
+
     def __init__(self, directory: Path) -> None:
         self.path = directory / "queues.db"
         self.clock = ShiftedClock()
@@ -117,6 +135,66 @@ class SqliteMachine:
 
     async def dead_letters(self) -> list[DeadLetter]:
         return await (await self.connect()).dead_letters()
+
+    async def close(self) -> None:
+        for transport in self._transports:
+            await transport.stop()
+
+
+class AmqpMachine:
+    keeps_reasons = False
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._transports: list[AmqpTransport] = []
+
+    async def connect(self) -> AmqpTransport:
+        transport = AmqpTransport(
+            read_url(self.url, exchange="gracekit", profile="durable"),
+            process=Process(),
+            clock=Clock(),
+            telemetry=Telemetry(),
+        )
+        self._transports.append(transport)
+        await transport.start()
+        return transport
+
+    async def pass_time(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def expired(self) -> dict[str, int]:
+        deaths = [queue for queue, reason, _ in await self._dead() if reason == "expired"]
+        return dict(Counter(deaths))
+
+    async def dead_letters(self) -> list[DeadLetter]:
+        return [
+            DeadLetter(
+                queue=queue,
+                body=found.body,
+                headers={
+                    name: value
+                    for name, value in (found.header.properties.headers or {}).items()
+                    if not name.startswith("x-")
+                },
+                reason=reason,
+            )
+            for queue, reason, found in await self._dead()
+            if reason != "expired"
+        ]
+
+    async def _dead(self) -> list[tuple[str, str, DeliveredMessage]]:
+        """(queue, reason, message) of what is in the dead-letter queue of topic compute."""
+        await asyncio.sleep(0.2)  # the broker moves them in its own time, and says nothing
+        async with aiormq.connect(self.url) as connection:
+            channel = await connection.channel()
+            dead = []
+            while (found := await channel.basic_get("compute_dead")).header.body_size:
+                headers = found.header.properties.headers or {}
+                dead.append(
+                    (headers["x-first-death-queue"], headers["x-first-death-reason"], found)
+                )
+            await channel.close()  # which puts them back
+        return dead
 
     async def close(self) -> None:
         for transport in self._transports:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import Awaitable
 from typing import Final, TypeVar
@@ -29,6 +30,11 @@ from gracekit.rpc.amqp.url import Broker, Host
 from gracekit.telemetry import Telemetry
 
 T = TypeVar("T")
+
+# At DEBUG they log every frame, and frames hold the arguments and contexts of requests.
+for _name in ("aiormq", "aio_pika"):
+    if logging.getLogger(_name).level == logging.NOTSET:
+        logging.getLogger(_name).setLevel(logging.INFO)
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 3.0

@@ -27,6 +27,9 @@ from gracekit.rpc.transport import OWNED, Delivery, Message, OnDelivery, Queue, 
 from gracekit.telemetry import Telemetry
 
 DELETE_TIMEOUT_S: Final = 2.0
+LOOKS: Final = 3
+LOOK_AGAIN_S: Final = 0.5
+"""Before a foreign reader is believed."""
 
 
 class AmqpTransport:
@@ -161,13 +164,31 @@ class AmqpTransport:
         del label  # has no place there
         found: list[Reader] = []
         for queue in queues:
-            everybody, ours = marks_of(queue, store)
-            await self.consume([everybody, ours], _ignore, prefetch=2)
+            ours, everybody = marks_of(queue, store)
+            await self.consume([ours, everybody], _ignore, prefetch=2)
+            found += await self._foreign(queue, ours, everybody)
+        return found
+
+    async def _foreign(self, queue: Queue, ours: Queue, everybody: Queue) -> list[Reader]:
+        """Who reads *queue* into another store; a sibling that comes or goes is none.
+
+        A reader begins with its store's mark and ends with the queue itself, and here they are
+        counted the other way round: who is counted late was counted early. One that leaves may
+        still be seen in a part of them, so what is found must be found again.
+        """
+        found: list[Reader] = []
+        for _ in range(LOOKS):
+            reading = await self._readers_of(queue)
             announced = await self._readers_of(everybody)
-            strangers = await self._readers_of(queue) - announced + 1  # we do not read it yet
             elsewhere = announced - await self._readers_of(ours)
-            found += [_reader(queue, "a service with another store")] * elsewhere
-            found += [_reader(queue, "a consumer that is not gracekit's")] * strangers
+            strangers = reading - announced + 1  # we have announced, and do not read yet
+            found = [
+                *[_reader(queue, "a service with another store")] * elsewhere,
+                *[_reader(queue, "a consumer that is not gracekit's")] * strangers,
+            ]
+            if not found:
+                break
+            await asyncio.sleep(LOOK_AGAIN_S)
         return found
 
     async def _readers_of(self, queue: Queue) -> int:
@@ -213,9 +234,9 @@ class AmqpTransport:
 
 
 def marks_of(queue: Queue, store: str) -> tuple[Queue, Queue]:
-    """The queues that are read by whoever reads the shared *queue*: at all, and into *store*."""
+    """The queues that are read by whoever reads the shared *queue*: into *store*, and at all."""
     digest = hashlib.sha256(store.encode()).hexdigest()[:16]
-    return reply_queue(f"{queue.name}_readers"), reply_queue(f"{queue.name}_readers_{digest}")
+    return reply_queue(f"{queue.name}_readers_{digest}"), reply_queue(f"{queue.name}_readers")
 
 
 def _reader(queue: Queue, label: str) -> Reader:
