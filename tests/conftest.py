@@ -9,6 +9,24 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.rabbit.fixtures import (  # brokers start when a test asks for one
+    _spare_broker,
+    own_broker,
+    own_vhost,
+    rabbit_url,
+    rabbit_vhost,
+    shared_broker,
+)
+
+__all__ = (
+    "_spare_broker",
+    "own_broker",
+    "own_vhost",
+    "rabbit_url",
+    "rabbit_vhost",
+    "shared_broker",
+)
+
 # A busy machine makes an example slow, not wrong.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")

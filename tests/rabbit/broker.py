@@ -1,0 +1,605 @@
+"""A RabbitMQ node of the tests' own: started, killed, frozen, looked into, and gone afterwards.
+
+All of it is private and on loopback: name, cookie, epmd, ports, data. Orders go straight into the
+node by `erl_call`, which takes some 10 ms where `rabbitmqctl` takes seconds. Methods block; a
+client on the same event loop lives on meanwhile if they run in `asyncio.to_thread`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+HOST: Final = "127.0.0.1"
+WAIT_S: Final = 60.0
+"""Bound of every wait for a node: the machine may be busy."""
+
+USER: Final = "tests"
+
+# Debian's own start script insists on root or the user rabbitmq; the one behind it does not.
+_DEBIAN: Final = "lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server"
+
+_AMQP: Final = b"AMQP\x00\x00\x09\x01"
+_CONNECTION_START: Final = b"\x00\x0a\x00\x0a"
+
+_CONSUMER_TIMEOUT_MS: Final = 1_800_000  # RabbitMQ's own
+_CHANNEL_TICK_MS: Final = 60_000  # the same
+
+_PIECES: Final = itertools.count()
+
+
+# -- what is on the machine -----------------------------------------------------
+
+
+class NoRabbitError(Exception):
+    """There is no RabbitMQ to start: run `make test`, which installs it, or install it yourself."""
+
+
+def find_server() -> Path:
+    """The program that starts a node as whoever calls it."""
+    found = sorted(Path("/usr").glob(_DEBIAN))
+    if found:
+        return found[-1]
+    if elsewhere := shutil.which("rabbitmq-server"):
+        return Path(elsewhere)
+    raise NoRabbitError(NoRabbitError.__doc__)
+
+
+def find_erlang(tool: str) -> Path:
+    """A program that comes with Erlang."""
+    if found := shutil.which(tool):
+        return Path(found)
+    if erl := shutil.which("erl"):
+        root = Path(erl).resolve().parent.parent
+        for inside in (f"bin/{tool}", f"erts-*/bin/{tool}", f"lib/erl_interface-*/bin/{tool}"):
+            if beside := sorted(root.glob(inside)):
+                return beside[-1]
+    raise NoRabbitError(f"no {tool}, which comes with Erlang")
+
+
+def free_ports(number: int) -> list[int]:
+    """
+    Ports that nobody listens on, and that the system hands out to nobody.
+
+    One that it hands out may be gone when a killed node wants it back; worse, a client that tries
+    again and again to reach it comes to connect with itself.
+    """
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ours = range(10_000, low) if low > 12_000 else range(high + 1, 65_536)
+    candidates = random.SystemRandom().sample(ours or range(10_000, 65_536), k=100)
+    return list(itertools.islice(filter(_is_free, candidates), number))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as trial:
+        try:
+            trial.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+# -- processes ------------------------------------------------------------------
+
+
+class Guard:
+    """Kills what it was told to watch when this process has died and could not."""
+
+    _SCRIPT: Final = 'while read -r line; do pids=$line; done; [ -z "$pids" ] || kill -9 $pids'
+
+    def __init__(self) -> None:
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", self._SCRIPT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._shell.pid
+
+    def watch(self, *pids: int) -> None:
+        """These and no others."""
+        assert self._shell.stdin is not None
+        self._shell.stdin.write(f"{' '.join(map(str, pids))}\n".encode())
+        self._shell.stdin.flush()
+
+    def close(self) -> None:
+        self.watch()
+        self._shell.communicate()
+
+
+class Epmd:
+    """The names of nodes, on a port of its own."""
+
+    def __init__(self) -> None:
+        (self.port,) = free_ports(1)
+        self._guard = Guard()
+        self._process = subprocess.Popen(
+            [find_erlang("epmd"), "-address", HOST],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=self.environment | {"PATH": os.environ["PATH"]},
+            start_new_session=True,
+        )
+        self._guard.watch(self._process.pid)
+        _wait(lambda: self._process.poll() is not None or _connects(self.port), "epmd")
+        assert self._process.poll() is None, "epmd ended"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"ERL_EPMD_PORT": str(self.port), "ERL_EPMD_ADDRESS": HOST}
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._guard.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process by more than its id, which another may get."""
+
+    pid: int
+    started: str
+
+    @property
+    def lives(self) -> bool:
+        return _stat(self.pid)[19:20] == [self.started] and _stat(self.pid)[:1] != ["Z"]
+
+
+def descendants(pid: int) -> list[Child]:
+    """The processes below *pid*."""
+    parents = [(int(path.name), _stat(int(path.name))) for path in Path("/proc").glob("[0-9]*")]
+    found: list[Child] = []
+    above = {pid}
+    while above:
+        below = [Child(p, s[19]) for p, s in parents if s and int(s[1]) in above]
+        found += below
+        above = {child.pid for child in below}
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel tells, from the state on; nothing of one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _wait(condition: Callable[[], object], what: str, within_s: float = WAIT_S) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {within_s:g} s: {what}")
+        time.sleep(0.01)
+
+
+def _connects(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+        return True
+    return False
+
+
+def _speaks_amqp(port: int) -> bool:
+    """Whether the node begins the handshake."""
+    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=5) as trial:
+        trial.sendall(_AMQP)
+        return trial.recv(11)[7:] == _CONNECTION_START
+    return False
+
+
+# -- the node -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue as the node sees it now."""
+
+    ready: int
+    unacked: int
+    consumers: int
+    durable: bool
+    type: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Paths of PEM files that a node shows to its clients."""
+
+    certificate: Path
+    key: Path
+    ca: Path
+
+
+class Broker:
+    """
+    One RabbitMQ node.
+
+    Args:
+        directory: Its home, configuration, data and logs; made if missing.
+        tls: Serve amqps with it too, on a port of its own.
+        epmd: Of a cluster; without it the node has its own.
+        cookie: Of a cluster; likewise.
+        peers: Erlang names of the nodes to form a cluster with, its own among them.
+        settings: More of the application `rabbit`, as Erlang terms by name.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        tls: Tls | None = None,
+        epmd: Epmd | None = None,
+        cookie: str | None = None,
+        peers: Sequence[str] = (),
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._directory = directory
+        self._server = find_server()
+        self._erl_call = find_erlang("erl_call")
+        self._its_epmd = epmd
+        self._epmd: Epmd | None = epmd
+        self.port, self.tls_port, self.distribution_port = free_ports(3)
+        self.name = f"rabbit-{self.distribution_port}@localhost"
+        self.password = secrets.token_urlsafe(12)
+        self._tls = tls
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: Guard | None = None
+        self._frozen = False
+        self._write_files(cookie or secrets.token_hex(16), peers or [self.name], settings or {})
+
+    # -- life ----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start on the data that it left, and wait until it takes connections."""
+        self.launch()
+        self.await_serving()
+
+    def launch(self) -> None:
+        """Start, and do not wait."""
+        assert self._process is None, "it is running"
+        if self._epmd is None:
+            self._epmd = Epmd()
+        if self._guard is None:
+            self._guard = Guard()
+        with self._output.open("ab") as out:
+            self._process = subprocess.Popen(
+                [self._server],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=self._directory,
+                env=self._environment(self._epmd),
+                start_new_session=True,
+            )
+        self._guard.watch(self._process.pid)
+
+    def await_serving(self) -> None:
+        """Wait until it takes connections."""
+        process = self._process
+        assert process is not None, "it was not launched"
+        told = lambda: f"RabbitMQ\n{self.log[-3000:]}"  # noqa: E731 - asked at the end
+        try:
+            _wait(lambda: process.poll() is not None or _speaks_amqp(self.port), "AMQP")
+        except AssertionError as error:
+            self.kill()
+            raise AssertionError(f"{error}: {told()}") from None
+        assert process.poll() is None, f"ended {process.returncode}: {told()}"
+
+    def kill(self) -> None:
+        """As a crash: no farewell, and the data as they are. Returns when it is dead."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """As a system does it: by TERM. Returns when it has ended."""
+        self.thaw()
+        self._end(signal.SIGTERM)
+
+    def restart_gently(self) -> None:
+        """As after a change of configuration: clients are told, and the process stays."""
+        self.eval("rabbit:stop(), rabbit:start()")
+        self.await_serving()
+
+    def close(self) -> None:
+        """Leave nothing behind but files."""
+        self.kill()
+        if self._epmd is not None and self._its_epmd is None:
+            self._epmd.close()
+            self._epmd = None
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        children = [Child(self.pid, _stat(self.pid)[19]), *descendants(self.pid)]
+        os.kill(self.pid, number)
+        try:
+            self._process.wait(WAIT_S)
+        finally:  # what did not go by itself is made to
+            leftover = lambda: [child for child in children if child.lives]  # noqa: E731
+            with contextlib.suppress(AssertionError):
+                _wait(lambda: not leftover(), "its children gone", within_s=5)
+            for child in leftover():
+                os.kill(child.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+            self._frozen = False
+            assert self._guard is not None
+            self._guard.watch()
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Of the node itself, which the start script becomes."""
+        assert self._process is not None, "it is not running"
+        return self._process.pid
+
+    @property
+    def pids(self) -> list[int]:
+        """Of all that was started for it and is to be gone afterwards."""
+        found = [self.pid, *(child.pid for child in descendants(self.pid))] if self.running else []
+        return found + [part.pid for part in (self._epmd, self._guard) if part is not None]
+
+    # -- faults --------------------------------------------------------------------
+
+    def freeze(self) -> None:
+        """Stop its time; connections stay open and nobody answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+        self._frozen = True
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        if self._frozen:
+            os.kill(self.pid, signal.SIGCONT)
+            self._frozen = False
+
+    def set_alarm(self) -> None:
+        """Out of memory, it says: who publishes is blocked."""
+        self.eval("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []})")
+
+    def clear_alarm(self) -> None:
+        self.eval("rabbit_alarm:clear_alarm({resource_limit, memory, node()})")
+
+    def close_all_connections(self, reason: str = "by the test") -> None:
+        """Close them from the node's side, as an operator does."""
+        self.eval(
+            f"[rabbit_networking:close_connection(Pid, {_binary(reason)})"
+            " || Pid <- rabbit_networking:local_connections()]"
+        )
+
+    def delete_queue(self, name: str, vhost: str = "/") -> None:
+        """Delete it whatever it holds and whoever consumes from it."""
+        self.eval(
+            f"{{ok, Q}} = rabbit_amqqueue:lookup({_resource(vhost, 'queue', name)}),"
+            f" {{ok, _}} = rabbit_amqqueue:delete(Q, false, false, {_binary(USER)})"
+        )
+
+    def consumer_timeout(self, ms: int | None) -> None:
+        """
+        How long a delivery may stay unacked on channels opened from now on; None for the usual.
+
+        Channels look for it once in a minute; with a timeout of a test they look each half second.
+        """
+        tick_ms = _CHANNEL_TICK_MS if ms is None else 500
+        self.eval(
+            f"application:set_env(rabbit, consumer_timeout, {ms or _CONSUMER_TIMEOUT_MS}),"
+            f" application:set_env(rabbit, channel_tick_interval, {tick_ms})"
+        )
+
+    def heal(self) -> None:
+        """Undo what faults are left, so that the next test has a sound node."""
+        self.thaw()
+        if not self.running:
+            self.kill()  # of one that ended by itself: its children
+            self.start()
+        self.clear_alarm()
+        self.consumer_timeout(None)
+
+    # -- looking -------------------------------------------------------------------
+
+    def eval(self, erlang: str) -> str:
+        """The value of an Erlang expression in the node, as Erlang writes it."""
+        return self._evaluate("~0tp", erlang)
+
+    def _json(self, erlang: str) -> Any:
+        return json.loads(self._evaluate("~ts", f"rabbit_json:encode(begin {erlang} end)"))
+
+    def _evaluate(self, form: str, erlang: str) -> str:
+        said = (
+            f'try io:format("ok {form}", [begin {erlang} end])'
+            ' catch Kind:What:Where -> io:format("~0tp", [{Kind, What, Where}]) end.\n'
+        )
+        done = subprocess.run(
+            [self._erl_call, "-address", f"{HOST}:{self.distribution_port}"]
+            + ["-r", "-fetch_stdout", "-e"],
+            input=_ascii(said),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={"HOME": str(self._directory)},
+            timeout=WAIT_S,
+            check=False,
+        )
+        told = done.stdout.decode()
+        if not (told.startswith("ok ") and told.endswith("{ok, ok}")):
+            raise RuntimeError(f"{erlang}: {told}")
+        return told.removeprefix("ok ").removesuffix("{ok, ok}")
+
+    def queues(self, vhost: str = "/") -> dict[str, Queue]:
+        """Its queues, counted exactly."""
+        rows = self._json(_QUEUES.replace("VHOST", _binary(vhost)))
+        return {row.pop("name"): Queue(**row) for row in rows}
+
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return int(self.eval("length(rabbit_networking:local_connections())"))
+
+    @property
+    def log(self) -> str:
+        """All that it wrote."""
+        logs = [self._output, *sorted(self._directory.glob("log/*.log"))]
+        return "".join(path.read_text(errors="replace") for path in logs if path.exists())
+
+    # -- virtual hosts -------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        return self.url_of("")
+
+    def url_of(self, vhost: str, *, port: int | None = None) -> str:
+        """Where a client finds *vhost*; through another *port*, say a proxy's."""
+        return f"amqp://{USER}:{self.password}@{HOST}:{port or self.port}/{vhost}"
+
+    def tls_url_of(self, vhost: str, *, host: str = "localhost") -> str:
+        return f"amqps://{USER}:{self.password}@{host}:{self.tls_port}/{vhost}"
+
+    def add_vhost(self, name: str) -> None:
+        everything = ", ".join([_binary(".*")] * 3)
+        user = _binary(USER)
+        self.eval(
+            f"ok = rabbit_vhost:add({_binary(name)}, {user}),"
+            " ok = rabbit_auth_backend_internal:set_permissions("
+            f"{user}, {_binary(name)}, {everything}, {user})"
+        )
+
+    def fresh_vhost(self) -> str:
+        """The name of a virtual host that nobody has used."""
+        name = f"test-{next(_PIECES)}"
+        self.add_vhost(name)
+        return name
+
+    def delete_vhost(self, name: str) -> None:
+        """Delete it with all that is in it; its connections are closed."""
+        self.eval(f"ok = rabbit_vhost:delete({_binary(name)}, {_binary(USER)})")
+
+    # -- files ---------------------------------------------------------------------
+
+    @property
+    def _output(self) -> Path:
+        return self._directory / "output"
+
+    def _write_files(self, cookie: str, peers: Iterable[str], settings: Mapping[str, str]) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        (self._directory / ".erlang.cookie").write_text(cookie)
+        (self._directory / ".erlang.cookie").chmod(0o400)
+        (self._directory / "enabled_plugins").write_text("[].\n")
+        (self._directory / "env.conf").touch()  # instead of the machine's
+        rabbit = {
+            "tcp_listeners": f'[{{"{HOST}", {self.port}}}]',
+            "default_user": _binary(USER),
+            "default_pass": _binary(self.password),
+            "loopback_users": "[]",
+            "disk_free_limit": "0",
+            "cluster_nodes": f"{{[{', '.join(map(_atom, peers))}], disc}}",
+            **self._tls_settings(),
+            **settings,
+        }
+        terms = ",\n  ".join(f"{{{name}, {term}}}" for name, term in rabbit.items())
+        config = self._directory / "rabbitmq.config"
+        config.write_text(f"[{{rabbit, [\n  {terms}\n]}}].\n")
+        config.chmod(0o600)
+
+    def _tls_settings(self) -> dict[str, str]:
+        if self._tls is None:
+            return {}
+        files = f'{{cacertfile, "{self._tls.ca}"}}, {{certfile, "{self._tls.certificate}"}}'
+        return {
+            "ssl_listeners": f'[{{"{HOST}", {self.tls_port}}}]',
+            "ssl_options": f'[{files}, {{keyfile, "{self._tls.key}"}}, {{verify, verify_none}}]',
+        }
+
+    def _environment(self, epmd: Epmd) -> dict[str, str]:
+        port = self.distribution_port
+        flags = (
+            # Named from the start, it does not look for an epmd of the system.
+            f"-sname {self.name} -start_epmd false",
+            "-kernel inet_dist_use_interface {127,0,0,1}",
+            f"-kernel inet_dist_listen_min {port} -kernel inet_dist_listen_max {port}",
+            "+S 1:1",
+        )
+        return epmd.environment | {
+            "PATH": os.environ["PATH"],
+            "LANG": "C.UTF-8",
+            "HOME": str(self._directory),
+            "ERL_CRASH_DUMP_SECONDS": "0",
+            "RUNNING_UNDER_SYSTEMD": "true",  # the start script becomes the node
+            "RABBITMQ_CONF_ENV_FILE": str(self._directory / "env.conf"),
+            "RABBITMQ_CONFIG_FILE": str(self._directory / "rabbitmq.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self._directory / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(self._directory / "data"),
+            "RABBITMQ_LOG_BASE": str(self._directory / "log"),
+            "RABBITMQ_NODENAME": self.name,
+            "RABBITMQ_DIST_PORT": str(port),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": " ".join(flags),
+        }
+
+
+# -- Erlang ---------------------------------------------------------------------
+
+# A classic queue's process counts for itself. A quorum queue tells only now and then, so its
+# leader is asked.
+_QUEUES: Final = """
+[begin
+  {resource, _, queue, Name} = amqqueue:get_name(Q),
+  {Ready, Unacked, Consumers} = case amqqueue:get_type(Q) of
+    rabbit_quorum_queue ->
+      list_to_tuple([begin
+        {ok, Count, _} = ra:consistent_query(amqqueue:get_pid(Q), F),
+        Count
+      end || F <- [fun rabbit_fifo:query_messages_ready/1,
+        fun rabbit_fifo:query_messages_checked_out/1, fun rabbit_fifo:query_consumer_count/1]]);
+    _ ->
+      list_to_tuple([Count || {_, Count} <-
+        rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged, consumers])])
+  end,
+  [_, Type, _] = string:lexemes(atom_to_list(amqqueue:get_type(Q)), "_"),
+  #{name => Name, ready => Ready, unacked => Unacked, consumers => Consumers,
+    durable => amqqueue:is_durable(Q), type => list_to_binary(Type),
+    arguments => maps:from_list(rabbit_misc:amqp_table(amqqueue:get_arguments(Q)))}
+end || Q <- rabbit_amqqueue:list(VHOST)]
+"""
+
+
+def _atom(name: str) -> str:
+    return f"'{name}'"
+
+
+def _binary(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'<<"{escaped}"/utf8>>'
+
+
+def _ascii(erlang: str) -> bytes:
+    """With other letters written as Erlang's strings may have them."""
+    return "".join(c if c.isascii() else f"\\x{{{ord(c):x}}}" for c in erlang).encode()
+
+
+def _resource(vhost: str, kind: str, name: str) -> str:
+    return f"rabbit_misc:r({_binary(vhost)}, {kind}, {_binary(name)})"
