@@ -186,12 +186,13 @@ class Site:
     def caster(self, prefix: str, count: int, *, per_second: float) -> subprocess.Popen[bytes]:
         """A client process that casts at a steady rate; its output is `cast-{prefix}`."""
         command = [sys.executable, str(HERE / "caster.py"), self.url, prefix]
-        with (self.root / f"cast-{prefix}").open("wb") as out:
+        output, log = self.root / f"cast-{prefix}", self.root / f"cast-{prefix}.log"
+        with output.open("wb") as out, log.open("wb") as errors:
             popen = subprocess.Popen(
                 [*command, str(count), str(per_second)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
-                stderr=subprocess.STDOUT,
+                stderr=errors,
                 env=_environment({}),
             )
         self._processes.append(popen)

@@ -142,6 +142,11 @@ async def test_every_cast_takes_effect_or_is_errored(
     Of 300 casts by two clients while the service is stopped or killed five times, each `retry` and
     `probe` one takes effect, no `error` one is started twice, and the journal counts them all.
     """
+    await check_custody(site, how, siblings)
+
+
+async def check_custody(site: Site, how: signal.Signals, siblings: int) -> None:
+    """Cast, interrupt and judge, on whatever transport the site has."""
     how_many = scale(CASTS, CASTS * 4)
     table = Table(f"{how.name} x {INTERRUPTIONS}, {siblings} process(es), {how_many} casts")
     crowd = Crowd(site, siblings)

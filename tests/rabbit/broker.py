@@ -582,7 +582,7 @@ _QUEUES: Final = """
   [_, Type, _] = string:lexemes(atom_to_list(amqqueue:get_type(Q)), "_"),
   #{name => Name, ready => Ready, unacked => Unacked, consumers => Consumers,
     durable => amqqueue:is_durable(Q), type => list_to_binary(Type),
-    arguments => maps:from_list(rabbit_misc:amqp_table(amqqueue:get_arguments(Q)))}
+    arguments => maps:from_list([{K, V} || {K, _, V} <- amqqueue:get_arguments(Q)])}
 end || Q <- rabbit_amqqueue:list(VHOST)]
 """
 

@@ -1,0 +1,36 @@
+"""What tests/process/test_custody.py claims holds on RabbitMQ: nothing lost, nothing run twice."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.test_custody import check_custody
+from tests.rabbit.broker import Broker
+from tests.rabbit.site import RabbitSite
+from tests.scale import scale
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def site(tmp_path: Path, shared_broker: Broker, rabbit_vhost: str) -> Iterator[RabbitSite]:
+    made = RabbitSite(tmp_path, shared_broker, rabbit_vhost)
+    yield made
+    made.close()
+
+
+@pytest.mark.timeout(scale(180, 1800))
+@pytest.mark.parametrize("siblings", [1, 3], ids=["one process", "three siblings"])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+async def test_every_cast_through_a_broker_takes_effect_or_is_errored(
+    site: RabbitSite, how: signal.Signals, siblings: int
+) -> None:
+    """
+    Of 300 casts by two clients while the service is stopped or killed five times, each `retry` and
+    `probe` one takes effect, no `error` one is started twice, and the journal counts them all.
+    """
+    await check_custody(site, how, siblings)

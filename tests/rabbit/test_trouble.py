@@ -1,0 +1,260 @@
+"""A broker in trouble while requests pass: nothing lost, nothing stuck, nothing started twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process import served
+from tests.process.helpers import ServiceProcess, until
+from tests.process.judge import check_fences, rows
+from tests.rabbit.broker import Broker
+from tests.rabbit.proxy import Proxy
+from tests.rabbit.site import RabbitSite
+from tests.scale import scale
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(scale(180, 1800))]
+
+CASTERS = 2
+HOW_MANY = scale(300, 2000)
+PER_SECOND = 15.0  # of each caster: together about what the service can do
+CONSUMING_AGAIN_S = 10.0
+HARD_LIMIT_S = 10.0  # of drains of 3 s, on a busy machine
+
+
+@pytest.fixture
+def proxy(own_broker: Broker) -> Iterator[Proxy]:
+    with Proxy(own_broker.port) as made:
+        yield made
+
+
+@pytest.fixture
+def site(tmp_path: Path, own_broker: Broker, own_vhost: str, proxy: Proxy) -> Iterator[RabbitSite]:
+    made = RabbitSite(tmp_path, own_broker, own_vhost, port=proxy.port)
+    yield made
+    made.close()
+
+
+Trouble = Callable[[RabbitSite, Proxy], Awaitable[None]]
+
+
+async def cuts(site: RabbitSite, proxy: Proxy) -> None:
+    """Connections break in the middle of a frame, again and again."""
+    proxy.cut_at_random(1, most=5_000)
+    proxy.cut()
+    await asyncio.sleep(scale(10, 60))
+    proxy.heal()
+
+
+async def kill(site: RabbitSite, proxy: Proxy) -> None:
+    await asyncio.to_thread(site.broker.kill)
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(site.broker.start)
+
+
+async def freeze(site: RabbitSite, proxy: Proxy) -> None:
+    site.broker.freeze()
+    await asyncio.sleep(20)
+    site.broker.thaw()
+
+
+async def close_all(site: RabbitSite, proxy: Proxy) -> None:
+    for _ in range(3):
+        await asyncio.to_thread(site.broker.close_all_connections)
+        await asyncio.sleep(1)
+
+
+async def cut_at_once(site: RabbitSite, proxy: Proxy) -> None:
+    for _ in range(3):
+        proxy.cut()
+        await asyncio.sleep(1)
+
+
+@pytest.mark.parametrize(
+    "trouble", [cuts, kill, freeze, close_all, cut_at_once], ids=lambda one: one.__name__
+)
+async def test_trouble_with_the_broker_loses_nothing(
+    site: RabbitSite, proxy: Proxy, trouble: Trouble
+) -> None:
+    """
+    Each confirmed cast ends on record; as the service itself lives on, none is started twice, and
+    it reads again within ten seconds of the trouble's end.
+    """
+    service = await site.start().serving()
+    names = [f"client{n}" for n in range(CASTERS)]
+    casters = [site.caster(name, HOW_MANY // CASTERS, per_second=PER_SECOND) for name in names]
+    await site.effect("done", times=20)
+
+    await trouble(site, proxy)
+    ended = time.monotonic()
+    await answers(site)
+    again_s = time.monotonic() - ended
+    await until(lambda: all(c.poll() is not None for c in casters), "the clients", 120)
+    ids = {one for name in names for one in site.confirmed(name)}
+    await until(lambda: len(rows(site)) >= len(ids) and not site.transient(), "the end", 120)
+    code = await service.stop()
+
+    report = f"{trouble.__name__}: {len(ids)} confirmed, read again in {again_s:.1f} s; "
+    print(f"\n{report}{told(service)}")  # noqa: T201 - for `pytest -s`
+    assert [caster.returncode for caster in casters] == [0] * CASTERS
+    assert code == 0, service.log[-3000:]
+    assert len(ids) == HOW_MANY
+    assert again_s < CONSUMING_AGAIN_S
+    check(site, ids)
+
+
+async def answers(site: RabbitSite) -> None:
+    """Wait until the service answers a call and an ops call, asked as anybody would."""
+    async with served.svc.client(site.broker.url_of(site.vhost)) as client:
+        view = client.prepare(timeout=60, request_id="asked")
+        await asyncio.gather(view.call("slow", key="asked", s=0), client.call(served.ping))
+
+
+def check(site: RabbitSite, ids: set[str]) -> None:
+    found = rows(site)
+    assert ids <= found.keys(), "each confirmed cast has a row"
+    assert {row["state"] for row in found.values()} == {"succeeded"}
+    assert site.queued() == 0
+    started = Counter(effect.key for effect in site.seen("start"))
+    assert max(started.values()) == 1
+    assert not site.rows("SELECT * FROM lease WHERE owner IS NOT NULL")
+    check_fences(site)
+
+
+def told(service: ServiceProcess) -> str:
+    """What its log counts, by event."""
+    words = ("broker.lost", "broker.connected", "consumer.lost", "consumer.resumed")
+    return ", ".join(f"{service.log.count(word)} {word}" for word in words)
+
+
+# -- one thing at a time ------------------------------------------------------------------
+
+
+async def test_a_deleted_queue_is_made_again_and_read(site: RabbitSite) -> None:
+    """
+    Who deletes a queue loses what stood ready in it, and nothing that was accepted or comes later.
+    """
+    service = await site.start().serving()
+    caster = site.caster("client", scale(100, 1000), per_second=PER_SECOND)
+    await site.effect("done", times=20)
+
+    lost = 0
+    for queue in ("shop", "shop-ops", "shop.node-a"):
+        lost += site.broker.queues(site.vhost)[queue].ready
+        await asyncio.to_thread(site.broker.delete_queue, queue, site.vhost)
+        await asyncio.sleep(0.5)
+    await answers(site)
+    await until(lambda: caster.poll() is not None, "the client", 120)
+    ids = set(site.confirmed("client"))
+    await until(lambda: len(rows(site)) >= len(ids) - lost and not site.transient(), "the end", 60)
+
+    assert await service.stop() == 0
+    assert len(ids - rows(site).keys()) <= lost
+    assert service.log.count("consumer.resumed") >= 2
+
+
+async def test_a_drain_ends_in_time_while_the_broker_is_out_of_memory(site: RabbitSite) -> None:
+    """
+    Acks and cancels do not go by the connection that the broker blocks; a reply that cannot be
+    sent is sent by the next start.
+    """
+    service = await site.start(drain_timeout="3s").serving()
+    async with served.svc.client(site.broker.url_of(site.vhost)) as client:
+        call = asyncio.create_task(
+            client.prepare(request_id="k").call(served.through_drain, key="k", s=0.5)
+        )
+        await site.effect("start", "k")
+        await asyncio.to_thread(site.broker.set_alarm)
+        began = time.monotonic()
+        service.terminate()
+        code = await service.exit_code()
+        took_s = time.monotonic() - began
+        held = site.broker.queues(site.vhost)["shop"]
+        await asyncio.to_thread(site.broker.clear_alarm)
+        again = await site.start().serving()
+        answer = await asyncio.wait_for(call, 30)
+        await again.stop()
+
+    assert (code, site.state("k")) == (0, "succeeded")
+    assert took_s < HARD_LIMIT_S
+    assert (held.ready, held.unacked, held.consumers) == (0, 0, 0)
+    assert answer == "k"
+    assert len(site.seen("start", "k")) == 1
+
+
+async def test_a_drain_ends_in_time_while_the_broker_is_frozen(site: RabbitSite) -> None:
+    """
+    Nothing that the broker is asked is waited for beyond its bound, and what ran is on record.
+    """
+    service = await site.start(drain_timeout="2s", cancel_ok_timeout="1s").serving()
+    async with served.svc.client(site.url) as client:
+        for n in range(3):
+            await client.prepare(request_id=f"k{n}").cast("slow", key=f"k{n}", s=0.5 if n else 60)
+        await site.effect("start", times=3)
+        site.broker.freeze()
+        began = time.monotonic()
+        service.terminate()
+        code = await service.exit_code()
+        took_s = time.monotonic() - began
+        site.broker.thaw()
+
+    assert code == 75
+    assert took_s < HARD_LIMIT_S
+    assert [site.state(f"k{n}") for n in range(3)] == ["handed_over", "succeeded", "succeeded"]
+
+
+async def test_a_task_may_outlast_the_consumer_timeout(site: RabbitSite) -> None:
+    """
+    A journaled request is acked when it is accepted, so the broker waits for nothing; a `requeue`
+    one loses its channel, comes again, and is journaled then: it is started once more at most.
+    """
+    await asyncio.to_thread(site.broker.consumer_timeout, 1500)
+    service = await site.start().serving()
+    async with served.svc.client(site.url) as client:
+        await client.prepare(request_id="journaled").cast("slow", key="journaled", s=6)
+        await client.prepare(request_id="held").cast("fetched", key="held")
+        await site.effect("done", "journaled")
+        await answers(site)
+        site.go()
+        await site.effect("done", "held")
+        await until(lambda: site.queued() == 0, "an empty queue")
+    code = await service.stop()
+
+    assert code == 0
+    assert len(site.seen("start", "journaled")) == 1
+    assert len(site.seen("start", "held")) <= 2
+    assert service.log.count("consumer.lost") >= 1
+
+
+async def test_a_reply_queue_that_is_gone_does_not_hold_a_drain(site: RabbitSite) -> None:
+    """
+    The drain ends in time; the replies of callers that left are tried again by the next start, then
+    given up and counted.
+    """
+    service = await site.start().serving()
+    async with served.svc.client(site.url) as client:
+        calls = [
+            asyncio.create_task(client.call(served.through_drain, key=f"k{n}", s=0.2))
+            for n in range(20)
+        ]
+        await site.effect("start", times=20)
+        for call in calls:
+            call.cancel()
+    began = time.monotonic()
+    service.terminate()
+    code = await service.exit_code()
+
+    took_s = time.monotonic() - began
+    again = await site.start().serving()
+    await until(lambda: not site.rows("SELECT * FROM reply WHERE due_at"), "no reply due")
+    await again.stop()
+
+    assert code == 0
+    assert took_s < HARD_LIMIT_S
+    assert service.log.count("reply.given_up") + again.log.count("reply.given_up") == 20
+    assert not site.transient()
