@@ -15,10 +15,8 @@ from typing import Any, Final
 
 from aiormq.abc import DeliveredMessage
 from aiormq.channel import Channel
-from aiormq.exceptions import AMQPError
 from pamqp.commands import Basic
 
-from gracekit.errors import DependencyError
 from gracekit.process import Point, Process
 from gracekit.rpc.amqp.link import TROUBLE, bounded, said
 from gracekit.rpc.transport import Delivery, OnDelivery, Queue, Settlement
@@ -140,8 +138,8 @@ class Intake:
             await bounded(
                 self._channel.basic_nack(tag, requeue=requeue, wait=False), ANSWER_S, "nack"
             )
-        except TROUBLE:
-            self._on_stale()
+        except TROUBLE as error:
+            self._give_up(error)
         finally:
             self._settled(tag)  # after the frame: an ack of a later tag must not include it
 
@@ -165,10 +163,15 @@ class Intake:
                         ANSWER_S,
                         "ack",
                     )
-        except (AMQPError, DependencyError):
-            self._on_stale()
+        except TROUBLE as error:
+            self._give_up(error)
         finally:
             self._telling = None
+
+    def _give_up(self, error: BaseException) -> None:
+        """A settlement did not leave: only the end of the channel makes the broker forget it."""
+        self._on_stale()
+        self.end(said(error))
 
     # -- the end -------------------------------------------------------------------------
 

@@ -189,9 +189,10 @@ class Link:
             try:
                 connection = await self._connect()
             except GracekitError as error:
-                self._telemetry.emit(
-                    "broker.unreachable", purpose=self._purpose, tries=tries, error=str(error)
-                )
+                if tries & (tries - 1) == 0:  # the 1st, 2nd, 4th, 8th: not a line every 3 s
+                    self._telemetry.emit(
+                        "broker.unreachable", purpose=self._purpose, tries=tries, error=str(error)
+                    )
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             else:
                 self._telemetry.emit("broker.connected", purpose=self._purpose, tries=tries)

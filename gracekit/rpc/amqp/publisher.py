@@ -125,15 +125,17 @@ class Publisher:
             PublishError: no queue takes it.
             ConfigError: the exchange exists otherwise than we declare it.
             UnconfirmedError: no confirm in time.
+            DependencyError: no connection in time; nothing was sent.
         """
         properties = _properties(message)
+        sent = False
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
                     channel: Channel | None = None
                     try:
                         channel = await lane.channel()
-                        sent = channel.basic_publish(
+                        publishing = channel.basic_publish(
                             message.body,
                             exchange=exchange,
                             routing_key=key,
@@ -143,7 +145,8 @@ class Publisher:
                         )
                         # As long as the channel stands the confirm may come: sent once more
                         # meanwhile, the message would be there twice after each alarm.
-                        await bounded(sent, self._timeout_s, "publish")
+                        sent = True
+                        await bounded(publishing, self._timeout_s, "publish")
                     except PublishError:
                         raise
                     except _REFUSED as error:
@@ -156,6 +159,11 @@ class Publisher:
                     else:
                         return
         except TimeoutError:
+            if not sent:
+                raise DependencyError(
+                    f"there was no connection to the broker for {self._timeout_s:g} s, and nothing "
+                    f"was sent to {key!r}; send it again when the broker is back"
+                ) from None
             raise UnconfirmedError(
                 f"the broker did not confirm a message to {key!r} within {self._timeout_s:g} s: "
                 "it may be in the queue, or not; send it again under the same request id"
