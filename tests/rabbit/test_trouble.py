@@ -258,3 +258,56 @@ async def test_a_reply_queue_that_is_gone_does_not_hold_a_drain(site: RabbitSite
     assert took_s < HARD_LIMIT_S
     assert service.log.count("reply.given_up") + again.log.count("reply.given_up") == 20
     assert not site.transient()
+
+
+async def test_a_connection_that_is_lost_in_a_drain_brings_ops_back_and_no_intake(
+    site: RabbitSite, proxy: Proxy
+) -> None:
+    """
+    The handler goes on, ops is answered again, and new requests stay in the queue for others.
+    """
+    service = await site.start(drain_timeout="20s").serving()
+    async with served.svc.client(site.broker.url_of(site.vhost)) as client:
+        await client.prepare(request_id="k").cast("through_drain", key="k", s=4)
+        await site.effect("start", "k")
+        service.terminate()
+        await service.wait_log("intake.closed")
+        proxy.cut()
+        await service.wait_log("consumer.resumed queue=shop-ops")
+        pong = await client.prepare(timeout=3).call(served.ping)
+        await client.prepare(request_id="late").cast("slow", key="late", s=0)
+        queues = site.broker.queues(site.vhost)
+        code = await service.exit_code()
+
+    assert pong == service.pid
+    assert (queues["shop"].ready, queues["shop"].consumers) == (1, 0)
+    assert (code, site.state("k"), site.state("late")) == (0, "succeeded", None)
+    assert len(site.seen("start", "k")) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "said"),
+    [
+        (
+            "amqp://tests:mistaken@127.0.0.1:{port}/",
+            78,
+            "refused the login: check user and password",
+        ),
+        ("{url}nowhere", 78, "refused vhost 'nowhere'"),
+        ("amqp://tests:secret@127.0.0.1:1/", 69, "broker 127.0.0.1:1 cannot be reached"),
+        ("amqps://tests:secret@127.0.0.1:{port}/", 78, "does not speak TLS as we do"),
+    ],
+)
+async def test_a_start_that_the_broker_refuses_says_why(
+    site: RabbitSite, url: str, code: int, said: str
+) -> None:
+    """
+    What only the operator can mend is a matter of configuration; a broker that is down is none.
+    """
+    transport = url.format(port=site.broker.port, url=site.broker.url)
+    service = site.start_cli(transport_url=transport)
+
+    assert await service.exit_code() == code, service.log
+    assert said in service.log
+    for secret in ("mistaken", "secret", site.broker.password):
+        assert secret not in service.log

@@ -21,6 +21,7 @@ from aiormq.exceptions import (
     AMQPError,
     AuthenticationError,
     ConnectionNotAllowed,
+    InvalidFrameError,
     ProbableAuthenticationError,
 )
 
@@ -253,10 +254,11 @@ class Link:
                 f"broker {host} refused the login: check user and password in the transport URL, "
                 "and the user's permissions on the vhost"
             )
-        if isinstance(error, ConnectionNotAllowed):
+        # aiormq drops what the broker said when it closes the connection instead of opening it.
+        if isinstance(error, ConnectionNotAllowed | InvalidFrameError):
             return ConfigError(
-                f"broker {host} refused vhost {self._broker.vhost!r}: {said(error)}; make it "
-                "(rabbitmqctl add_vhost) or mend the transport URL"
+                f"broker {host} refused vhost {self._broker.vhost!r}: make it (rabbitmqctl "
+                "add_vhost), give the user permissions there, or mend the transport URL"
             )
         return DependencyError(f"broker {host} cannot be reached: {said(error)}")
 
