@@ -139,7 +139,7 @@ class Epmd:
             start_new_session=True,
         )
         self._guard.watch(self._process.pid)
-        _wait(lambda: self._process.poll() is not None or _connects(self.port), "epmd")
+        wait_until(lambda: self._process.poll() is not None or _connects(self.port), "epmd")
         assert self._process.poll() is None, "epmd ended"
 
     @property
@@ -158,26 +158,50 @@ class Epmd:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process by more than its id, which another may get."""
+    """A process by more than its number, which another may get."""
 
     pid: int
     started: str
 
     @property
+    def state(self) -> str:
+        """A letter of the kernel's; empty of one that is gone."""
+        stat = _stat(self.pid)
+        return stat[_STATE] if stat and stat[_STARTED] == self.started else ""
+
+    @property
     def lives(self) -> bool:
-        return _stat(self.pid)[19:20] == [self.started] and _stat(self.pid)[:1] != ["Z"]
+        return self.state not in {"", "Z", "X"}
+
+
+def process(pid: int) -> Child:
+    """The one that has the number now."""
+    return Child(pid, _stat(pid)[_STARTED])
 
 
 def descendants(pid: int) -> list[Child]:
     """The processes below *pid*."""
-    parents = [(int(path.name), _stat(int(path.name))) for path in Path("/proc").glob("[0-9]*")]
+    numbers = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    all_of_them = [(number, stat) for number in numbers if (stat := _stat(number))]
     found: list[Child] = []
     above = {pid}
     while above:
-        below = [Child(p, s[19]) for p, s in parents if s and int(s[1]) in above]
+        below = [Child(n, s[_STARTED]) for n, s in all_of_them if int(s[_PARENT]) in above]
         found += below
         above = {child.pid for child in below}
     return found
+
+
+def _see_off(children: Iterable[Child]) -> None:
+    """They go by themselves when the node has gone; what does not is killed."""
+    left = lambda: [child for child in children if child.lives]  # noqa: E731 - asked again
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: not left(), "the node's children gone", within_s=5)
+    for child in left():
+        os.kill(child.pid, signal.SIGKILL)
+
+
+_STATE, _PARENT, _STARTED = 0, 1, 19
 
 
 def _stat(pid: int) -> list[str]:
@@ -188,7 +212,7 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _wait(condition: Callable[[], object], what: str, within_s: float = WAIT_S) -> None:
+def wait_until(condition: Callable[[], object], what: str, within_s: float = WAIT_S) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
@@ -227,11 +251,27 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Paths of PEM files that a node shows to its clients."""
+    """What a node shows to its clients: paths of PEM files."""
 
     certificate: Path
     key: Path
-    ca: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """
+    What a node of a cluster shares with the others.
+
+    Attributes:
+        name: Its own.
+        names: Of all nodes.
+    """
+
+    name: str
+    names: Sequence[str]
+    epmd: Epmd
+    cookie: str
+    password: str
 
 
 class Broker:
@@ -241,9 +281,7 @@ class Broker:
     Args:
         directory: Its home, configuration, data and logs; made if missing.
         tls: Serve amqps with it too, on a port of its own.
-        epmd: Of a cluster; without it the node has its own.
-        cookie: Of a cluster; likewise.
-        peers: Erlang names of the nodes to form a cluster with, its own among them.
+        member: Be one of a cluster, which closes the epmd that they share.
         settings: More of the application `rabbit`, as Erlang terms by name.
     """
 
@@ -252,24 +290,22 @@ class Broker:
         directory: Path,
         *,
         tls: Tls | None = None,
-        epmd: Epmd | None = None,
-        cookie: str | None = None,
-        peers: Sequence[str] = (),
+        member: Membership | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self._directory = directory
         self._server = find_server()
         self._erl_call = find_erlang("erl_call")
-        self._its_epmd = epmd
-        self._epmd: Epmd | None = epmd
+        self._member = member
+        self._epmd = member and member.epmd
         self.port, self.tls_port, self.distribution_port = free_ports(3)
-        self.name = f"rabbit-{self.distribution_port}@localhost"
-        self.password = secrets.token_urlsafe(12)
+        self.name = member.name if member else "rabbit@localhost"
+        self.password = member.password if member else secrets.token_urlsafe(12)
         self._tls = tls
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: Guard | None = None
         self._frozen = False
-        self._write_files(cookie or secrets.token_hex(16), peers or [self.name], settings or {})
+        self._write_files(settings or {})
 
     # -- life ----------------------------------------------------------------------
 
@@ -303,11 +339,13 @@ class Broker:
         assert process is not None, "it was not launched"
         told = lambda: f"RabbitMQ\n{self.log[-3000:]}"  # noqa: E731 - asked at the end
         try:
-            _wait(lambda: process.poll() is not None or _speaks_amqp(self.port), "AMQP")
+            wait_until(lambda: process.poll() is not None or _speaks_amqp(self.port), "AMQP")
         except AssertionError as error:
             self.kill()
             raise AssertionError(f"{error}: {told()}") from None
         assert process.poll() is None, f"ended {process.returncode}: {told()}"
+        became = Path(f"/proc/{self.pid}/comm").read_text()
+        assert became.startswith("beam"), f"{self._server} does not become the node"
 
     def kill(self) -> None:
         """As a crash: no farewell, and the data as they are. Returns when it is dead."""
@@ -326,7 +364,7 @@ class Broker:
     def close(self) -> None:
         """Leave nothing behind but files."""
         self.kill()
-        if self._epmd is not None and self._its_epmd is None:
+        if self._epmd is not None and self._member is None:
             self._epmd.close()
             self._epmd = None
         if self._guard is not None:
@@ -334,23 +372,20 @@ class Broker:
             self._guard = None
 
     def _end(self, number: signal.Signals) -> None:
-        if self._process is None:
+        if (process := self._process) is None:
             return
-        children = [Child(self.pid, _stat(self.pid)[19]), *descendants(self.pid)]
-        os.kill(self.pid, number)
+        children = descendants(process.pid) if self.running else []
+        process.send_signal(number)
         try:
-            self._process.wait(WAIT_S)
-        finally:  # what did not go by itself is made to
-            leftover = lambda: [child for child in children if child.lives]  # noqa: E731
-            with contextlib.suppress(AssertionError):
-                _wait(lambda: not leftover(), "its children gone", within_s=5)
-            for child in leftover():
-                os.kill(child.pid, signal.SIGKILL)
-            self._process.wait()
+            process.wait(WAIT_S)
+        finally:
+            process.kill()
+            process.wait()
             self._process = None
             self._frozen = False
             assert self._guard is not None
             self._guard.watch()
+            _see_off(children)
 
     @property
     def running(self) -> bool:
@@ -372,14 +407,15 @@ class Broker:
 
     def freeze(self) -> None:
         """Stop its time; connections stay open and nobody answers."""
-        os.kill(self.pid, signal.SIGSTOP)
+        assert self._process is not None, "it is not running"
+        self._process.send_signal(signal.SIGSTOP)
         self._frozen = True
 
     def thaw(self) -> None:
         """Let it go on."""
-        if self._frozen:
-            os.kill(self.pid, signal.SIGCONT)
-            self._frozen = False
+        if self._frozen and self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+        self._frozen = False
 
     def set_alarm(self) -> None:
         """Out of memory, it says: who publishes is blocked."""
@@ -414,14 +450,33 @@ class Broker:
             f" application:set_env(rabbit, channel_tick_interval, {tick_ms})"
         )
 
+    def settle(self) -> None:
+        """
+        Write down what queues there are.
+
+        For the first second or two a quorum queue is lost with its node, whatever was confirmed:
+        its name is in a table that is not written at once.
+        """
+        self.eval("[ok = dets:sync(Table) || Table <- dets:all()]")
+
     def heal(self) -> None:
-        """Undo what faults are left, so that the next test has a sound node."""
+        """Undo all faults and delete all virtual hosts, so that the next test has a fresh node."""
         self.thaw()
         if not self.running:
             self.kill()  # of one that ended by itself: its children
             self.start()
+        for vhost in self._json("rabbit_vhost:list_names()"):
+            if vhost != "/":
+                self.delete_vhost(vhost)
         self.clear_alarm()
         self.consumer_timeout(None)
+        if self._tls is not None:
+            self.show(self._tls)
+
+    def show(self, tls: Tls) -> None:
+        """Show another certificate to who connects from now on."""
+        self._put_certificate(tls)
+        self.eval("ssl:clear_pem_cache()")
 
     # -- looking -------------------------------------------------------------------
 
@@ -437,9 +492,9 @@ class Broker:
             f'try io:format("ok {form}", [begin {erlang} end])'
             ' catch Kind:What:Where -> io:format("~0tp", [{Kind, What, Where}]) end.\n'
         )
+        address = f"{HOST}:{self.distribution_port}"
         done = subprocess.run(
-            [self._erl_call, "-address", f"{HOST}:{self.distribution_port}"]
-            + ["-r", "-fetch_stdout", "-e"],
+            [self._erl_call, "-address", address, "-r", "-fetch_stdout", "-e"],
             input=_ascii(said),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -505,35 +560,46 @@ class Broker:
     def _output(self) -> Path:
         return self._directory / "output"
 
-    def _write_files(self, cookie: str, peers: Iterable[str], settings: Mapping[str, str]) -> None:
+    def _write_files(self, settings: Mapping[str, str]) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
-        (self._directory / ".erlang.cookie").write_text(cookie)
-        (self._directory / ".erlang.cookie").chmod(0o400)
+        cookie = self._directory / ".erlang.cookie"
+        cookie.touch(0o600)
+        cookie.write_text(self._member.cookie if self._member else secrets.token_hex(16))
         (self._directory / "enabled_plugins").write_text("[].\n")
         (self._directory / "env.conf").touch()  # instead of the machine's
+        names = self._member.names if self._member else [self.name]
         rabbit = {
             "tcp_listeners": f'[{{"{HOST}", {self.port}}}]',
             "default_user": _binary(USER),
             "default_pass": _binary(self.password),
             "loopback_users": "[]",
             "disk_free_limit": "0",
-            "cluster_nodes": f"{{[{', '.join(map(_atom, peers))}], disc}}",
+            "cluster_nodes": f"{{[{', '.join(map(_atom, names))}], disc}}",
             **self._tls_settings(),
             **settings,
         }
         terms = ",\n  ".join(f"{{{name}, {term}}}" for name, term in rabbit.items())
         config = self._directory / "rabbitmq.config"
+        config.touch(0o600)
         config.write_text(f"[{{rabbit, [\n  {terms}\n]}}].\n")
-        config.chmod(0o600)
 
     def _tls_settings(self) -> dict[str, str]:
         if self._tls is None:
             return {}
-        files = f'{{cacertfile, "{self._tls.ca}"}}, {{certfile, "{self._tls.certificate}"}}'
+        self._put_certificate(self._tls)
+        certificate, key = self._shown
         return {
             "ssl_listeners": f'[{{"{HOST}", {self.tls_port}}}]',
-            "ssl_options": f'[{files}, {{keyfile, "{self._tls.key}"}}, {{verify, verify_none}}]',
+            "ssl_options": f'[{{certfile, "{certificate}"}}, {{keyfile, "{key}"}}]',
         }
+
+    @property
+    def _shown(self) -> tuple[Path, Path]:
+        return self._directory / "certificate.pem", self._directory / "key.pem"
+
+    def _put_certificate(self, tls: Tls) -> None:
+        for source, target in zip((tls.certificate, tls.key), self._shown, strict=True):
+            shutil.copy(source, target)
 
     def _environment(self, epmd: Epmd) -> dict[str, str]:
         port = self.distribution_port
@@ -550,6 +616,7 @@ class Broker:
             "HOME": str(self._directory),
             "ERL_CRASH_DUMP_SECONDS": "0",
             "RUNNING_UNDER_SYSTEMD": "true",  # the start script becomes the node
+            "RABBITMQ_SCHEDULER_BIND_TYPE": "u",  # else all nodes sit on the same core
             "RABBITMQ_CONF_ENV_FILE": str(self._directory / "env.conf"),
             "RABBITMQ_CONFIG_FILE": str(self._directory / "rabbitmq.config"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self._directory / "enabled_plugins"),
@@ -564,25 +631,26 @@ class Broker:
 # -- Erlang ---------------------------------------------------------------------
 
 # A classic queue's process counts for itself. A quorum queue tells only now and then, so its
-# leader is asked.
+# leader is asked; and it takes who has gotten a message for a consumer, one of unknown ack mode.
 _QUEUES: Final = """
 [begin
   {resource, _, queue, Name} = amqqueue:get_name(Q),
-  {Ready, Unacked, Consumers} = case amqqueue:get_type(Q) of
+  {Ready, Unacked} = case amqqueue:get_type(Q) of
     rabbit_quorum_queue ->
       list_to_tuple([begin
         {ok, Count, _} = ra:consistent_query(amqqueue:get_pid(Q), F),
         Count
       end || F <- [fun rabbit_fifo:query_messages_ready/1,
-        fun rabbit_fifo:query_messages_checked_out/1, fun rabbit_fifo:query_consumer_count/1]]);
+        fun rabbit_fifo:query_messages_checked_out/1]]);
     _ ->
       list_to_tuple([Count || {_, Count} <-
-        rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged, consumers])])
+        rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged])])
   end,
+  Consumers = [C || C <- rabbit_amqqueue:consumers(Q), is_boolean(element(3, C))],
   [_, Type, _] = string:lexemes(atom_to_list(amqqueue:get_type(Q)), "_"),
-  #{name => Name, ready => Ready, unacked => Unacked, consumers => Consumers,
+  #{name => Name, ready => Ready, unacked => Unacked, consumers => length(Consumers),
     durable => amqqueue:is_durable(Q), type => list_to_binary(Type),
-    arguments => maps:from_list([{K, V} || {K, _, V} <- amqqueue:get_arguments(Q)])}
+    arguments => rabbit_misc:amqp_table(amqqueue:get_arguments(Q))}
 end || Q <- rabbit_amqqueue:list(VHOST)]
 """
 

@@ -6,24 +6,24 @@ A worker of pytest starts each when the first test asks for it, and closes it in
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.rabbit.broker import Broker
+from tests.rabbit.certificates import Certificates, make_certificates
 
 
 class Spare:
     """Starts a broker when it is wanted, and another when that one is beyond help."""
 
-    def __init__(self, factory: pytest.TempPathFactory, name: str) -> None:
-        self._factory = factory
-        self._name = name
+    def __init__(self, make: Callable[[], Broker]) -> None:
+        self._make = make
         self._broker: Broker | None = None
 
     def get(self) -> Broker:
         if self._broker is None:
-            self._broker = Broker(self._factory.mktemp(self._name))
+            self._broker = self._make()
             self._broker.start()
         return self._broker
 
@@ -44,11 +44,10 @@ class Spare:
 @pytest.fixture(scope="session")
 def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """Not to be killed, frozen or alarmed: many tests live on it, in virtual hosts."""
-    spare = Spare(tmp_path_factory, "rabbit-shared")
-    try:
-        yield spare.get()
-    finally:
-        spare.close()
+    broker = Broker(tmp_path_factory.mktemp("rabbit-shared"))
+    with contextlib.closing(broker):
+        broker.start()
+        yield broker
 
 
 @pytest.fixture
@@ -66,16 +65,24 @@ def rabbit_url(shared_broker: Broker, rabbit_vhost: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def _spare_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spare]:
-    spare = Spare(tmp_path_factory, "rabbit-own")
-    with contextlib.closing(spare):
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Good ones and bad ones; made once, as keys take time."""
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def _spare_broker(
+    tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
+) -> Iterator[Spare]:
+    make = lambda: Broker(tmp_path_factory.mktemp("rabbit-own"), tls=certificates.good)  # noqa: E731
+    with contextlib.closing(Spare(make)) as spare:
         yield spare
 
 
 @pytest.fixture
 def own_broker(_spare_broker: Spare) -> Iterator[Broker]:
     """
-    One that this test may kill, freeze and alarm.
+    One that this test may kill, freeze and alarm; it serves TLS too.
 
     It was another test's before and is healed after each: only who kills it waits for a start.
     """

@@ -206,7 +206,8 @@ class Proxy:
         self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         if self._swallows:
-            await self._pump(link, Way.UP, reader, writer)  # which it never reaches
+            link.lost = True
+            await self._pump(link, Way.UP, reader, writer)  # which nothing reaches
             return
         below, above = await asyncio.open_connection(HOST, self._behind)
         link.add(above)
