@@ -30,10 +30,16 @@ CHARGE = {"label": "charge a", "method": "charge", "items": [START, DONE]}
 # -- the real thing ---------------------------------------------------------------
 
 
-def gracekit(*arguments: str) -> subprocess.CompletedProcess[str]:
+def gracekit(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "gracekit", *arguments)
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
+        command,
+        cwd=ROOT,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
     )
 
 
@@ -63,6 +69,23 @@ def test_demo_loses_nothing_and_runs_nothing_twice():
     assert "exit codes: A 75, B 0;" in played.stdout
     assert "answers an ops ping" in played.stdout
     assert (judged.returncode, json.loads(judged.stdout)["sentence"]) == (0, last)
+
+
+@pytest.mark.process
+def test_demo_plays_on_a_broker_and_leaves_no_queue(shared_broker, rabbit_vhost):
+    """
+    With the URL alone changed the story ends alike; what expires by itself may stay a while.
+    """
+    url = shared_broker.url_of(rabbit_vhost)
+
+    played = gracekit("demo", GRACEKIT_TRANSPORT_URL=url)
+
+    assert (played.returncode, played.stderr) == (0, "")
+    assert played.stdout.splitlines()[-1].endswith("0 lost, 0 run twice")
+    assert "queues are on amqp://***@127.0.0.1" in played.stdout
+    assert shared_broker.password not in played.stdout
+    left = shared_broker.queues(rabbit_vhost)
+    assert [name for name in left if "x-expires" not in left[name].arguments] == []
 
 
 @pytest.mark.process

@@ -26,6 +26,7 @@ WITHOUT = {  # what the README says where the code has no value
     "GRACEKIT_KILL_AFTER": "unknown",
 }
 WAIT_S = 60.0
+DEFAULT_URL = "sqlite:///gracekit.db"
 
 
 @pytest.fixture
@@ -36,8 +37,11 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(directory: Path, *arguments: str, output: Path) -> subprocess.Popen[bytes]:
+def start(
+    directory: Path, *arguments: str, output: Path, **settings: str
+) -> subprocess.Popen[bytes]:
     env = {key: value for key, value in os.environ.items() if not key.startswith("GRACEKIT_")}
+    env |= {variable_name(name): value for name, value in settings.items()}
     with output.open("wb") as out:
         return subprocess.Popen(
             (sys.executable, *arguments),
@@ -61,12 +65,17 @@ def run(directory: Path, *arguments: str) -> str:
 
 
 @pytest.mark.process
-def test_first_service_answers_as_the_readme_says(directory):
+@pytest.mark.parametrize("queue", ["sqlite", "rabbitmq"])
+def test_first_service_answers_as_the_readme_says(directory, queue, request):
     """
-    The service and the client can be copied, run, and drained.
+    The service and the client can be copied, run, and drained; on RabbitMQ with another URL.
     """
+    url = DEFAULT_URL if queue == "sqlite" else request.getfixturevalue("rabbit_url")
+    ask = directory / "ask.py"
+    assert DEFAULT_URL in ask.read_text()
+    ask.write_text(ask.read_text().replace(DEFAULT_URL, url))
     log = directory / "log"
-    service = start(directory, "-m", "gracekit", "run", "thumbs:svc", output=log)
+    service = start(directory, "-m", "gracekit", "run", "thumbs:svc", output=log, transport_url=url)
     try:
         limit = time.monotonic() + WAIT_S
         while "service.serving" not in log.read_text():
