@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.rabbit.fixtures import (  # brokers start when a test asks for one
     _spare_broker,
+    certificates,
     own_broker,
     own_vhost,
     rabbit_url,
@@ -20,6 +21,7 @@ from tests.rabbit.fixtures import (  # brokers start when a test asks for one
 
 __all__ = (
     "_spare_broker",
+    "certificates",
     "own_broker",
     "own_vhost",
     "rabbit_url",

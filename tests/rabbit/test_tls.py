@@ -16,17 +16,12 @@ from gracekit.rpc.transport import Delivery, Message, shared_queue
 from tests.process import served
 from tests.process.helpers import until
 from tests.rabbit.broker import Broker
-from tests.rabbit.certificates import Certificates, make_certificates
+from tests.rabbit.certificates import Certificates
 from tests.rabbit.site import RabbitSite
 
 pytestmark = pytest.mark.process
 
 QUEUE = shared_queue("compute")
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")

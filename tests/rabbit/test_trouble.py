@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from gracekit.clock import Clock
+from gracekit.process import Process
+from gracekit.rpc.connect import open_transport
+from gracekit.rpc.transport import Message, shared_queue
 from tests.process import served
 from tests.process.helpers import ServiceProcess, until
 from tests.process.judge import check_fences, rows
@@ -311,3 +315,35 @@ async def test_a_start_that_the_broker_refuses_says_why(
     assert said in service.log
     for secret in ("mistaken", "secret", site.broker.password):
         assert secret not in service.log
+
+
+async def test_a_full_dead_letter_queue_holds_nobody_up(site: RabbitSite) -> None:
+    """
+    What cannot be read is on record and leaves the queue, though the broker finds no place to keep
+    it; good requests go on, and the drain ends in time.
+    """
+    await asyncio.to_thread(
+        site.broker.eval,
+        f'rabbit_policy:set(<<"{site.vhost}">>, <<"full">>, <<"^shop_dead$">>, '
+        '[{<<"max-length">>, 1}, {<<"overflow">>, <<"reject-publish">>}], 0, <<"queues">>, '
+        '<<"tests">>)',
+    )
+    service = await site.start().serving()
+    transport = open_transport(site.url, process=Process(), clock=Clock())
+    await transport.start()
+    for n in range(10):
+        await transport.publish(shared_queue("shop"), Message(body=b"unreadable %d" % n))
+    await transport.stop()
+    async with served.svc.client(site.url) as client:
+        await client.prepare(timeout=20).call("slow", key="k", s=0)
+    await until(lambda: len(rows(site)) == 11, "all on record")
+    began = time.monotonic()
+    code = await service.stop()
+
+    assert code == 0
+    assert time.monotonic() - began < HARD_LIMIT_S
+    assert Counter(row["state"] for row in rows(site).values()) == {"rejected": 10, "succeeded": 1}
+    queues = site.broker.queues(site.vhost)
+    assert (queues["shop"].ready, queues["shop"].unacked) == (0, 0)
+    assert queues["shop_dead"].ready <= 2
+    assert service.log.count("task.rejected") == 10
