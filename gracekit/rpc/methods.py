@@ -13,7 +13,7 @@ import difflib
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
@@ -376,14 +376,19 @@ class MethodTable:
 
     _methods: dict[tuple[str | None, str], list[Method[Any, Any]]] = field(default_factory=dict)
 
-    def add(self, method: Method[Any, Any]) -> None:
+    def add(self, method: Method[Any, Any], *, beside: bool = False) -> None:
         """Register *method*.
+
+        Args:
+            method: What to serve.
+            beside: Its name may be taken at the same major version: of those that
+                serve a request the first is asked, as of oslo's endpoints.
 
         Raises:
             DeclarationError: the name is taken at the same major version.
         """
         served = self._methods.setdefault((method.namespace, method.name), [])
-        if any(_major(other.version) == _major(method.version) for other in served):
+        if not beside and any(_major(other.version) == _major(method.version) for other in served):
             raise DeclarationError(
                 f"method {method.name!r} is registered twice"
                 f"{f' in namespace {method.namespace!r}' if method.namespace else ''} "
@@ -395,23 +400,27 @@ class MethodTable:
         """The method that serves a request: same major version, asked minor not above.
 
         Raises:
-            NoSuchMethodError: nothing of that name is served in the namespace.
-            UnsupportedVersionError: it is, but not at that version; or the
-                namespace is unknown.
+            NoSuchMethodError: the namespace is served at that version, and
+                nothing of that name in it.
+            UnsupportedVersionError: nothing is served in the namespace at that
+                version; or the namespace is unknown.
         """
-        served = self._methods.get((namespace, name))
-        if served is None:
-            if all(known != namespace for known, _ in self._methods):
-                raise UnsupportedVersionError(
-                    f"{_named(namespace)} is not served; nor is {_cut(name)} in it"
-                )
-            raise NoSuchMethodError(f"method {_cut(name)} is not served{self._hint(name)}")
+        served = self._methods.get((namespace, name), ())
         for method in served:
             if _serves(method.version, version):
                 return method
+        # Which of the two it is decides whether an oslo client tries an older version.
+        places = {method.version for method in self if method.namespace == namespace}
+        if any(_serves(place, version) for place in places):
+            hint = _elsewhere(version, served) if served else self._hint(name)
+            raise NoSuchMethodError(f"method {_cut(name)} is not served{hint}")
+        if not places:
+            raise UnsupportedVersionError(
+                f"{_named(namespace)} is not served; nor is {_cut(name)} in it"
+            )
         raise UnsupportedVersionError(
             f"{_cut(name)} in {_named(namespace)} is served at "
-            f"{', '.join(m.version for m in served)}, not at {_cut(version)}: "
+            f"{', '.join(m.version for m in served) or 'no version'}, not at {_cut(version)}: "
             "the major version must match, the minor not be above"
         )
 
@@ -421,6 +430,10 @@ class MethodTable:
     def _hint(self, name: str) -> str:
         close = difflib.get_close_matches(name[:100], [known for _, known in self._methods], 1)
         return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _elsewhere(version: str, served: Sequence[Method[Any, Any]]) -> str:
+    return f" at {_cut(version)}, where others are, only at {', '.join(m.version for m in served)}"
 
 
 def _cut(text: str | None) -> str:
@@ -454,4 +467,10 @@ _short_parts: Final = functools.lru_cache(256)(_read_parts)
 
 def _serves(served: str, asked: str) -> bool:
     have, want = _parts(served), _parts(asked)
-    return have[0] == want[0] >= 0 and want[1:] <= have[1 : max(len(want), 2)]
+    return have[0] == want[0] >= 0 and _steps(want) <= _steps(have)
+
+
+def _steps(parts: tuple[int, ...]) -> tuple[int, int]:
+    """Minor version and revision; a revision that is not said is 0, and a fourth part nothing."""
+    minor, revision, *_ = (*parts[1:], 0, 0)
+    return minor, revision

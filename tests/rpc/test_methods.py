@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from gracekit import Context, Service
-from gracekit.errors import InvalidArgumentsError, RpcError
+from gracekit.errors import (
+    InvalidArgumentsError,
+    NoSuchMethodError,
+    RpcError,
+    UnsupportedVersionError,
+)
 from gracekit.rpc.methods import Method
 
 svc = Service("compute")
@@ -77,3 +82,75 @@ def test_version_that_is_not_served_is_refused_each_time(asked: str):
     for _ in range(2):
         with pytest.raises(RpcError):
             svc.methods.resolve(None, "nothing", asked)
+
+
+def several() -> Service:
+    """One name at two minor versions, another at the higher alone."""
+    shop = Service("shop")
+    for version, names in (("1.2", ["sell"]), ("1.5", ["sell", "count"])):
+        other = Service("shop", version=version)
+        for name in names:
+
+            async def handler(ctx: Context) -> None: ...
+
+            handler.__name__ = name
+            shop.methods.add(other.rpc(handler), beside=True)
+    return shop
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "served"),
+    [
+        ("sell", "1.0", "1.2"),
+        ("sell", "1.2.0", "1.2"),
+        ("sell", "1.2.1", "1.5"),
+        ("sell", "1.5", "1.5"),
+        ("sell", "1.5.0.9", "1.5"),
+        ("count", "1.0", "1.5"),
+    ],
+)
+def test_of_methods_beside_each_other_the_first_that_serves_is_asked(
+    name: str, asked: str, served: str
+):
+    """
+    As of oslo's endpoints; a revision that is not said is 0, and there is no fourth part.
+    """
+    assert several().methods.resolve(None, name, asked).version == served
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "error", "words"),
+    [
+        (
+            "sell",
+            "1.6",
+            UnsupportedVersionError,
+            "'sell' in the default namespace is served at 1.2",
+        ),
+        ("nothing", "1.6", UnsupportedVersionError, "is served at no version, not at '1.6'"),
+        ("nothing", "1.5", NoSuchMethodError, "'nothing' is not served"),
+        ("cont", "1.5", NoSuchMethodError, "did you mean 'count'"),
+    ],
+)
+def test_a_refusal_says_whether_an_older_version_may_do(
+    name: str, asked: str, error: type[Exception], words: str
+):
+    """
+    By its class, which is oslo's for the same endpoints: its callers then ask for less.
+    """
+    with pytest.raises(error) as told:
+        several().methods.resolve(None, name, asked)
+
+    assert words in str(told.value)
+
+
+def test_a_method_that_is_older_than_its_place_is_told_apart():
+    """
+    The place serves the version, the method does not: as under oslo that is NoSuchMethod.
+    """
+    shop = Service("shop", version="1.5")
+    shop.rpc(nothing.handler)
+    shop.methods.add(plain)
+
+    with pytest.raises(NoSuchMethodError, match=r"not served at '1\.4', .*only at 1\.0"):
+        shop.methods.resolve(None, "plain", "1.4")

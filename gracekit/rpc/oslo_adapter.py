@@ -1,0 +1,216 @@
+"""Endpoints of oslo.messaging, served as they are: `include_endpoints(svc, [Manager()])`.
+
+The one module that needs oslo.messaging (`pip install gracekit[oslo]`); nothing of gracekit
+imports it. Which endpoint a request finds, what that is given and what its caller is answered is
+what oslo's own dispatcher would make of it, but that nothing private is ever served.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final, Protocol
+
+import oslo_messaging
+
+from gracekit.config import did_you_mean
+from gracekit.errors import DeclarationError
+from gracekit.rpc.methods import Hook, Method, MethodTable, options_from
+
+_LOG: Final = logging.getLogger(__name__)
+
+_HOOKS: Final = ("probe", "errored")
+_OPTIONS: Final = frozenset(inspect.signature(options_from).parameters) - {"namespace", "version"}
+_BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_LOST: Final = frozenset({"msg_id", "reply_q"})  # keys that oslo takes for the message's own
+
+Options = Mapping[str, Mapping[str, Any]]
+
+
+class Declared(Protocol):
+    """What has methods: a Service."""
+
+    methods: MethodTable
+
+
+def include_endpoints(
+    service: Declared,
+    endpoints: Sequence[object],
+    *,
+    serializer: Any = None,
+    access_policy: Any = None,
+    options: Options | None = None,
+) -> None:
+    """Serve endpoint objects, as `oslo_messaging.get_rpc_server` does.
+
+    Their methods run in worker threads, as `endpoint.method(ctxt, **args)`; in
+    them `Context.current()` is gracekit's own context. Several endpoints may
+    serve one name: the first whose namespace and version fit is asked.
+
+    Args:
+        service: Serves them beside its own methods.
+        endpoints: In the order in which they are asked.
+        serializer: An oslo Serializer; None for none.
+        access_policy: An oslo RPCAccessPolicyBase class, asked once for each
+            method; None for DefaultRPCAccessPolicy.
+        options: By method name what `@svc.rpc` takes (`on_interrupt`,
+            `resource`, …); also `ops=True`, and the hooks `probe` and `errored`.
+
+    Raises:
+        DeclarationError: an endpoint or option cannot work; the message says why.
+    """
+    patcher = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("thread"):
+        raise DeclarationError(
+            "eventlet has patched the threads of this process, and gracekit needs real ones: "
+            "remove eventlet.monkey_patch()"
+        )
+    options = options or {}
+    policy = _policy(access_policy)
+    named: set[str] = set()
+    for endpoint in endpoints:
+        for name, function in _served(endpoint, policy, options):
+            named.add(name)
+            handler = _handler(name, function, serializer or oslo_messaging.NoOpSerializer())
+            for method in _methods(handler, endpoint, function, options.get(name, {})):
+                service.methods.add(method, beside=True)
+    for name in options:
+        if name not in named:
+            raise DeclarationError(
+                f"options[{name!r}]: no endpoint serves it{did_you_mean(name, named)}"
+            )
+
+
+def _policy(kind: Any) -> Any:
+    kind = kind or oslo_messaging.DefaultRPCAccessPolicy
+    if not issubclass(kind, oslo_messaging.RPCAccessPolicyBase):
+        raise DeclarationError(
+            f"access_policy={kind.__name__} is no subclass of RPCAccessPolicyBase"
+        )
+    return kind()
+
+
+# -- what an endpoint serves ------------------------------------------------------------
+
+
+def _served(endpoint: object, policy: Any, options: Options) -> Iterator[tuple[str, Hook]]:
+    """Its methods by name; those that `__getattr__` makes only where options name them."""
+    for name in sorted({*dir(endpoint), *options}):
+        if name.startswith("_"):
+            continue
+        function = _function(endpoint, name)
+        if function is None or not policy.is_allowed(endpoint, name):
+            continue
+        if inspect.iscoroutinefunction(function):
+            raise DeclarationError(
+                f"{type(endpoint).__name__}.{name} is a coroutine function, which oslo.messaging "
+                "would not await: declare it with @rpc_method, or give it a private name"
+            )
+        if _takes_a_context(function):
+            yield name, function
+
+
+def _function(endpoint: object, name: str) -> Hook | None:
+    static = inspect.getattr_static(endpoint, name, None)
+    if isinstance(static, property | cached_property):
+        return None  # reading it may cost much
+    function: Hook | None = getattr(endpoint, name, None)
+    return function if callable(function) and not isinstance(function, type) else None
+
+
+def _takes_a_context(function: Hook) -> bool:
+    """Whether there is a place for it; `start(self)` is no RPC method."""
+    first = next(iter(_parameters(function)), None)
+    return first is not None and first.kind in {
+        first.POSITIONAL_ONLY,
+        first.POSITIONAL_OR_KEYWORD,
+        first.VAR_POSITIONAL,
+    }
+
+
+def _parameters(function: Hook) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:  # of a builtin, which was not written for callers
+        return []
+
+
+# -- one method -------------------------------------------------------------------------
+
+
+def _methods(
+    handler: Hook, endpoint: object, function: Hook, options: Mapping[str, Any]
+) -> Iterator[Method[Any, Any]]:
+    """It at each of the endpoint's places: its namespace, and those that it once had."""
+    for option in options:
+        known = (*_OPTIONS, *_HOOKS)
+        if option not in known:
+            raise DeclarationError(
+                f"{handler.__name__}: unknown option {option!r}{did_you_mean(option, known)}"
+            )
+    policy = {key: value for key, value in options.items() if key not in _HOOKS}
+    target = _target(endpoint)
+    for namespace in target.accepted_namespaces:
+        place = {"namespace": namespace, "version": target.version or "1.0"}
+        chosen = options_from(**policy, **place)
+        handler.__signature__ = _signature(function, chosen.resource)  # type: ignore[attr-defined]
+        method: Method[Any, Any] = Method(handler, chosen, skip=1)
+        for hook in _HOOKS:
+            if hook in options:
+                getattr(method, hook)(options[hook])
+        yield method
+
+
+def _target(endpoint: object) -> Any:
+    target = getattr(endpoint, "target", None) or oslo_messaging.Target()
+    if not isinstance(target, oslo_messaging.Target):
+        raise DeclarationError(
+            f"{type(endpoint).__name__}.target is a {type(target).__name__}; that name is for an "
+            "oslo_messaging.Target, which says namespace and version"
+        )
+    return target
+
+
+def _signature(function: Hook, resource: tuple[str, str] | None) -> inspect.Signature:
+    """What requests may name, after a context.
+
+    Decorators hide names behind `*args, **kwargs` (as `expected_exceptions` does);
+    the resource's is put back, so that a request without it is refused.
+    """
+    context = inspect.Parameter("ctxt", inspect.Parameter.POSITIONAL_ONLY)
+    first, *others = _parameters(function)
+    rest = [p for p in (first, *others) if p.kind is p.VAR_KEYWORD]
+    named = [p.replace(kind=p.KEYWORD_ONLY) for p in others if p.kind in _BY_NAME]
+    if rest and resource is not None and resource[1] not in {p.name for p in named}:
+        named.append(inspect.Parameter(resource[1], inspect.Parameter.KEYWORD_ONLY))
+    return inspect.Signature([context, *named, *rest])
+
+
+def _handler(name: str, function: Hook, serializer: Any) -> Callable[..., Any]:
+    def handler(ctx: Mapping[str, Any], /, **args: Any) -> Any:
+        known = {key: value for key, value in ctx.items() if key not in _LOST}
+        # oslo's key for the monitor timeout of a call, which its own dispatcher alone uses.
+        ctxt = serializer.deserialize_context({**known, "client_timeout": None})
+        read = {key: serializer.deserialize_entity(ctxt, arg) for key, arg in args.items()}
+        return serializer.serialize_entity(ctxt, _call(name, function, ctxt, read))
+
+    handler.__name__ = name
+    handler.__qualname__ = getattr(function, "__qualname__", name)
+    handler.__doc__ = function.__doc__
+    return handler
+
+
+def _call(name: str, function: Hook, ctxt: Any, args: Mapping[str, Any]) -> Any:
+    """Call it; in the log only what it did not declare as expected is an error."""
+    try:
+        return function(ctxt, **args)
+    except oslo_messaging.ExpectedException as wrapped:
+        _LOG.debug("%s() raised as expected", name, exc_info=wrapped.exc_info)
+        expected = wrapped.exc_info[1]
+    except Exception:
+        _LOG.exception("%s() raised", name)
+        raise
+    raise expected

@@ -1,0 +1,596 @@
+"""Endpoints of oslo.messaging under gracekit: their callers see what oslo's server would show them.
+
+Runs where the library is installed; `test_environment.py` sees to that.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+import types
+from collections.abc import AsyncIterator
+from functools import cached_property
+from typing import Any
+
+import oslo_messaging
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oslo_messaging._drivers import common
+
+from gracekit import (
+    Context,
+    Done,
+    NoSuchMethodError,
+    Service,
+    TaskInterruptedError,
+    UnsupportedVersionError,
+)
+from gracekit.errors import DeclarationError
+from gracekit.rpc.oslo_adapter import include_endpoints
+from gracekit.testing import InMemoryService, TaskState
+from tests.oslo import faults
+from tests.oslo.reference import Answer, a_request, ask_gracekit, ask_oslo
+from tests.scale import scale
+from tests.service.kit import World
+from tests.testing.virtual import virtual
+
+DISPATCHER = "oslo_messaging.rpc.dispatcher"
+Target = oslo_messaging.Target
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    yield made
+    made.check_accounts()
+    made.check_faults()
+    await made.close()
+
+
+class Stock:
+    """An endpoint as projects write them: plain methods, and much else in the class."""
+
+    target = Target(version="1.2")
+    opened = 0
+    Error = ValueError
+    kind = "an attribute"
+    clock = time.time
+    getter = iter
+
+    def echo(self, ctxt: Any, **args: Any) -> Any:
+        return args
+
+    def shape(self, ctxt: Any, first: Any, second: Any = "two") -> Any:
+        return [first, second]
+
+    @oslo_messaging.expose
+    def context(self, ctxt: Any) -> Any:
+        return ctxt
+
+    def fail(self, ctxt: Any, fault: str) -> None:
+        raise faults.fault(fault)
+
+    @oslo_messaging.expected_exceptions(faults.NotFound)
+    def fail_as_expected(self, ctxt: Any, fault: str) -> None:
+        raise faults.fault(fault)
+
+    def pass_on(self, ctxt: Any, told: str) -> None:
+        """As an oslo client in an endpoint would raise it, here from what came over the wire."""
+        raise common.deserialize_remote_exception(told, [faults.__name__])
+
+    def odd(self, ctxt: Any) -> object:
+        return object()
+
+    def start(self) -> None:
+        """Of the service, not for callers: it takes no context."""
+
+    @property
+    def costly(self) -> Any:
+        raise AssertionError("read")
+
+    @cached_property
+    def later(self) -> Any:
+        raise AssertionError("read")
+
+    def _private(self, ctxt: Any) -> str:
+        return "private"
+
+
+async def both(world: World, body: bytes, **options: Any) -> tuple[Answer | None, Answer]:
+    """What oslo's server and what gracekit answers."""
+    return ask_oslo([Stock()], body, **options), await ask_gracekit(
+        world, [Stock()], body, **options
+    )
+
+
+# -- answers ----------------------------------------------------------------------------
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("method", "args", "fields"),
+    [
+        ("echo", {}, {}),
+        ("echo", {"a": None, "b": [1, {"c": 2.5}], "ctx": "x", "handler": "y"}, {}),
+        ("shape", {"first": 1}, {}),
+        ("shape", {"first": 1, "second": 2}, {"version": "1.2"}),
+        ("context", {}, {}),
+        ("context", {}, {"context": {"user": "ann", "roles": ["admin"], "client_timeout": 9}}),
+        ("context", {}, {"context": {"msg_id": "m", "reply_q": "q", "more": None}}),
+    ],
+)
+async def test_results_are_the_same(world: World, method: str, args: Any, fields: Any):
+    """
+    Arguments, defaults and the context reach the method as they do under oslo.
+    """
+    oslo, ours = await both(world, a_request(method, args, **fields))
+
+    assert oslo is not None
+    assert oslo.failure is None
+    assert ours == oslo
+
+
+ANSWERED_BY_OSLO = [name for name in faults.FAULTS if name not in {"args_not_json", "system_exit"}]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("method", ["fail", "fail_as_expected"])
+@pytest.mark.parametrize("fault", ANSWERED_BY_OSLO)
+async def test_failures_are_the_same(world: World, method: str, fault: str):
+    """
+    Class, module, text, args and kwargs; what was declared as expected is not wrapped.
+    """
+    oslo, ours = await both(world, a_request(method, {"fault": fault}))
+
+    assert oslo is not None
+    assert oslo.failure is not None
+    assert ours == oslo
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("TooMany", faults.__name__),  # rebuilt, as TooMany_Remote
+        ("ValueError", "builtins"),
+        ("Unknown", "elsewhere"),  # a RemoteError
+    ],
+)
+async def test_failures_that_are_passed_on_are_the_same(world: World, name: str, module: str):
+    """
+    What a method lets through of what another service raised.
+    """
+    told = {"class": name, "module": module, "message": "m", "tb": ["a\n", "b\n"], "args": ["x", 7]}
+
+    oslo, ours = await both(world, a_request("pass_on", {"told": json.dumps(told)}))
+
+    assert oslo is not None
+    assert oslo.failure is not None
+    assert ours == oslo
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("method", "args", "kind"),
+    [
+        ("fail", {"fault": "args_not_json"}, ("ValueError", "builtins")),
+        ("fail", {"fault": "system_exit"}, ("SystemExit", "builtins")),
+        ("odd", {}, ("UnserialisableError", "gracekit.errors")),
+    ],
+)
+async def test_what_oslo_leaves_unanswered_is_answered(
+    world: World, method: str, args: Any, kind: tuple[str, str]
+):
+    """
+    Its caller would wait for the whole timeout; ours hears at once.
+    """
+    oslo, ours = await both(world, a_request(method, args))
+
+    assert oslo is None
+    assert ours.kind == kind
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("method", "args", "fields", "kind"),
+    [
+        ("shape", {}, {}, ("TypeError", "builtins")),
+        ("shape", {"first": 1, "third": 3}, {}, ("TypeError", "builtins")),
+        ("shape", {"first": 1, "ctxt": 3}, {}, ("TypeError", "builtins")),
+        ("nothing", {}, {}, ("NoSuchMethod", DISPATCHER)),
+        ("_private", {}, {}, ("NoSuchMethod", DISPATCHER)),
+        ("__init__", {}, {}, ("NoSuchMethod", DISPATCHER)),
+        ("echo", {}, {"version": "1.3"}, ("UnsupportedVersion", DISPATCHER)),
+        ("echo", {}, {"version": "2.0"}, ("UnsupportedVersion", DISPATCHER)),
+        ("nothing", {}, {"version": "2.0"}, ("UnsupportedVersion", DISPATCHER)),
+        ("echo", {}, {"namespace": "shop"}, ("UnsupportedVersion", DISPATCHER)),
+    ],
+)
+async def test_refusals_are_the_same(
+    world: World, method: str, args: Any, fields: Any, kind: tuple[str, str]
+):
+    """
+    Class and module, by which callers go; our texts say more.
+    """
+    oslo, ours = await both(world, a_request(method, args, **fields))
+
+    assert oslo is not None
+    assert ours.kind == oslo.kind == kind
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    "method", ["start", "kind", "opened", "target", "Error", "clock", "getter", "costly"]
+)
+async def test_what_is_no_method_is_not_served(world: World, method: str):
+    """
+    Oslo calls whatever has the name, and answers what comes of it; a class it would even make.
+    """
+    answer = await ask_gracekit(world, [Stock()], a_request(method))
+
+    assert answer.kind == ("NoSuchMethod", DISPATCHER)
+
+
+# -- which endpoint ---------------------------------------------------------------------
+
+NAMESPACES = st.sampled_from([None, "ops", "base"])
+VERSIONS = st.sampled_from(["1.0", "1.2", "1.2.0", "1.2.5", "1.3", "1.10", "2.0", "2.1"])
+NAMES = st.sampled_from(["make", "sell", "count"])
+
+
+@st.composite
+def an_endpoint(draw: st.DrawFn) -> Any:
+    """Some of three methods, each of which says whose it is; with or without a Target."""
+    kind = type("Endpoint", (), {})
+    for name in draw(st.sets(NAMES)):
+        setattr(kind, name, lambda self, ctxt, _name=name: [id(self), _name])
+    if draw(st.booleans()):
+        kind.target = Target(
+            namespace=draw(NAMESPACES),
+            version=draw(VERSIONS | st.none()),
+            legacy_namespaces=draw(st.none() | st.lists(NAMESPACES, max_size=2, unique=True)),
+        )
+    return kind()
+
+
+@given(
+    endpoints=st.lists(an_endpoint(), max_size=4),
+    requests=st.lists(st.tuples(NAMESPACES, NAMES, VERSIONS), min_size=5, max_size=20),
+)
+@settings(max_examples=scale(150, 20_000))
+def test_of_several_endpoints_the_same_is_asked(
+    endpoints: list[Any], requests: list[tuple[str | None, str, str]]
+):
+    """
+    The first whose namespace and version fit and that has the method; or the same refusal.
+    """
+    svc = Service("shop")
+    include_endpoints(svc, endpoints)
+    # An endpoint without methods has a place for oslo, and none for gracekit.
+    known = [endpoint for endpoint in endpoints if any(hasattr(endpoint, n) for n in METHODS)]
+
+    for namespace, name, version in requests:
+        assert ours_asked(svc, namespace, name, version) == oslo_asked(
+            known, namespace, name, version
+        )
+
+
+METHODS = ("make", "sell", "count")
+
+
+def ours_asked(svc: Service, namespace: str | None, name: str, version: str) -> Any:
+    try:
+        return svc.methods.resolve(namespace, name, version)({})
+    except NoSuchMethodError:
+        return oslo_messaging.NoSuchMethod
+    except UnsupportedVersionError:
+        return oslo_messaging.UnsupportedVersion
+
+
+def oslo_asked(endpoints: list[Any], namespace: str | None, name: str, version: str) -> Any:
+    message = {"method": name, "namespace": namespace, "version": version, "args": {}}
+    incoming = types.SimpleNamespace(message=message, ctxt={}, client_timeout=None)
+    try:
+        return oslo_messaging.RPCDispatcher(endpoints, None).dispatch(incoming)
+    except oslo_messaging.RPCDispatcherError as error:
+        return type(error)
+
+
+# -- serializers and policies -----------------------------------------------------------
+
+
+class Labels(oslo_messaging.Serializer):
+    """Shows each of its steps in the data."""
+
+    def serialize_entity(self, ctxt: Any, entity: Any) -> Any:
+        return {"for": ctxt["user"], "entity": entity}
+
+    def deserialize_entity(self, ctxt: Any, entity: Any) -> Any:
+        return {"from": ctxt["user"], "entity": entity}
+
+    def serialize_context(self, ctxt: Any) -> Any:
+        raise AssertionError("a server writes no context")
+
+    def deserialize_context(self, ctxt: Any) -> Any:
+        return {**ctxt, "user": ctxt["user"].upper()}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("method", "args"), [("echo", {"a": 1, "b": [2]}), ("context", {})])
+async def test_a_serializer_has_its_say(world: World, method: str, args: Any):
+    """
+    It makes the context, each argument, and the result.
+    """
+    body = a_request(method, args, context={"user": "ann"})
+
+    oslo, ours = await both(world, body, serializer=Labels())
+
+    assert oslo is not None
+    assert oslo.failure is None
+    assert ours == oslo
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("method", ["echo", "context"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        None,
+        oslo_messaging.LegacyRPCAccessPolicy,
+        oslo_messaging.DefaultRPCAccessPolicy,
+        oslo_messaging.ExplicitRPCAccessPolicy,
+    ],
+)
+async def test_a_policy_says_what_is_served(world: World, method: str, policy: Any):
+    """
+    `ExplicitRPCAccessPolicy` lets through only what is marked with `expose`.
+    """
+    oslo, ours = await both(world, a_request(method), access_policy=policy)
+
+    assert oslo is not None
+    assert ours == oslo or ours.kind == oslo.kind == ("NoSuchMethod", DISPATCHER)
+    refused = policy is oslo_messaging.ExplicitRPCAccessPolicy and method == "echo"
+    assert (ours.kind is not None) == refused
+
+
+@pytest.mark.looptime
+async def test_private_methods_stay_private_under_the_legacy_policy(world: World):
+    """
+    The one thing in which gracekit is stricter, and on purpose.
+    """
+    policy = oslo_messaging.LegacyRPCAccessPolicy
+
+    oslo, ours = await both(world, a_request("_private"), access_policy=policy)
+
+    assert oslo == Answer(result="private")
+    assert ours.kind == ("NoSuchMethod", DISPATCHER)
+
+
+# -- the log ----------------------------------------------------------------------------
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("method", "fault", "level"),
+    [
+        ("fail", "app_with_kwargs", logging.ERROR),
+        ("fail_as_expected", "app_with_kwargs", logging.DEBUG),
+        ("fail_as_expected", "builtin", logging.ERROR),
+    ],
+)
+async def test_what_is_expected_is_no_error_in_the_log(
+    world: World, caplog: pytest.LogCaptureFixture, method: str, fault: str, level: int
+):
+    """
+    That is all that `expected_exceptions` changes.
+    """
+    caplog.set_level(logging.DEBUG)
+
+    await ask_gracekit(world, [Stock()], a_request(method, {"fault": fault}))
+
+    (said,) = [record for record in caplog.records if record.exc_info]
+    assert (said.levelno, said.getMessage()) == (
+        level,
+        f"{method}() raised" + (" as expected" if level == logging.DEBUG else ""),
+    )
+    assert said.exc_info is not None
+    assert str(said.exc_info[1]) == str(faults.fault(fault))
+
+
+# -- under gracekit ---------------------------------------------------------------------
+
+
+@virtual
+async def test_methods_run_in_threads_at_the_same_time():
+    """
+    Two that wait for each other both go on, and the loop with them.
+    """
+    meeting = threading.Barrier(2, timeout=20)
+
+    class Endpoint:
+        def meet(self, ctxt: Any) -> bool:
+            meeting.wait()
+            return threading.current_thread() is threading.main_thread()
+
+    svc = Service("shop")
+    include_endpoints(svc, [Endpoint()])
+    async with InMemoryService(svc) as one:
+        first, second = one.start_call("meet"), one.start_call("meet")
+        assert [await first, await second] == [False, False]
+
+
+def a_mover(moved: list[int]) -> Service:
+    """An endpoint that has learnt one thing of gracekit: safe points."""
+
+    class Mover:
+        target = Target(version="3.1")
+
+        def move(self, ctxt: Any, vm: str, blocks: int) -> str:
+            for block in Context.current().steps(range(blocks)):
+                moved.append(block)  # noqa: PERF402 - one at a time is the point
+            return f"{vm} for {ctxt['user']}"
+
+        @oslo_messaging.expected_exceptions(faults.NotFound)
+        def resize(self, ctxt: Any, vm: str) -> int | None:
+            return Context.current().fence
+
+        def delete(self, ctxt: Any, vm: str) -> None:
+            raise AssertionError("not played")
+
+    svc = Service("compute")
+    options = {
+        "move": {"resource": "vm", "on_interrupt": "retry"},
+        "resize": {"resource": "vm"},
+    }
+    include_endpoints(svc, [Mover()], options=options)
+    return svc
+
+
+@virtual
+async def test_a_method_can_stop_at_safe_points_of_gracekit():
+    """
+    `Context.current()` is there: in a drain it stops, and the next process goes on.
+    """
+    moved: list[int] = []
+    async with InMemoryService(a_mover(moved)) as one:
+        one.interrupt_at(2)
+        view = one.prepare(version="3.0", context={"user": "ann"})
+        pending = view.start_call("move", vm="vm-1", blocks=4)
+        report = await one.wait_stopped()
+        assert report.handed_over == [pending.request_id]
+        assert moved == [0, 1]
+
+        await one.start()
+        assert await pending == "vm-1 for ann"
+
+    assert moved == [0, 1, 2, 3]
+
+
+@virtual
+async def test_options_are_those_of_a_method_of_gracekit():
+    """
+    What names no option is `error`; a resource is leased, also behind a decorator that hides names.
+    """
+    svc = a_mover([])
+    policies = {method.name: method.options.on_interrupt for method in svc.methods}
+    assert policies == {"move": "retry", "resize": "error", "delete": "error"}
+
+    async with InMemoryService(svc) as one:
+        view = one.prepare(version="3.1")
+        assert await view.call("resize", vm="vm-1") == 1
+        assert await view.call("resize", vm="vm-1") == 2
+        with pytest.raises(TypeError, match="missing a required argument"):
+            await view.call("resize")
+
+
+@virtual
+async def test_hooks_come_with_the_options():
+    """
+    A probe decides after a crash, an errored hook is told; both get gracekit's own context.
+    """
+    told: list[tuple[str, str]] = []
+    gate = threading.Event()
+
+    class Endpoint:
+        def create(self, ctxt: Any, disk: str) -> None:
+            gate.wait(20)
+
+        def charge(self, ctxt: Any, disk: str) -> None:
+            gate.wait(20)
+
+    async def is_it_there(ctx: Context, disk: str) -> Done:
+        return Done(f"{disk} is there")
+
+    async def errored(ctx: Context, disk: str, reason: str) -> None:
+        told.append((disk, reason))
+
+    svc = Service("shop")
+    options = {
+        "create": {"on_interrupt": "probe", "probe": is_it_there, "settle": 0},
+        "charge": {"errored": errored},
+    }
+    include_endpoints(svc, [Endpoint()], options=options)
+    async with InMemoryService(svc) as one:
+        created = one.start_call("create", disk="d1")
+        charged = one.start_call("charge", disk="d2")
+        await one.until(lambda: one.state_of(charged.request_id) is TaskState.RUNNING)
+        await one.crash()
+        gate.set()
+        await one.start()
+        assert await created == "d1 is there"
+        with pytest.raises(TaskInterruptedError):
+            await charged
+
+    assert told == [("d2", "interrupted")]
+
+
+def test_methods_of_getattr_are_served_where_options_name_them():
+    """
+    A proxy lists nothing; a request never makes gracekit look for an attribute.
+    """
+
+    class Proxy:
+        target = Target(version="6.0")
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("vm_"):
+                return lambda ctxt, **args: [name, args]
+            raise AttributeError(name)
+
+    svc = Service("compute")
+    include_endpoints(svc, [Proxy()], options={"vm_start": {}})
+
+    assert svc.methods.resolve(None, "vm_start", "6.0")({}, vm=1) == ["vm_start", {"vm": 1}]
+    with pytest.raises(NoSuchMethodError):
+        svc.methods.resolve(None, "vm_stop", "6.0")
+
+
+# -- declarations that cannot work ------------------------------------------------------
+
+
+class Async:
+    async def work(self, ctxt: Any) -> None: ...
+
+
+class OddTarget:
+    target = "shop"
+
+    def work(self, ctxt: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "options", "words"),
+    [
+        (Async(), {}, "Async.work is a coroutine function"),
+        (OddTarget(), {}, "OddTarget.target is a str"),
+        (Stock(), {"options": {"shap": {}}}, "no endpoint serves it; did you mean shape"),
+        (Stock(), {"options": {"_private": {}}}, "no endpoint serves it"),
+        (Stock(), {"options": {"shape": {"resorce": "first"}}}, "shape: unknown option 'resorce'"),
+        (Stock(), {"options": {"shape": {"version": "2.0"}}}, "shape: unknown option 'version'"),
+        (Stock(), {"options": {"shape": {"resource": "vm"}}}, "'vm' is not in"),
+        (Stock(), {"access_policy": Stock}, "access_policy=Stock is no subclass"),
+    ],
+)
+def test_what_cannot_work_is_refused(endpoint: Any, options: Any, words: str):
+    """
+    At declaration, with the reason.
+    """
+    with pytest.raises(DeclarationError) as told:
+        include_endpoints(Service("shop"), [endpoint], **options)
+
+    assert words in str(told.value)
+
+
+def test_patched_threads_are_refused(monkeypatch: pytest.MonkeyPatch):
+    """
+    Under eventlet's patches a worker thread is none, and the loop would stand still.
+    """
+    patcher = types.SimpleNamespace(is_monkey_patched=lambda what: what == "thread")
+    monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
+
+    with pytest.raises(DeclarationError, match=r"remove eventlet\.monkey_patch"):
+        include_endpoints(Service("shop"), [Stock()])

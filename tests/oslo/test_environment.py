@@ -1,0 +1,57 @@
+"""What needs oslo.messaging itself runs where `requirements/oslo.lock` is installed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.oslo.kit import ROOT, oslo_python
+
+pytestmark = pytest.mark.process
+
+
+def run(*arguments: str | Path) -> str:
+    """What the Python of that environment says, which must end well."""
+    answer = subprocess.run(
+        [oslo_python(), *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert answer.returncode == 0, answer.stdout
+    return answer.stdout
+
+
+def test_the_library_runs_without_eventlet():
+    """
+    It is not installed there: the peer's threads are real ones.
+    """
+    said = run("-c", "import importlib.util as u; print(u.find_spec('eventlet'))")
+
+    assert said == "None\n"
+
+
+def test_gracekit_loads_nothing_of_oslo():
+    """
+    Not even where it is installed: who does not serve endpoints does not pay for it.
+    """
+    said = run("-c", "import sys, gracekit; print([n for n in sys.modules if 'oslo_' in n])")
+
+    assert said == "['gracekit.rpc.oslo_wire']\n"
+
+
+def test_the_adapter_answers_as_the_library_does():
+    """
+    `test_adapter.py`, all of it, in the environment of the library.
+    """
+    inside = Path(__file__).parent / "test_adapter.py"
+
+    said = run("-m", "pytest", "-q", "-p", "no:cacheprovider", inside)
+
+    assert re.search(r"^\d{2,} passed in", said, re.MULTILINE), said

@@ -1,0 +1,135 @@
+"""The examples of `docs/oslo.md`: a service before and after its move, called by the same story."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gracekit import RemoteError, RpcClient, Settings
+from gracekit.config import variable_name
+from tests.oslo.kit import PATIENCE_S, ROOT, OsloError, oslo_client, oslo_python
+
+pytestmark = pytest.mark.process
+
+EXAMPLES = ROOT / "examples" / "oslo"
+PAGE = (ROOT / "docs" / "oslo.md").read_text()
+
+KILL = (signal.SIGKILL, -signal.SIGKILL)  # its own stop takes the library some seconds
+DRAIN = (signal.SIGTERM, 0)
+
+Call = Callable[..., Awaitable[Any]]
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    directory: Path,
+    *command: str | Path,
+    until: str,
+    end: tuple[signal.Signals, int],
+    **environment: str,
+) -> AsyncIterator[None]:
+    """The example as a process; it leaves after a signal, with this exit code."""
+    ours = {key: value for key, value in os.environ.items() if not key.startswith("GRACEKIT_")}
+    process = await asyncio.create_subprocess_exec(
+        oslo_python(), *command,
+        cwd=directory, env=ours | environment, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,
+    )  # fmt: skip
+    said: list[str] = []
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            assert process.stdout is not None
+            while until not in "".join(said[-1:]):
+                said.append((await process.stdout.readline()).decode())
+                assert said[-1], said
+            yield
+            process.send_signal(end[0])
+            said.append((await process.stdout.read()).decode())
+            assert await process.wait() == end[1], said
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def tell(call: Call, directory: Path) -> None:
+    """What callers of the service do, and see."""
+    assert await call("create", disk="d1", size=1) == {"disk": "d1", "size": 1}
+    assert (directory / "d1.disk").read_text() == "1 GB for ann"
+    assert await call("count") == 1
+
+    (directory / "d1.attached").touch()
+    with pytest.raises((OsloError, RemoteError), match="d1 is attached"):
+        await call("delete", disk="d1")
+    (directory / "d1.attached").unlink()
+    for _ in range(2):
+        assert await call("delete", disk="d1") is None
+    assert await call("count") == 0
+    with pytest.raises((OsloError, TypeError), match="size"):
+        await call("create", disk="d2")
+
+
+async def test_before(rabbit_url: str, tmp_path: Path):
+    """
+    On oslo.messaging, called by it.
+    """
+    url = rabbit_url.replace("amqp://", "rabbit://")
+    async with (
+        serving(tmp_path, EXAMPLES / "before.py", url, until="serving", end=KILL),
+        oslo_client(rabbit_url, "disks") as client,
+    ):
+        view = client.prepare(version="1.1", timeout=20)
+
+        await tell(lambda method, **args: view.call({"user": "ann"}, method, **args), tmp_path)
+
+
+async def test_after(tmp_path: Path):
+    """
+    On gracekit, called by it.
+    """
+    url = f"sqlite:///{tmp_path}/gracekit.db"
+    run = ("-m", "gracekit", "run", "--app-dir", EXAMPLES, "after:svc")
+    async with (
+        serving(tmp_path, *run, until="service.serving", end=DRAIN, GRACEKIT_TRANSPORT_URL=url),
+        RpcClient(url, "disks") as client,
+    ):
+        view = client.prepare(version="1.1", timeout=20, context={"user": "ann"})
+
+        await tell(view.call, tmp_path)
+
+
+def test_the_page_shows_what_was_changed():
+    """
+    Its diff is how the two files end; before that they have the same classes.
+    """
+    before, after = ((EXAMPLES / name).read_text() for name in ("before.py", "after.py"))
+    classes, main, removed = before.partition("def main")
+    same, svc, added = after.partition("svc = Service")
+    (shown,) = re.findall(r"^```diff\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+    assert classes.partition("\nclass ")[2] == same.partition("\nclass ")[2]
+    assert marked(shown, "-") == (main + removed).split()
+    assert marked(shown, "+") == (svc + added).split()
+
+
+def test_the_page_names_settings_that_there_are():
+    """
+    Each variable in its table is one.
+    """
+    known = {variable_name(field.name) for field in fields(Settings)}
+
+    assert set(re.findall(r"GRACEKIT_\w+", PAGE)) <= known
+
+
+def marked(diff: str, sign: str) -> list[str]:
+    """The words of the lines with that sign."""
+    return [word for line in diff.splitlines() if line[:1] == sign for word in line[1:].split()]
