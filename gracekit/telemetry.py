@@ -98,7 +98,7 @@ _EVENTS: Final = (
     _event("broker.unreachable", _W, "Connecting again failed.", "purpose tries error"),
     _event("broker.connected", _I, "The broker is connected again.", "purpose tries"),
     _event("consumer.lost", _W, "A queue is read no more; it will be again.", "queue error"),
-    _event("consumer.refused", _W, "Reading it again failed.", "queue error"),
+    _event("consumer.refused", _W, "Reading it again failed.", "queue tries error"),
     _event("consumer.resumed", _I, "A queue is read again.", "queue"),
     _event("publish.repeated", _W, "A message was not confirmed and is sent again.", "queue error"),
     # a drain

@@ -1,36 +1,37 @@
 """A RabbitMQ node of the tests' own: started, killed, frozen, looked into, and gone afterwards.
 
-All of it is private and on loopback: name, cookie, epmd, ports, data. Orders go straight into the
-node by `erl_call`, which takes some 10 ms where `rabbitmqctl` takes seconds. Methods block; a
-client on the same event loop lives on meanwhile if they run in `asyncio.to_thread`.
+All of it is private and on loopback: name, cookie, epmd, ports, data. Methods block; a client on
+the same event loop lives on meanwhile if they run in `asyncio.to_thread`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
-import random
 import secrets
 import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-HOST: Final = "127.0.0.1"
-WAIT_S: Final = 60.0
-"""Bound of every wait for a node: the machine may be busy."""
+from tests.rabbit.erlang import Epmd, ErlCall, atom, binary, find_server, resource
+from tests.rabbit.machine import (
+    HOST,
+    WAIT_S,
+    Guard,
+    descendants,
+    free_ports,
+    process,
+    see_off,
+    wait_until,
+)
 
 USER: Final = "tests"
-
-# Debian's own start script insists on root or the user rabbitmq; the one behind it does not.
-_DEBIAN: Final = "lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server"
 
 _AMQP: Final = b"AMQP\x00\x00\x09\x01"
 _CONNECTION_START: Final = b"\x00\x0a\x00\x0a"
@@ -38,203 +39,31 @@ _CONNECTION_START: Final = b"\x00\x0a\x00\x0a"
 _CONSUMER_TIMEOUT_MS: Final = 1_800_000  # RabbitMQ's own
 _CHANNEL_TICK_MS: Final = 60_000  # the same
 
-_PIECES: Final = itertools.count()
+_VHOSTS: Final = itertools.count()
 
-
-# -- what is on the machine -----------------------------------------------------
-
-
-class NoRabbitError(Exception):
-    """There is no RabbitMQ to start: run `make test`, which installs it, or install it yourself."""
-
-
-def find_server() -> Path:
-    """The program that starts a node as whoever calls it."""
-    found = sorted(Path("/usr").glob(_DEBIAN))
-    if found:
-        return found[-1]
-    if elsewhere := shutil.which("rabbitmq-server"):
-        return Path(elsewhere)
-    raise NoRabbitError(NoRabbitError.__doc__)
-
-
-def find_erlang(tool: str) -> Path:
-    """A program that comes with Erlang."""
-    if found := shutil.which(tool):
-        return Path(found)
-    if erl := shutil.which("erl"):
-        root = Path(erl).resolve().parent.parent
-        for inside in (f"bin/{tool}", f"erts-*/bin/{tool}", f"lib/erl_interface-*/bin/{tool}"):
-            if beside := sorted(root.glob(inside)):
-                return beside[-1]
-    raise NoRabbitError(f"no {tool}, which comes with Erlang")
-
-
-def free_ports(number: int) -> list[int]:
-    """
-    Ports that nobody listens on, and that the system hands out to nobody.
-
-    One that it hands out may be gone when a killed node wants it back; worse, a client that tries
-    again and again to reach it comes to connect with itself.
-    """
-    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    ours = range(10_000, low) if low > 12_000 else range(high + 1, 65_536)
-    candidates = random.SystemRandom().sample(ours or range(10_000, 65_536), k=100)
-    return list(itertools.islice(filter(_is_free, candidates), number))
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as trial:
-        try:
-            trial.bind((HOST, port))
-        except OSError:
-            return False
-        return True
-
-
-# -- processes ------------------------------------------------------------------
-
-
-class Guard:
-    """Kills what it was told to watch when this process has died and could not."""
-
-    _SCRIPT: Final = 'while read -r line; do pids=$line; done; [ -z "$pids" ] || kill -9 $pids'
-
-    def __init__(self) -> None:
-        self._shell = subprocess.Popen(
-            ["/bin/sh", "-c", self._SCRIPT],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    @property
-    def pid(self) -> int:
-        return self._shell.pid
-
-    def watch(self, *pids: int) -> None:
-        """These and no others."""
-        assert self._shell.stdin is not None
-        self._shell.stdin.write(f"{' '.join(map(str, pids))}\n".encode())
-        self._shell.stdin.flush()
-
-    def close(self) -> None:
-        self.watch()
-        self._shell.communicate()
-
-
-class Epmd:
-    """The names of nodes, on a port of its own."""
-
-    def __init__(self) -> None:
-        (self.port,) = free_ports(1)
-        self._guard = Guard()
-        self._process = subprocess.Popen(
-            [find_erlang("epmd"), "-address", HOST],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=self.environment | {"PATH": os.environ["PATH"]},
-            start_new_session=True,
-        )
-        self._guard.watch(self._process.pid)
-        wait_until(lambda: self._process.poll() is not None or _connects(self.port), "epmd")
-        assert self._process.poll() is None, "epmd ended"
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"ERL_EPMD_PORT": str(self.port), "ERL_EPMD_ADDRESS": HOST}
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._guard.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A process by more than its number, which another may get."""
-
-    pid: int
-    started: str
-
-    @property
-    def state(self) -> str:
-        """A letter of the kernel's; empty of one that is gone."""
-        stat = _stat(self.pid)
-        return stat[_STATE] if stat and stat[_STARTED] == self.started else ""
-
-    @property
-    def lives(self) -> bool:
-        return self.state not in {"", "Z", "X"}
-
-
-def process(pid: int) -> Child:
-    """The one that has the number now."""
-    return Child(pid, _stat(pid)[_STARTED])
-
-
-def descendants(pid: int) -> list[Child]:
-    """The processes below *pid*."""
-    numbers = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    all_of_them = [(number, stat) for number in numbers if (stat := _stat(number))]
-    found: list[Child] = []
-    above = {pid}
-    while above:
-        below = [Child(n, s[_STARTED]) for n, s in all_of_them if int(s[_PARENT]) in above]
-        found += below
-        above = {child.pid for child in below}
-    return found
-
-
-def _see_off(children: Iterable[Child]) -> None:
-    """They go by themselves when the node has gone; what does not is killed."""
-    left = lambda: [child for child in children if child.lives]  # noqa: E731 - asked again
-    with contextlib.suppress(AssertionError):
-        wait_until(lambda: not left(), "the node's children gone", within_s=5)
-    for child in left():
-        os.kill(child.pid, signal.SIGKILL)
-
-
-_STATE, _PARENT, _STARTED = 0, 1, 19
-
-
-def _stat(pid: int) -> list[str]:
-    """What the kernel tells, from the state on; nothing of one that is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def wait_until(condition: Callable[[], object], what: str, within_s: float = WAIT_S) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {within_s:g} s: {what}")
-        time.sleep(0.01)
-
-
-def _connects(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
-        return True
-    return False
-
-
-def _speaks_amqp(port: int) -> bool:
-    """Whether the node begins the handshake."""
-    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=5) as trial:
-        trial.sendall(_AMQP)
-        return trial.recv(11)[7:] == _CONNECTION_START
-    return False
-
-
-# -- the node -------------------------------------------------------------------
+# A classic queue's process counts for itself. A quorum queue tells only now and then, so its
+# leader is asked; and it takes who has gotten a message for a consumer, one of unknown ack mode.
+_QUEUES: Final = """
+[begin
+  {resource, _, queue, Name} = amqqueue:get_name(Q),
+  {Ready, Unacked} = case amqqueue:get_type(Q) of
+    rabbit_quorum_queue ->
+      list_to_tuple([begin
+        {ok, Count, _} = ra:consistent_query(amqqueue:get_pid(Q), F),
+        Count
+      end || F <- [fun rabbit_fifo:query_messages_ready/1,
+        fun rabbit_fifo:query_messages_checked_out/1]]);
+    _ ->
+      list_to_tuple([Count || {_, Count} <-
+        rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged])])
+  end,
+  Consumers = [C || C <- rabbit_amqqueue:consumers(Q), is_boolean(element(3, C))],
+  [_, Type, _] = string:lexemes(atom_to_list(amqqueue:get_type(Q)), "_"),
+  #{name => Name, ready => Ready, unacked => Unacked, consumers => length(Consumers),
+    durable => amqqueue:is_durable(Q), type => list_to_binary(Type),
+    arguments => rabbit_misc:amqp_table(amqqueue:get_arguments(Q))}
+end || Q <- rabbit_amqqueue:list(VHOST)]
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,10 +124,10 @@ class Broker:
     ) -> None:
         self._directory = directory
         self._server = find_server()
-        self._erl_call = find_erlang("erl_call")
         self._member = member
-        self._epmd = member and member.epmd
+        self._epmd: Epmd | None = member.epmd if member else None
         self.port, self.tls_port, self.distribution_port = free_ports(3)
+        self._erlang = ErlCall(directory, self.distribution_port)
         self.name = member.name if member else "rabbit@localhost"
         self.password = member.password if member else secrets.token_urlsafe(12)
         self._tls = tls
@@ -335,15 +164,14 @@ class Broker:
 
     def await_serving(self) -> None:
         """Wait until it takes connections."""
-        process = self._process
-        assert process is not None, "it was not launched"
-        told = lambda: f"RabbitMQ\n{self.log[-3000:]}"  # noqa: E731 - asked at the end
+        node = self._process
+        assert node is not None, "it was not launched"
         try:
-            wait_until(lambda: process.poll() is not None or _speaks_amqp(self.port), "AMQP")
+            wait_until(lambda: node.poll() is not None or _speaks_amqp(self.port), "AMQP")
+            assert node.poll() is None, f"RabbitMQ ended {node.returncode}"
         except AssertionError as error:
             self.kill()
-            raise AssertionError(f"{error}: {told()}") from None
-        assert process.poll() is None, f"ended {process.returncode}: {told()}"
+            raise AssertionError(f"{error}\n{self.log[-3000:]}") from None
         became = Path(f"/proc/{self.pid}/comm").read_text()
         assert became.startswith("beam"), f"{self._server} does not become the node"
 
@@ -372,20 +200,20 @@ class Broker:
             self._guard = None
 
     def _end(self, number: signal.Signals) -> None:
-        if (process := self._process) is None:
+        if (node := self._process) is None:
             return
-        children = descendants(process.pid) if self.running else []
-        process.send_signal(number)
+        children = descendants(node.pid) if self.running else []
+        node.send_signal(number)
         try:
-            process.wait(WAIT_S)
+            node.wait(WAIT_S)
         finally:
-            process.kill()
-            process.wait()
+            node.kill()
+            node.wait()
             self._process = None
             self._frozen = False
             assert self._guard is not None
             self._guard.watch()
-            _see_off(children)
+            see_off(children)
 
     @property
     def running(self) -> bool:
@@ -400,8 +228,12 @@ class Broker:
     @property
     def pids(self) -> list[int]:
         """Of all that was started for it and is to be gone afterwards."""
-        found = [self.pid, *(child.pid for child in descendants(self.pid))] if self.running else []
-        return found + [part.pid for part in (self._epmd, self._guard) if part is not None]
+        found = [self._guard.pid] if self._guard else []
+        if self._epmd is not None:
+            found += self._epmd.pids
+        if self.running:
+            found += [self.pid, *(child.pid for child in descendants(self.pid))]
+        return found
 
     # -- faults --------------------------------------------------------------------
 
@@ -410,6 +242,7 @@ class Broker:
         assert self._process is not None, "it is not running"
         self._process.send_signal(signal.SIGSTOP)
         self._frozen = True
+        wait_until(lambda: process(self.pid).state == "T", "the node frozen")
 
     def thaw(self) -> None:
         """Let it go on."""
@@ -427,15 +260,15 @@ class Broker:
     def close_all_connections(self, reason: str = "by the test") -> None:
         """Close them from the node's side, as an operator does."""
         self.eval(
-            f"[rabbit_networking:close_connection(Pid, {_binary(reason)})"
+            f"[rabbit_networking:close_connection(Pid, {binary(reason)})"
             " || Pid <- rabbit_networking:local_connections()]"
         )
 
     def delete_queue(self, name: str, vhost: str = "/") -> None:
         """Delete it whatever it holds and whoever consumes from it."""
         self.eval(
-            f"{{ok, Q}} = rabbit_amqqueue:lookup({_resource(vhost, 'queue', name)}),"
-            f" {{ok, _}} = rabbit_amqqueue:delete(Q, false, false, {_binary(USER)})"
+            f"{{ok, Q}} = rabbit_amqqueue:lookup({resource(vhost, 'queue', name)}),"
+            f" {{ok, _}} = rabbit_amqqueue:delete(Q, false, false, {binary(USER)})"
         )
 
     def consumer_timeout(self, ms: int | None) -> None:
@@ -462,10 +295,10 @@ class Broker:
     def heal(self) -> None:
         """Undo all faults and delete all virtual hosts, so that the next test has a fresh node."""
         self.thaw()
-        if not self.running:
-            self.kill()  # of one that ended by itself: its children
+        if not (self.running and _speaks_amqp(self.port)):
+            self.kill()
             self.start()
-        for vhost in self._json("rabbit_vhost:list_names()"):
+        for vhost in self._erlang.json("rabbit_vhost:list_names()"):
             if vhost != "/":
                 self.delete_vhost(vhost)
         self.clear_alarm()
@@ -482,35 +315,19 @@ class Broker:
 
     def eval(self, erlang: str) -> str:
         """The value of an Erlang expression in the node, as Erlang writes it."""
-        return self._evaluate("~0tp", erlang)
-
-    def _json(self, erlang: str) -> Any:
-        return json.loads(self._evaluate("~ts", f"rabbit_json:encode(begin {erlang} end)"))
-
-    def _evaluate(self, form: str, erlang: str) -> str:
-        said = (
-            f'try io:format("ok {form}", [begin {erlang} end])'
-            ' catch Kind:What:Where -> io:format("~0tp", [{Kind, What, Where}]) end.\n'
-        )
-        address = f"{HOST}:{self.distribution_port}"
-        done = subprocess.run(
-            [self._erl_call, "-address", address, "-r", "-fetch_stdout", "-e"],
-            input=_ascii(said),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={"HOME": str(self._directory)},
-            timeout=WAIT_S,
-            check=False,
-        )
-        told = done.stdout.decode()
-        if not (told.startswith("ok ") and told.endswith("{ok, ok}")):
-            raise RuntimeError(f"{erlang}: {told}")
-        return told.removeprefix("ok ").removesuffix("{ok, ok}")
+        return self._erlang.eval(erlang)
 
     def queues(self, vhost: str = "/") -> dict[str, Queue]:
         """Its queues, counted exactly."""
-        rows = self._json(_QUEUES.replace("VHOST", _binary(vhost)))
+        rows = self._erlang.json(_QUEUES.replace("VHOST", binary(vhost)))
         return {row.pop("name"): Queue(**row) for row in rows}
+
+    def home_of(self, queue: str, vhost: str = "/") -> str:
+        """The name of the node that leads a quorum queue, or holds a classic one."""
+        return self.eval(
+            f"{{ok, Q}} = rabbit_amqqueue:lookup({resource(vhost, 'queue', queue)}),"
+            " case amqqueue:get_pid(Q) of {_, Node} -> Node; Pid -> node(Pid) end"
+        ).strip("'")
 
     def connections(self) -> int:
         """How many clients are connected."""
@@ -536,23 +353,23 @@ class Broker:
         return f"amqps://{USER}:{self.password}@{host}:{self.tls_port}/{vhost}"
 
     def add_vhost(self, name: str) -> None:
-        everything = ", ".join([_binary(".*")] * 3)
-        user = _binary(USER)
+        everything = ", ".join([binary(".*")] * 3)
+        user = binary(USER)
         self.eval(
-            f"ok = rabbit_vhost:add({_binary(name)}, {user}),"
+            f"ok = rabbit_vhost:add({binary(name)}, {user}),"
             " ok = rabbit_auth_backend_internal:set_permissions("
-            f"{user}, {_binary(name)}, {everything}, {user})"
+            f"{user}, {binary(name)}, {everything}, {user})"
         )
 
     def fresh_vhost(self) -> str:
         """The name of a virtual host that nobody has used."""
-        name = f"test-{next(_PIECES)}"
+        name = f"test-{next(_VHOSTS)}"
         self.add_vhost(name)
         return name
 
     def delete_vhost(self, name: str) -> None:
         """Delete it with all that is in it; its connections are closed."""
-        self.eval(f"ok = rabbit_vhost:delete({_binary(name)}, {_binary(USER)})")
+        self.eval(f"ok = rabbit_vhost:delete({binary(name)}, {binary(USER)})")
 
     # -- files ---------------------------------------------------------------------
 
@@ -570,11 +387,11 @@ class Broker:
         names = self._member.names if self._member else [self.name]
         rabbit = {
             "tcp_listeners": f'[{{"{HOST}", {self.port}}}]',
-            "default_user": _binary(USER),
-            "default_pass": _binary(self.password),
+            "default_user": binary(USER),
+            "default_pass": binary(self.password),
             "loopback_users": "[]",
             "disk_free_limit": "0",
-            "cluster_nodes": f"{{[{', '.join(map(_atom, names))}], disc}}",
+            "cluster_nodes": f"{{[{', '.join(map(atom, names))}], disc}}",
             **self._tls_settings(),
             **settings,
         }
@@ -628,46 +445,9 @@ class Broker:
         }
 
 
-# -- Erlang ---------------------------------------------------------------------
-
-# A classic queue's process counts for itself. A quorum queue tells only now and then, so its
-# leader is asked; and it takes who has gotten a message for a consumer, one of unknown ack mode.
-_QUEUES: Final = """
-[begin
-  {resource, _, queue, Name} = amqqueue:get_name(Q),
-  {Ready, Unacked} = case amqqueue:get_type(Q) of
-    rabbit_quorum_queue ->
-      list_to_tuple([begin
-        {ok, Count, _} = ra:consistent_query(amqqueue:get_pid(Q), F),
-        Count
-      end || F <- [fun rabbit_fifo:query_messages_ready/1,
-        fun rabbit_fifo:query_messages_checked_out/1]]);
-    _ ->
-      list_to_tuple([Count || {_, Count} <-
-        rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged])])
-  end,
-  Consumers = [C || C <- rabbit_amqqueue:consumers(Q), is_boolean(element(3, C))],
-  [_, Type, _] = string:lexemes(atom_to_list(amqqueue:get_type(Q)), "_"),
-  #{name => Name, ready => Ready, unacked => Unacked, consumers => length(Consumers),
-    durable => amqqueue:is_durable(Q), type => list_to_binary(Type),
-    arguments => rabbit_misc:amqp_table(amqqueue:get_arguments(Q))}
-end || Q <- rabbit_amqqueue:list(VHOST)]
-"""
-
-
-def _atom(name: str) -> str:
-    return f"'{name}'"
-
-
-def _binary(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'<<"{escaped}"/utf8>>'
-
-
-def _ascii(erlang: str) -> bytes:
-    """With other letters written as Erlang's strings may have them."""
-    return "".join(c if c.isascii() else f"\\x{{{ord(c):x}}}" for c in erlang).encode()
-
-
-def _resource(vhost: str, kind: str, name: str) -> str:
-    return f"rabbit_misc:r({_binary(vhost)}, {kind}, {_binary(name)})"
+def _speaks_amqp(port: int) -> bool:
+    """Whether the node begins the handshake."""
+    with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=5) as trial:
+        trial.sendall(_AMQP)
+        return trial.recv(11)[7:] == _CONNECTION_START
+    return False

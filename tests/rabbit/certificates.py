@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.rabbit.broker import HOST, Tls
+from tests.rabbit.broker import Tls
+from tests.rabbit.machine import HOST
 
 _NEW_KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 _HERE: Final = f"DNS:localhost,IP:{HOST}"

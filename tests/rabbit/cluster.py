@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from tests.rabbit.broker import Broker, Epmd, Membership, wait_until
+from tests.rabbit.broker import Broker, Membership
+from tests.rabbit.erlang import Epmd
+from tests.rabbit.machine import wait_until
 
 
 class Cluster:
@@ -39,14 +41,21 @@ class Cluster:
 
     def await_running(self, number: int) -> None:
         """Wait until all nodes that run see so many run."""
-        for node in self.nodes:
-            if node.running:
-                wait_until(lambda node=node: seen(node) == number, f"{number} nodes running")
+
+        def agreed() -> bool:
+            return all(seen(node) == number for node in self.nodes if node.running)
+
+        wait_until(agreed, f"{number} nodes running")
 
     def leader_of(self, queue: str, vhost: str = "/") -> Broker:
         """The node that leads a quorum queue, or holds a classic one."""
-        name = self.nodes[0].queue_home(queue, vhost)
+        asked = next(node for node in self.nodes if node.running)
+        name = asked.home_of(queue, vhost)
         return next(node for node in self.nodes if node.name == name)
+
+    def others(self, than: Broker) -> list[Broker]:
+        """The nodes that run besides that one."""
+        return [node for node in self.nodes if node is not than and node.running]
 
     def close(self) -> None:
         """Leave nothing behind but files."""

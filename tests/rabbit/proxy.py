@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
-from tests.rabbit.broker import HOST, free_ports
+from tests.rabbit.machine import HOST, free_ports
 
 T = TypeVar("T")
 
@@ -106,6 +106,8 @@ class Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._loop.is_closed():
+            return
         self._do(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -24,7 +24,7 @@ from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.process import Process
 from gracekit.rpc.amqp.intake import Intake
-from gracekit.rpc.amqp.link import TROUBLE, Link, bounded, said
+from gracekit.rpc.amqp.link import TROUBLE, Link, bounded, is_told, said
 from gracekit.rpc.amqp.profiles import Topology
 from gracekit.rpc.transport import OnDelivery, Queue
 from gracekit.telemetry import Telemetry
@@ -238,15 +238,20 @@ class AmqpConsumer:
                 intake.end(f"queue {queue.name} {what}")
 
     async def _open_again(self) -> Intake:
-        pause_s = FIRST_PAUSE_S
+        pause_s, tries = FIRST_PAUSE_S, 0
         while True:
             await asyncio.sleep(self._clock.jitter(pause_s))
+            tries += 1
             try:
                 return await self._open()
             except GracekitError as error:
-                self._telemetry.emit(
-                    "consumer.refused", queue=self.queues[0].name, error=str(error)
-                )
+                if is_told(tries):
+                    self._telemetry.emit(
+                        "consumer.refused",
+                        queue=self.queues[0].name,
+                        tries=tries,
+                        error=str(error),
+                    )
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     async def _open(self) -> Intake:

@@ -39,6 +39,7 @@ for _name in ("aiormq", "aio_pika"):
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 3.0
+READY_S: Final = 0.05
 CLOSE_TIMEOUT_S: Final = 3.0
 """A broker that does not answer must not hold the end of a process."""
 
@@ -78,6 +79,11 @@ async def bounded(exchange: Awaitable[T], timeout_s: float, what: str) -> T:
 def said(error: BaseException) -> str:
     """What an error of the broker or the network says, in one line."""
     return (str(error) or type(error).__name__).replace("\n", " ")
+
+
+def is_told(tries: int) -> bool:
+    """Whether a failed try is worth a line: the 1st, 2nd, 4th, 8th, ... and not one every 3 s."""
+    return tries & (tries - 1) == 0
 
 
 class Link:
@@ -145,6 +151,16 @@ class Link:
         assert isinstance(channel, Channel)
         return channel
 
+    async def is_blocked(self) -> bool:
+        """Whether the broker takes no messages for now: an alarm for want of memory or disk."""
+        transport = self._connection.transport if self._connection is not None else None
+        if transport is None:
+            return False
+        ready = asyncio.ensure_future(transport.connection.ready())
+        done, _ = await asyncio.wait({ready}, timeout=READY_S)
+        ready.cancel()
+        return not done
+
     @property
     def is_up(self) -> bool:
         """Whether there is a connection, as far as we know."""
@@ -190,7 +206,7 @@ class Link:
             try:
                 connection = await self._connect()
             except GracekitError as error:
-                if tries & (tries - 1) == 0:  # the 1st, 2nd, 4th, 8th: not a line every 3 s
+                if is_told(tries):
                     self._telemetry.emit(
                         "broker.unreachable", purpose=self._purpose, tries=tries, error=str(error)
                     )

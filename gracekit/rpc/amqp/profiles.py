@@ -98,7 +98,8 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
                 exchange_durable=True,
                 fanout_durable=False,
                 topic=_QUORUM,
-                own=_OWN_DURABLE,
+                # A classic durable queue cannot be had while the node that it lives on is down.
+                own=_OWN_QUORUM,
                 dead_letters=True,
             ),
             Profile(

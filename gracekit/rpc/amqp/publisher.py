@@ -8,13 +8,16 @@ is sent again under the same request id, which the receiver's journal knows.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import math
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from aiormq.channel import Channel
 from aiormq.exceptions import (
     AMQPError,
     ChannelAccessRefused,
+    ChannelClosed,
     ChannelPreconditionFailed,
     DeliveryError,
     PublishError,
@@ -23,7 +26,7 @@ from pamqp.commands import Basic
 
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, UnconfirmedError, Undeliverable
-from gracekit.rpc.amqp.link import Link, bounded, said
+from gracekit.rpc.amqp.link import TROUBLE, Link, bounded, said
 from gracekit.rpc.amqp.profiles import Topology, fanout_exchange
 from gracekit.rpc.transport import Message, Queue, QueueKind
 from gracekit.telemetry import Telemetry
@@ -31,6 +34,10 @@ from gracekit.telemetry import Telemetry
 AGAIN_S: Final = 0.25
 """Pause before a publish that failed is sent again."""
 DECLARE_S: Final = 10.0
+CONFIRM_S: Final = 5.0
+"""A broker that is well and has not confirmed within this time never will: RabbitMQ 3.10 forgets
+what it was about to hand to the leader of a quorum queue when that leader dies."""
+LOOK_EVERY_S: Final = 1.0
 REPLY_AGAIN_FOR_S: Final = 2.0
 """A caller whose reply queue is missing may be connecting anew; so long we try again."""
 GONE_FOR_S: Final = 60.0
@@ -66,9 +73,14 @@ class Publisher:
         self._clock = clock
         self._telemetry = telemetry
         # A missing fanout exchange closes its channel: that must not hit the others' messages.
-        self._direct = _Lane(link, topology.declare_control_exchange)
+        self._direct = _Lane(link, topology.declare_control_exchange, clock)
         self._fanouts: dict[str, _Lane] = {}
         self._gone: dict[str, float] = {}  # reply queues that were given up, and until when
+
+    def stop(self) -> None:
+        """Publish nothing more."""
+        for lane in (self._direct, *self._fanouts.values()):
+            lane.stop()
 
     async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`."""
@@ -89,7 +101,7 @@ class Publisher:
             async def declare(channel: Channel) -> None:
                 await self._topology.declare_fanout_exchange(channel, topic)
 
-            self._fanouts[topic] = _Lane(self._link, declare)
+            self._fanouts[topic] = _Lane(self._link, declare, self._clock)
         await self._send(
             self._fanouts[topic], fanout_exchange(topic), topic, message, mandatory=False
         )
@@ -143,10 +155,9 @@ class Publisher:
                             mandatory=mandatory,
                             wait=False,
                         )
-                        # As long as the channel stands the confirm may come: sent once more
-                        # meanwhile, the message would be there twice after each alarm.
                         sent = True
-                        await bounded(publishing, self._timeout_s, "publish")
+                        with lane.awaiting_confirm():
+                            await bounded(publishing, self._timeout_s, "publish")
                     except PublishError:
                         raise
                     except _REFUSED as error:
@@ -185,13 +196,23 @@ class Publisher:
 
 
 class _Lane:
-    """A channel with confirms, opened when needed, whose exchange is declared before."""
+    """A channel with confirms, opened when needed, whose exchange is declared before.
 
-    def __init__(self, link: Link, declare: Callable[[Channel], Awaitable[None]]) -> None:
+    While messages wait for their confirms it is looked after: one that waits too long closes the
+    channel, and all that wait are sent again on the next. Not under an alarm: then the
+    broker has what was sent and will confirm it, and sent again each would be there twice.
+    """
+
+    def __init__(
+        self, link: Link, declare: Callable[[Channel], Awaitable[None]], clock: Clock
+    ) -> None:
         self._link = link
         self._declare = declare
+        self._clock = clock
         self._opening = asyncio.Lock()
         self._channel: Channel | None = None
+        self._waiting: dict[object, float] = {}  # since when, in loop time; the oldest first
+        self._watcher: asyncio.Task[None] | None = None
 
     async def channel(self) -> Channel:
         """The present channel, or a new one."""
@@ -207,6 +228,43 @@ class _Lane:
         """Open a new one for the next message; what waits on this one goes on waiting there."""
         if self._channel is channel:
             self._channel = None
+
+    def stop(self) -> None:
+        """Look after nothing any more."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    @contextlib.contextmanager
+    def awaiting_confirm(self) -> Iterator[None]:
+        """Around the wait for one confirm."""
+        message = object()
+        self._waiting[message] = self._clock.loop()
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            del self._waiting[message]
+
+    async def _watch(self) -> None:
+        try:
+            while self._waiting:
+                await asyncio.sleep(LOOK_EVERY_S)
+                await self._look()
+        finally:
+            self._watcher = None
+
+    async def _look(self) -> None:
+        if await self._link.is_blocked():
+            self._waiting = dict.fromkeys(self._waiting, self._clock.loop())
+            return
+        oldest = next(iter(self._waiting.values()), math.inf)
+        channel = self._channel
+        if channel is not None and self._clock.loop() - oldest > CONFIRM_S:
+            self._channel = None
+            with contextlib.suppress(*TROUBLE):
+                why = ChannelClosed(None, f"no confirm for {CONFIRM_S:g} s")
+                await bounded(channel.close(why), DECLARE_S, "close")
 
 
 def _properties(message: Message) -> Basic.Properties:

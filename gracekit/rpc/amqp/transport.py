@@ -93,6 +93,8 @@ class AmqpTransport:
     async def stop(self) -> None:
         """See `Transport.stop`."""
         async with self._changing:
+            if self._publisher is not None:
+                self._publisher.stop()
             self._publisher = None
             for task in self._leaving:
                 task.cancel()
