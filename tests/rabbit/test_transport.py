@@ -1,0 +1,216 @@
+"""The transport itself when its broker misbehaves: generations, confirms, alarms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gracekit.clock import Clock
+from gracekit.errors import DependencyError, UnconfirmedError
+from gracekit.process import Process
+from gracekit.rpc.amqp.transport import AmqpTransport
+from gracekit.rpc.amqp.url import read_url
+from gracekit.rpc.transport import Queue, QueueKind, shared_queue
+from gracekit.telemetry import Telemetry
+from tests.process.helpers import until
+from tests.rabbit.broker import Broker
+from tests.rpc.kit import Inbox, message
+
+QUEUE = shared_queue("compute")
+
+
+class Ear:
+    """What a transport's telemetry says."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Any]] = []
+        self._news = asyncio.Event()
+
+    def hear(self, event: str, fields: Any) -> None:
+        self.heard.append((event, fields))
+        self._news.set()
+
+    async def until(self, event: str, times: int = 1) -> None:
+        async with asyncio.timeout(30):
+            while [name for name, _ in self.heard].count(event) < times:
+                self._news.clear()
+                await self._news.wait()
+
+
+@pytest.fixture
+def ear() -> Ear:
+    return Ear()
+
+
+@pytest.fixture
+async def transport(own_broker: Broker, own_vhost: str, ear: Ear) -> AsyncIterator[AmqpTransport]:
+    telemetry = Telemetry()
+    telemetry.subscribe(ear.hear)
+    url = f"{own_broker.url_of(own_vhost)}?publish_timeout=3s"
+    made = AmqpTransport(
+        read_url(url, exchange="gracekit", profile="durable"),
+        process=Process(),
+        clock=Clock(),
+        telemetry=telemetry,
+    )
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def test_a_settlement_for_a_connection_that_is_gone_is_dropped(
+    transport, own_broker: Broker, own_vhost: str, ear: Ear
+) -> None:
+    """
+    Delivery tags begin anew on each channel: an ack of an earlier one would hit another message.
+    """
+    inbox = Inbox()
+    consumer = await transport.consume([QUEUE], inbox.put, prefetch=10)
+    for text in ("a", "b", "c"):
+        await transport.publish(QUEUE, message(text))
+    early = await inbox.take(3)
+
+    await asyncio.to_thread(own_broker.close_all_connections)
+    await ear.until("consumer.resumed")
+    late = await inbox.take(3)
+    await early[0].ack()
+    await early[1].give_back()
+    await early[2].dead_letter("no")
+    held = (await asyncio.to_thread(own_broker.queues, own_vhost))["compute"]
+    for delivery in late:
+        await delivery.ack()
+    await consumer.close()
+
+    assert [delivery.body for delivery in late] == [b"a", b"b", b"c"]
+    assert all(delivery.redelivered for delivery in late)
+    assert (held.ready, held.unacked) == (0, 3)
+    assert consumer.stale == 3
+    left = (await asyncio.to_thread(own_broker.queues, own_vhost))["compute"]
+    assert (left.ready, left.unacked) == (0, 0)
+
+
+async def test_acks_of_one_turn_leave_as_one_frame(
+    transport, own_broker: Broker, own_vhost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A hundred acks of a group cost the broker one; what is still open is not among them.
+    """
+    inbox = Inbox()
+    await transport.consume([QUEUE], inbox.put, prefetch=200)
+    await asyncio.gather(*(transport.publish(QUEUE, message(str(n))) for n in range(100)))
+    deliveries = await inbox.take(100)
+    from aiormq.channel import Channel
+
+    frames = []
+    ack = Channel.basic_ack
+
+    async def counted(self: Channel, tag: int, **options: Any) -> None:
+        frames.append((tag, options["multiple"]))
+        await ack(self, tag, **options)
+
+    monkeypatch.setattr(Channel, "basic_ack", counted)
+    open_, *others = deliveries[50], *deliveries[:50], *deliveries[51:]
+    await asyncio.gather(*(delivery.ack() for delivery in deliveries[:50]))
+    await asyncio.sleep(0.05)
+    assert frames == [(50, True)]
+    await asyncio.gather(*(delivery.ack() for delivery in deliveries[51:]))
+
+    def unacked() -> bool:
+        return own_broker.queues(own_vhost)["compute"].unacked == 1
+
+    await until(unacked, "one unacked")
+    await open_.ack()
+    await until(lambda: own_broker.queues(own_vhost)["compute"].unacked == 0, "none unacked")
+    assert len(others) == 99
+
+
+async def test_what_is_sent_under_an_alarm_is_in_the_queue_once(
+    own_broker: Broker, own_vhost: str
+) -> None:
+    """
+    The broker has it and will confirm it: it is waited for, and not sent again.
+    """
+    url = f"{own_broker.url_of(own_vhost)}?publish_timeout=60s"
+    patient = AmqpTransport(
+        read_url(url, exchange="gracekit", profile="durable"),
+        process=Process(),
+        clock=Clock(),
+        telemetry=Telemetry(),
+    )
+    await patient.start()
+    try:
+        await patient.declare([QUEUE])
+        await patient.publish(QUEUE, message("before"))
+        await asyncio.to_thread(own_broker.set_alarm)
+        sending = asyncio.create_task(patient.publish(QUEUE, message("a")))
+        await asyncio.sleep(8)  # longer than a confirm is waited for where nothing is wrong
+        assert not sending.done()
+        await asyncio.to_thread(own_broker.clear_alarm)
+        await sending
+    finally:
+        await patient.stop()
+
+    assert own_broker.queues(own_vhost)["compute"].ready == 2
+
+
+async def test_a_publish_says_whether_it_may_have_been_carried_out(
+    transport, own_broker: Broker
+) -> None:
+    """
+    Not confirmed in time, and not even sent for want of a connection, are two errors.
+    """
+    await transport.declare([QUEUE])
+    await transport.publish(QUEUE, message("a"))
+    own_broker.freeze()
+    try:
+        with pytest.raises(UnconfirmedError, match="send it again under the same request id"):
+            await transport.publish(QUEUE, message("b"))
+    finally:
+        own_broker.thaw()
+    await asyncio.to_thread(own_broker.kill)
+    await asyncio.sleep(0.5)  # until the loss is known
+
+    with pytest.raises(DependencyError, match="nothing was sent"):
+        await transport.publish(QUEUE, message("c"))
+
+
+async def test_a_reply_queue_keeps_its_name_over_a_restart_of_the_broker(
+    transport, own_broker: Broker, ear: Ear
+) -> None:
+    """
+    Calls under way get their answers: the queue is durable, and its reader comes back to it.
+    """
+    inbox = Inbox()
+    queue = Queue("reply_1", QueueKind.REPLY)
+    await transport.consume([queue], inbox.put, prefetch=1)
+    await asyncio.to_thread(own_broker.kill)
+    await asyncio.to_thread(own_broker.start)
+    await ear.until("consumer.resumed")
+
+    await transport.publish(queue, message("answer"))
+
+    assert (await inbox.next()).body == b"answer"
+
+
+async def test_a_cancelled_consumer_stays_cancelled(
+    transport, own_broker: Broker, own_vhost: str, ear: Ear
+) -> None:
+    """
+    A lost connection brings back who reads, and nobody whose intake was closed.
+    """
+    inbox = Inbox()
+    consumer = await transport.consume([QUEUE], inbox.put, prefetch=1)
+    await transport.consume([shared_queue("compute-ops")], inbox.put, prefetch=1)
+    await consumer.cancel()
+
+    await asyncio.to_thread(own_broker.close_all_connections)
+    await ear.until("consumer.resumed")
+    await transport.publish(QUEUE, message("a"))
+
+    queues = await asyncio.to_thread(own_broker.queues, own_vhost)
+    assert queues["compute"].consumers == 0
+    assert queues["compute"].ready == 1
+    assert queues["compute-ops"].consumers == 1
