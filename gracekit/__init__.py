@@ -7,6 +7,7 @@ from gracekit.errors import (
     ConflictingRequestError,
     Draining,
     GracekitError,
+    HeartbeatTimeoutError,
     InvalidArgumentsError,
     LeaseHeld,
     MethodTimeoutError,
@@ -18,6 +19,7 @@ from gracekit.errors import (
     UnconfirmedError,
     Undeliverable,
     UnsupportedVersionError,
+    VersionCapError,
 )
 from gracekit.recovery.verdicts import Done, Fail, Retry, Wait
 from gracekit.request.context import Context
@@ -37,6 +39,7 @@ __all__ = [
     "Draining",
     "Fail",
     "GracekitError",
+    "HeartbeatTimeoutError",
     "InvalidArgumentsError",
     "LeaseHeld",
     "Method",
@@ -55,6 +58,7 @@ __all__ = [
     "UnconfirmedError",
     "Undeliverable",
     "UnsupportedVersionError",
+    "VersionCapError",
     "Wait",
     "ops_method",
     "rpc_method",

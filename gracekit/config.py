@@ -199,6 +199,7 @@ class Settings:
         probe_timeout_s: Bound of one probe.
         accept_unshared_store: Start although a living process reads the same
             shared queue into another store, where dedupe and resources do not reach.
+        rpc_ping_enabled: Answer `oslo_rpc_server_ping` with "pong", as an oslo server does.
         log_format: `text`, `json`, or `auto`: text on a terminal.
         origins: Field name to the place that its value came from.
     """
@@ -243,6 +244,7 @@ class Settings:
     fanout_gone_after_s: float = _seconds(60.0)
     probe_timeout_s: float = _seconds(30.0)
     accept_unshared_store: bool = _setting(default=False, parse=_parse_truth)
+    rpc_ping_enabled: bool = _setting(default=False, parse=_parse_truth)
     log_format: str = _text("auto")
 
     origins: Mapping[str, str] = field(
@@ -502,8 +504,9 @@ def _path_of(url: str, schemes: Sequence[str]) -> list[Path]:
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in schemes:
         hint = did_you_mean(scheme, schemes)
-        known = ", ".join(f"{one}://" for one in schemes[:-1])
-        raise ConfigError(f"{redact_url(url)!r} must begin with {known} or {schemes[-1]}://{hint}")
+        *first, last = (f"{one}:///" if one == "sqlite" else f"{one}://" for one in schemes)
+        known = f"{', '.join(first)} or {last}"
+        raise ConfigError(f"{redact_url(url)!r} must begin with {known}{hint}")
     return [sqlite_path(url)] if scheme == "sqlite" else []
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.errors import ConflictingRequestError, LeaseHeld, StoreError
@@ -18,6 +18,7 @@ from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.attempt import (
     End,
+    error_type_of,
     errored,
     failed,
     ordered,
@@ -27,6 +28,7 @@ from gracekit.request.attempt import (
 )
 from gracekit.request.context import Context, Services, lease_in
 from gracekit.request.custody import Custody, Entry
+from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import GIVE_BACK_PAUSE_S, Job, LaneGate, Turns
 from gracekit.request.refusals import settle
 from gracekit.rpc.transport import Delivery
@@ -34,6 +36,8 @@ from gracekit.telemetry import Telemetry
 from gracekit.tracker.history import History
 from gracekit.tracker.journal import Address, Outcome, TaskRow
 from gracekit.tracker.task import CancelCause, Cut, Lane, Order, Reason, TaskState, TrackedTask
+
+_NO_END: Final = End()
 
 
 class Dispatcher:
@@ -69,6 +73,7 @@ class Dispatcher:
         self._custody = custody
         self._turns = turns
         self._answers = answers
+        self._heartbeats = Heartbeats(answers, services.clock)
         self._telemetry = telemetry
         self._gates = gates
         self._history = history
@@ -148,9 +153,19 @@ class Dispatcher:
         self._jobs[job.task] = job
         job.gate.entering[job] = None
         try:
+            if row.expires_at is not None and row.expires_at > self._clock.wall():
+                await self._resume_heartbeats(job, row.id)
             await self._live(job)
         finally:
             self._untrack(job)
+
+    async def _resume_heartbeats(self, job: Job, row_id: int) -> None:
+        """Callers that asked for heartbeats have waited through a restart."""
+        try:
+            for address in await self._journal.monitored(row_id):
+                self._heartbeats.begin(job.task, address, at_once=True)
+        except StoreError as error:
+            self._telemetry.emit("store.error", what="heartbeats", error=str(error))
 
     async def _live(self, job: Job) -> None:
         """From acceptance to the reply: turn, begin, run, finish, reply."""
@@ -173,6 +188,7 @@ class Dispatcher:
         """A `requeue` method: no row, acked at its end, given back when cut."""
         assert job.delivery is not None
         job.gate.entering[job] = None
+        self._heartbeats.begin(job.task, job.reply)
         if not await self._turns.wait(job):
             self._turns.leave(job)
             if job.task.order is None:
@@ -200,6 +216,7 @@ class Dispatcher:
 
     async def _end_copies(self, job: Job, outcome: Outcome) -> None:
         """Answer and ack every delivery of a request without a row."""
+        self._heartbeats.end(job.task)
         await self._end_copy(job, outcome)
         for copy in job.copies:  # a list that may still grow while one is settled
             copy.answered = copy.reply == job.reply
@@ -229,6 +246,7 @@ class Dispatcher:
             # A redelivery, whose first handle is void, or a second copy with a caller of its
             # own: until the end no copy is acked, so that a crash loses none of them.
             other.copies.append(job)
+            self._heartbeats.begin(known, job.reply)
         return False
 
     async def _accept(self, job: Job) -> bool:
@@ -238,6 +256,7 @@ class Dispatcher:
         while job.gate.is_open:
             match await self._custody.accept(job, begin=at_once):
                 case Entry.DONE:
+                    self._heartbeats.begin(job.task, job.reply)
                     if at_once:
                         self._mark_running(job)
                     return True
@@ -293,12 +312,19 @@ class Dispatcher:
         await self._journal.tally(
             "duplicate", request_id=task.request_id, method=task.method, detail=row.state.value
         )
-        if job.reply is not None and (
-            row.finished_at is not None or not await self._journal.add_reply_address(row, job.reply)
-        ):
-            row = await self._journal.known(task.request_id, task.recipient) or row
-            await self._answers.send(job.reply, outcome_of(row))
+        if job.reply is not None:
+            if row.finished_at is None and await self._journal.add_reply_address(row, job.reply):
+                self._beat_too(job, job.reply)
+            else:
+                row = await self._journal.known(task.request_id, task.recipient) or row
+                await self._answers.send(job.reply, outcome_of(row))
         await settle(delivery.ack(), self._telemetry)
+
+    def _beat_too(self, job: Job, reply: Address) -> None:
+        """A second caller of a task in flight here; elsewhere it has heartbeats after a restart."""
+        known = self._tracker.get(job.task.request_id, job.task.recipient)
+        if known is not None and known is not job.task and known in self._jobs:
+            self._heartbeats.begin(known, reply)
 
     async def _refuse_conflict(self, job: Job, known_method: str) -> None:
         conflict = ConflictingRequestError(
@@ -360,6 +386,13 @@ class Dispatcher:
         if task.deadline is not None:
             loop = asyncio.get_running_loop()
             timer = loop.call_at(task.deadline, self._time_out, job)
+        traced = self._telemetry.tracing.begin(
+            job.caller,
+            method=task.method,
+            operation=_operation_of(job),
+            message_id=task.request_id,
+            attempt=task.attempt,
+        )
         self._telemetry.emit(
             "task.started", task_id=task.request_id, method=task.method, attempt=task.attempt
         )
@@ -371,11 +404,15 @@ class Dispatcher:
             method=(method.namespace, method.name, method.version),
             expires_at=job.expires_at,
         )
+        end = _NO_END
         try:
-            return await run_attempt(method, ctx, task, job.args, job.gate.threads)
+            end = await run_attempt(method, ctx, task, job.args, job.gate.threads)
+            return end
         finally:
             if timer is not None:
                 timer.cancel()
+            if traced is not None:
+                traced.end(error_type=error_type_of(end), cut=end.cut and end.cut.value)
 
     async def _finish(self, job: Job, outcome: Outcome) -> list[Address]:
         """Outcome, end of the lease and replies due, in one commit; then the turn is over."""
@@ -402,6 +439,7 @@ class Dispatcher:
 
     async def _reply(self, job: Job, address: Address, outcome: Outcome) -> None:
         row_id = job.task.row_id or 0
+        self._heartbeats.end(job.task)
         if job.answered and address == job.reply:
             await self._answers.forget(row_id, address, sent=True)
         else:
@@ -426,6 +464,7 @@ class Dispatcher:
         if not job.task.cancellable or job.answered or job.reply is None:
             return
         job.answered = True
+        self._heartbeats.end(job.task, job.reply)
         answer = asyncio.ensure_future(self._answers.send(job.reply, outcome))
         self._work.add(answer)
         answer.add_done_callback(self._work.discard)
@@ -449,6 +488,7 @@ class Dispatcher:
 
     async def _hand_over_stuck(self, job: Job) -> None:
         job.stuck = True
+        self._heartbeats.end(job.task)
         if job.task.journaled:
             await self._custody.hand_over(job, Cut.UNCLEAN)
         else:
@@ -467,6 +507,7 @@ class Dispatcher:
             await settle(job.delivery.give_back(), self._telemetry)
 
     def _untrack(self, job: Job) -> None:
+        self._heartbeats.end(job.task)
         job.gate.entering.pop(job, None)
         self._turns.leave(job)
         self._tracker.ended(job.task)
@@ -524,3 +565,12 @@ class Dispatcher:
     def left_behind(self) -> int:
         """Requests that are still in gracekit's own hands; a handler that never ended is not."""
         return sum(not job.stuck for job in self._jobs.values())
+
+
+def _operation_of(job: Job) -> str | None:
+    """How its sender has sent it; None for a task from the record."""
+    if job.delivery is None:
+        return None
+    if job.reply is not None:
+        return "call"
+    return "fanout" if job.task.recipient else "cast"

@@ -104,6 +104,10 @@ class UnsupportedVersionError(RpcError):
     """The service does not serve that version or namespace."""
 
 
+class VersionCapError(RpcError):
+    """The request needs a newer interface than `version_cap` allows; nothing was sent."""
+
+
 class ConflictingRequestError(RpcError):
     """The request id is known with other content; send new requests under new ids."""
 
@@ -122,6 +126,10 @@ class Draining(RpcError):  # noqa: N818 - named for a state
 
 class CallTimeoutError(RpcError, TimeoutError):
     """No reply in time; the request may still run, now or after a restart."""
+
+
+class HeartbeatTimeoutError(CallTimeoutError):
+    """No heartbeat within `monitor_timeout`; the request may still run, as after any time-out."""
 
 
 class MethodTimeoutError(RpcError, TimeoutError):

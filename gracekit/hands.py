@@ -61,10 +61,10 @@ class RecoveryHands:
         return await call_hook(hook, ctx, {**(row.args or {}), **extra}, threads)
 
     async def reply(self, row_id: int, address: Address) -> None:
-        """Answer a caller of a row that has ended, from the record."""
+        """Answer a caller of a row that has ended, from the record; what cannot go stays due."""
         row = await self._services.journal.row(row_id)
         if row is not None:
-            await self._answers.send_due(row_id, address, outcome_of(row))
+            await self._answers.send_due(row_id, address, outcome_of(row), patient=False)
 
     def succeeded(self, result: Any) -> Outcome:
         """What a probe's Done makes of a task."""

@@ -353,6 +353,7 @@ class Runtime:
             ),
         }
         answers = Answers(self._transport, self.journal, self._process, self.telemetry, clock)
+        self._answers = answers
         arrivals = Arrivals(
             service.methods,
             Refusals(self.journal, answers, self.telemetry, clock, self._answer_verb),
@@ -626,6 +627,7 @@ class Runtime:
                     await _call(hook)
             except Exception as error:  # noqa: BLE001 - the application's; we stop all the same
                 self.telemetry.emit("hook.failed", hook=_name(hook), error=repr(error))
+        self._answers.stop()
         await self._transport.stop()
 
     def _bell_of(self, run_id: str) -> Bell | None:

@@ -28,6 +28,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 
 from gracekit.config import did_you_mean, redact_url
 from gracekit.errors import GracekitError
+from gracekit.tracing import Tracing
 
 LOGGER: Final = "gracekit"
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
@@ -93,6 +94,7 @@ _EVENTS: Final = (
     _event("task.rejected", _W, "A request was refused for good.", "method reason error"),
     _event("dispatch.failed", _E, "A request met a fault of gracekit itself.", "error"),
     _event("reply.given_up", _W, "A reply found no way to its caller.", "queue error"),
+    _event("heartbeat.lost", _W, "A heartbeat found no way to its caller.", "queue error"),
     # a broker
     _event("broker.lost", _W, "A connection to the broker ended.", "purpose error"),
     _event("broker.unreachable", _W, "Connecting again failed.", "purpose tries error"),
@@ -179,11 +181,16 @@ class Telemetry:
         self._identity: Mapping[str, str] = {"service.name": service, "instance": instance}
         self._logger = logging.getLogger(LOGGER)
         self._metrics = _Metrics()
+        self.tracing = Tracing()
         self._subscribers: tuple[Subscriber, ...] = ()
 
     def identify(self, *, service: str, instance: str) -> None:
-        """Name the service and instance that later events speak of."""
+        """Name the service and instance that later events speak of.
+
+        The run begins: a tracer provider that the process has by now is used.
+        """
         self._identity = {"service.name": service, "instance": instance}
+        self.tracing.look()
 
     def emit(self, event: str, **fields: Any) -> None:
         """Tell everybody that *event* has happened.
@@ -248,6 +255,7 @@ class _Metrics:
         self._reconciled = meter.create_counter("gracekit.tasks.reconciled")
         self._rejected = meter.create_counter("gracekit.tasks.rejected")
         self._replies_given_up = meter.create_counter("gracekit.replies.given_up")
+        self._heartbeats_lost = meter.create_counter("gracekit.heartbeats.lost")
         self._intake = meter.create_gauge("gracekit.intake.open")
         self._drain = meter.create_histogram("gracekit.drain.duration", unit="s")
         self._call = meter.create_histogram("rpc.server.call.duration", unit="s")
@@ -268,6 +276,8 @@ class _Metrics:
                 self._rejected.add(1, {"reason": fields.get("reason", "")})
             case "reply.given_up":
                 self._replies_given_up.add(1)
+            case "heartbeat.lost":
+                self._heartbeats_lost.add(1)
             case "intake.opened" | "intake.closed":
                 self._intake.set(int(event == "intake.opened"), {"channel": fields["channel"]})
             case "drain.finished":

@@ -126,6 +126,7 @@ async def site() -> AsyncIterator[Site]:
     [
         ({}, "ad", {}, NoSuchMethodError, "did you mean 'add'", "unknown_method"),
         ({}, "__init__", {}, NoSuchMethodError, "not served", "unknown_method"),
+        ({}, "_add", {}, NoSuchMethodError, "not served", "unknown_method"),
         ({}, "add", {}, TypeError, "missing a required argument: 'a'", "arguments"),
         ({}, "add", {"a": 1, "bb": 2}, TypeError, "did you mean 'b'", "arguments"),
         ({}, "change", {"vm": ""}, TypeError, "needs a value for 'vm'", "arguments"),
@@ -304,6 +305,11 @@ def test_an_unknown_option_of_a_decorator_is_refused():
         svc.rpc(on_interrupt="restart")(work)
     with pytest.raises(DeclarationError, match=r"requeue.*lease"):
         svc.rpc(on_interrupt="requeue", resource="vm")(work)
+
+    async def _work(ctx: Context) -> None: ...
+
+    with pytest.raises(DeclarationError, match="_work: a name that begins with '_' is private"):
+        svc.ops(_work)
     with pytest.raises(DeclarationError, match="'vm' is not in"):
         svc.rpc(resource="vm")(work)
     with pytest.raises(ConfigError, match="'soon' is not a duration"):

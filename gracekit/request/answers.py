@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from typing import Final
 
 from gracekit.clock import Clock
 from gracekit.errors import (
+    DependencyError,
+    GracekitError,
     MessageTooLargeError,
+    StoreBrokenError,
     StoreError,
-    Undeliverable,
     UnserialisableError,
 )
 from gracekit.process import Point, Process
@@ -23,7 +26,19 @@ from gracekit.tracker.journal import Address, Journal, Outcome, from_json
 from gracekit.tracker.task import TaskState
 
 REPLY_TIMEOUT_S: Final = 5.0
-"""A reply that finds no way within this time is given up and counted."""
+"""Bound of one try."""
+REPLY_AGAIN_S: Final = 1.0
+"""Pause before the next, where a transport takes nothing for now."""
+CALLER_WAITS_S: Final = 60.0
+"""How long a caller waits, where it did not say."""
+
+
+class Sent(enum.Enum):
+    """What became of a reply."""
+
+    YES = "yes"
+    GIVEN_UP = "given_up"  # its caller has left, or waited long enough
+    NOT_YET = "not_yet"  # it stays due
 
 
 class Answers:
@@ -42,24 +57,71 @@ class Answers:
         self._process = process
         self._telemetry = telemetry
         self._clock = clock
+        self._stopped = False
 
-    async def send(self, address: Address, outcome: Outcome) -> bool:
-        """Publish one reply; false if it was given up."""
+    def stop(self) -> None:
+        """Try nothing again: the transport goes. What is due stays due, for the next start."""
+        self._stopped = True
+
+    async def send(self, address: Address, outcome: Outcome, *, patient: bool = True) -> Sent:
+        """Publish one reply.
+
+        One whose queue is gone is given up.
+
+        Args:
+            address: Where to.
+            outcome: What.
+            patient: Whether a transport that takes nothing for now is asked again, as long as
+                the caller may wait.
+        """
         body = self._body(address, outcome)
-        self._process.reach(Point.REPLY, "before")
+        now = self._clock.wall()
+        until = address.expires_at if address.expires_at is not None else now + CALLER_WAITS_S
+        while not self._stopped:
+            try:
+                await self._publish(address, body, REPLY_TIMEOUT_S)
+            except (TimeoutError, StoreError, DependencyError) as error:
+                final = isinstance(error, StoreBrokenError) or self._clock.wall() >= until
+                if final:
+                    return self._give_up(address, error)
+                if not patient:
+                    break
+                await asyncio.sleep(REPLY_AGAIN_S)
+            except GracekitError as error:  # no such queue, or not for us
+                return self._give_up(address, error)
+            else:
+                return Sent.YES
+        return Sent.NOT_YET
+
+    def _give_up(self, address: Address, error: Exception) -> Sent:
+        told = str(error) or f"it took over {REPLY_TIMEOUT_S:g} s"
+        self._telemetry.emit("reply.given_up", queue=address.queue, error=told)
+        return Sent.GIVEN_UP
+
+    async def beat(self, address: Address, *, within_s: float) -> bool:
+        """Publish one heartbeat; false if it found no way, which hurts nobody but its caller."""
+        beat = Reply(msg_id=address.msg_id, reply_id=self._clock.new_id(), ending=False)
         try:
-            async with asyncio.timeout(REPLY_TIMEOUT_S):
-                await self._transport.publish(reply_queue(address.queue), Message(body=body))
-        except (Undeliverable, TimeoutError, StoreError) as error:
-            self._telemetry.emit("reply.given_up", queue=address.queue, error=str(error))
+            await self._publish(address, encode_reply(beat), within_s)
+        except Exception as error:  # noqa: BLE001 - whatever the transport met, the task goes on
+            told = str(error) or type(error).__name__
+            self._telemetry.emit("heartbeat.lost", queue=address.queue, error=told)
             return False
-        self._process.reach(Point.REPLY, "after")
         return True
 
-    async def send_due(self, row_id: int, address: Address, outcome: Outcome) -> None:
+    async def _publish(self, address: Address, body: bytes, within_s: float) -> None:
+        self._process.reach(Point.REPLY, "before")
+        async with asyncio.timeout(within_s):
+            await self._transport.publish(reply_queue(address.queue), Message(body=body))
+        self._process.reach(Point.REPLY, "after")
+
+    async def send_due(
+        self, row_id: int, address: Address, outcome: Outcome, *, patient: bool = True
+    ) -> None:
         """Send a reply that is on record, then forget it."""
-        sent = await self.send(address, outcome)
-        await self.forget(row_id, address, sent=sent)
+        sent = await self.send(address, outcome, patient=patient)
+        if sent is not Sent.NOT_YET:
+            await self.forget(row_id, address, sent=sent is Sent.YES)
 
     async def forget(self, row_id: int, address: Address, *, sent: bool) -> None:
         """Strike a reply that was sent, or given up, from the record."""

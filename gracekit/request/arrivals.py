@@ -8,21 +8,28 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from msgspec import structs
+
 from gracekit.clock import Clock
 from gracekit.config import Settings
 from gracekit.errors import BadMessageError, Draining, GracekitError, MessageTooLargeError, RpcError
+from gracekit.request.heartbeats import monitor_of
 from gracekit.request.lanes import Job, LaneGate
 from gracekit.request.refusals import Refusals, reason_of
-from gracekit.rpc.message import Request
+from gracekit.rpc.message import CONTROL_NAMESPACE, STATE_VERB, Request
 from gracekit.rpc.methods import Method, MethodTable
 from gracekit.rpc.oslo_wire import decode_request
 from gracekit.rpc.transport import Delivery, QueueKind
-from gracekit.shutdown import Phase
+from gracekit.shutdown import Phase, ServiceState
+from gracekit.tracing import adopted
 from gracekit.tracker.journal import Acceptance, Address, TaskRow
 from gracekit.tracker.task import Lane, OnInterrupt, TrackedTask
 
-CONTROL_NAMESPACE: Final = "gracekit"
+__all__ = ["CONTROL_NAMESPACE", "Arrivals"]
+
+PING: Final = "oslo_rpc_server_ping"
 _POLICIES: Final = {policy.value: policy for policy in OnInterrupt}
+_CLOSED: Final = frozenset({ServiceState.QUIET, ServiceState.DRAINING, ServiceState.STOPPED})
 
 
 class Arrivals:
@@ -56,14 +63,20 @@ class Arrivals:
             await self._refusals.reject(None, delivery, gate.lane, reason, error)
             return None
         if request.namespace == CONTROL_NAMESPACE and gate.lane is Lane.OPS:
-            await self._refusals.answer_control(request, delivery)
+            if request.method == STATE_VERB:
+                await self._refusals.answer(request, delivery, self._state())
+            else:
+                await self._refusals.answer_control(request, delivery)
             return None
         try:
             method = self._methods.resolve(request.namespace, request.method, request.version)
             method.bind(request.args)
             self._check_open(method, gate)
         except RpcError as error:
-            await self._refusals.reject(request, delivery, gate.lane, reason_of(error), error)
+            if self._settings.rpc_ping_enabled and _is_ping(request):
+                await self._refusals.answer(request, delivery, "pong")
+            else:
+                await self._refusals.reject(request, delivery, gate.lane, reason_of(error), error)
             return None
         return self._job(request, method, delivery, gate)
 
@@ -72,6 +85,15 @@ class Arrivals:
         assert job.delivery is not None
         request = decode_request(job.delivery.body, max_bytes=self._settings.max_body_bytes)
         await self._refusals.reject(request, job.delivery, job.gate.lane, reason, error)
+
+    def _state(self) -> dict[str, Any]:
+        """What anybody may ask before sending; `open` says whether new requests are taken."""
+        return {
+            "instance": self._instance,
+            "host": self._settings.host,
+            "state": self._phase.state.value,
+            "open": self._phase.state not in _CLOSED,
+        }
 
     def _check_open(self, method: Method[Any, Any], gate: LaneGate) -> None:
         if gate.lane is not Lane.OPS or not self._phase.draining:
@@ -85,13 +107,17 @@ class Arrivals:
     def _job(
         self, request: Request, method: Method[Any, Any], delivery: Delivery, gate: LaneGate
     ) -> Job:
+        if delivery.headers:
+            request = structs.replace(request, context=adopted(request.context, delivery.headers))
         task = self._task(request, method, delivery, gate)
         waits_s = delivery.expires_in_s
         expires_at = None if waits_s is None else self._clock.wall() + waits_s
         reply = None
         if request.reply is not None:
             queue, msg_id = request.reply.queue, request.reply.msg_id
-            reply = Address(queue=queue, msg_id=msg_id, expires_at=expires_at)
+            reply = Address(
+                queue=queue, msg_id=msg_id, expires_at=expires_at, monitor_s=monitor_of(request)
+            )
         job = Job(
             task=task,
             method=method,
@@ -194,6 +220,11 @@ class Arrivals:
             cursor=row.cursor,
             state=row.state,
         )
+
+
+def _is_ping(request: Request) -> bool:
+    """Whether it is oslo's built-in method, which a service of the same name overrides."""
+    return request.method == PING and request.namespace is None
 
 
 def _holds_drain(method: Method[Any, Any], lane: Lane) -> bool:

@@ -28,6 +28,7 @@ from gracekit.rpc.failures import failure_of
 from gracekit.rpc.message import Failure
 from gracekit.rpc.methods import Method
 from gracekit.rpc.plain import dumps, plain
+from gracekit.tracing import apart
 from gracekit.tracker.journal import ERRORED_SENTENCES, Outcome, TaskRow
 from gracekit.tracker.orders import DONE, ENDS
 from gracekit.tracker.task import CancelCause, Cut, Order, Reason, TaskState, TrackedTask
@@ -45,6 +46,13 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome: Outcome | None = None
     cut: Cut | None = None
+
+
+def error_type_of(end: End) -> str | None:
+    """Class name of what the handler raised, or was ended with; None for a result or a cut."""
+    if end.outcome is None or end.outcome.failure is None:
+        return None
+    return failure_from(end.outcome.failure).exc_class
 
 
 def failed(error: BaseException, state: TaskState = TaskState.FAILED) -> Outcome:
@@ -179,7 +187,7 @@ async def call_hook(
 ) -> Any:
     """Call a probe, errored hook or job, plain or async."""
     try:
-        with running_in(ctx):
+        with running_in(ctx), apart():
             if asyncio.iscoroutinefunction(hook):
                 return await hook(ctx, **args)
             return await _in_thread(partial(hook, ctx, **args), threads)

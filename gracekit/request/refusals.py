@@ -1,4 +1,8 @@
-"""Refusals and control: deliveries that never become a task, each recorded, answered, settled."""
+"""Refusals and control: deliveries that never become a task.
+
+A refusal is recorded, answered and settled. What is asked of gracekit itself is
+answered at once, and leaves no record.
+"""
 
 from __future__ import annotations
 
@@ -68,25 +72,34 @@ class Refusals:
         if request is None:
             await settle(delivery.dead_letter(f"{reason}: {error}"), self._telemetry)
             return
-        if request.reply is not None:
-            address = Address(
-                queue=request.reply.queue, msg_id=request.reply.msg_id, expires_at=None
-            )
-            await self._answers.refuse(address, error)
+        await self._answers.refuse(_address(request), error)
         await settle(delivery.ack(), self._telemetry)
 
     async def answer_control(self, request: Request, delivery: Delivery) -> None:
         """A control verb: not journaled, not tracked, answered at once."""
         await settle(delivery.ack(), self._telemetry)
-        if request.reply is None:
+        address = _address(request)
+        if address is None:
             return
-        address = Address(queue=request.reply.queue, msg_id=request.reply.msg_id, expires_at=None)
         try:
             answer = await self._control(request)
         except Exception as error:  # noqa: BLE001 - every fault goes to whoever asked
             await self._answers.refuse(address, error)
             return
         await self._answers.send(address, succeeded(f"verb {request.method}", answer))
+
+    async def answer(self, request: Request, delivery: Delivery, answer: Any) -> None:
+        """A question that changes nothing and that anybody may ask."""
+        await settle(delivery.ack(), self._telemetry)
+        address = _address(request)
+        if address is not None:
+            await self._answers.send(address, succeeded(request.method, answer))
+
+
+def _address(request: Request) -> Address | None:
+    if request.reply is None:
+        return None
+    return Address(queue=request.reply.queue, msg_id=request.reply.msg_id, expires_at=None)
 
 
 async def settle(settlement: Coroutine[Any, Any, None], telemetry: Telemetry) -> None:

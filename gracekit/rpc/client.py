@@ -9,92 +9,42 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from msgspec import structs
 
 from gracekit.clock import Clock
-from gracekit.config import did_you_mean, parse_duration
 from gracekit.errors import (
     CallTimeoutError,
     ConfigError,
     InvalidArgumentsError,
     MessageTooLargeError,
+    Undeliverable,
+    VersionCapError,
 )
 from gracekit.process import Process
+from gracekit.rpc.ahead import check_open
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.failures import rebuild
-from gracekit.rpc.message import LEASE_KEY, ReplyAddress, Request, carried_lease
-from gracekit.rpc.methods import Method, Place
-from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, MAX_NAME, encode_request
+from gracekit.rpc.message import (
+    CONTROL_NAMESPACE,
+    LEASE_KEY,
+    ReplyAddress,
+    Request,
+    carried_lease,
+)
+from gracekit.rpc.methods import Method
+from gracekit.rpc.options import CALL_TIMEOUT_S, AnyMethod, Options, PrepareOptions
+from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
 from gracekit.rpc.replies import Replies
 from gracekit.rpc.transport import Message, Queue, Transport, directed_queue, shared_queue
+from gracekit.tracing import outgoing, stamped
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-CALL_TIMEOUT_S: Final = 60.0
-
-
-class PrepareOptions(TypedDict, total=False):
-    """What `prepare` takes.
-
-    Attributes:
-        host: Send to this host only; None for any.
-        ops: Send to the ops topic; methods marked `ops` go there by themselves.
-        timeout: Seconds (or "5m") that a call waits for its reply.
-        version: Interface version asked for; None for the method's own, or 1.0.
-        namespace: Interface namespace; None for the method's own, or the default.
-        context: Travels with the request; handlers read `ctx["user_id"]`.
-        request_id: An idempotency key of the caller's own: while the service
-            remembers it, a second send starts nothing. None for a new id each send.
-    """
-
-    host: str | None
-    ops: bool
-    timeout: float | str
-    version: str | None
-    namespace: str | None
-    context: Mapping[str, Any]
-    request_id: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    """`PrepareOptions`, complete."""
-
-    host: str | None = None
-    ops: bool = False
-    timeout: float | str = CALL_TIMEOUT_S
-    version: str | None = None
-    namespace: str | None = None
-    context: Mapping[str, Any] = field(default_factory=dict)
-    request_id: str | None = None
-
-    def with_(self, changes: Mapping[str, Any]) -> _Options:
-        for name in changes:
-            if name not in _Options.__slots__:
-                raise TypeError(
-                    f"prepare() has no option {name!r}{did_you_mean(name, _Options.__slots__)}; "
-                    f"it takes {', '.join(_Options.__slots__)}, and call() takes the arguments"
-                )
-        options = replace(self, **changes)
-        options.check()
-        return replace(options, context=MappingProxyType(dict(options.context)))
-
-    @property
-    def timeout_s(self) -> float:
-        return parse_duration(self.timeout)
-
-    def check(self) -> None:
-        if self.timeout_s <= 0:
-            raise ConfigError(f"timeout={self.timeout!r} must be above 0")
-        if self.request_id is not None and not 0 < len(self.request_id) <= MAX_NAME:
-            raise ConfigError(f"request_id must have 1 to {MAX_NAME} characters")
-        if self.host == "":
-            raise ConfigError("host='' names no host; leave it out to send to any")
+__all__ = ["CALL_TIMEOUT_S", "ClientView", "PrepareOptions", "RpcClient"]
 
 
 class ClientView:
@@ -102,7 +52,7 @@ class ClientView:
 
     __slots__ = ("_client", "_options")
 
-    def __init__(self, client: RpcClient, options: _Options) -> None:
+    def __init__(self, client: RpcClient, options: Options) -> None:
         self._client = client
         self._options = options
 
@@ -114,6 +64,14 @@ class ClientView:
             ConfigError: a value cannot be.
         """
         return ClientView(self._client, self._options.with_(options))
+
+    def can_send_version(self, version: str | None = None) -> bool:
+        """Whether the prepared `version_cap` lets a request of that interface version out.
+
+        Args:
+            version: None for the prepared one, or 1.0.
+        """
+        return self._options.can_send(version or self._options.version or "1.0")
 
     @overload
     async def call(self, method: Method[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -133,7 +91,12 @@ class ClientView:
 
         Raises:
             CallTimeoutError: no reply in time; the request may still run.
+            HeartbeatTimeoutError: one of these, when it was the prepared
+                `monitor_timeout` that ended the wait.
+            Draining: the service takes no such request now; with `fail_fast`
+                nothing was sent then.
             Undeliverable: no service ever read this topic.
+            VersionCapError: it needs a newer interface than `version_cap`.
             InvalidArgumentsError: arguments that the method does not take.
             RemoteError: the handler raised a class that is not registered here;
                 registered, builtin and gracekit classes are raised as themselves.
@@ -152,6 +115,8 @@ class ClientView:
 
         Raises:
             Undeliverable: no service ever read this topic.
+            Draining: as with `call`, with `fail_fast` only.
+            VersionCapError: it needs a newer interface than `version_cap`.
             InvalidArgumentsError: arguments that the method does not take.
         """
         return await self._client._cast(self._options, method, args, kwargs)  # noqa: SLF001
@@ -164,8 +129,9 @@ class ClientView:
         """Send a request to every instance that runs now; possibly to none.
 
         Raises:
+            VersionCapError: it needs a newer interface than `version_cap`.
             InvalidArgumentsError: arguments that the method does not take, or a
-                prepared `host`.
+                prepared `host` or `fail_fast`.
         """
         await self._client._fanout(self._options, method, args, kwargs)  # noqa: SLF001
 
@@ -200,7 +166,7 @@ class RpcClient(ClientView):
         process: Process | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
-        super().__init__(self, _Options())
+        super().__init__(self, Options())
         _check_exceptions(exceptions)
         self._clock = clock or Clock()
         self._owned = isinstance(transport, str)
@@ -245,17 +211,21 @@ class RpcClient(ClientView):
     # -- the three ways to send -----------------------------------------------
 
     async def _call(
-        self, options: _Options, method: _AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, options: Options, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         request = self._request(options, method, args, kwargs)
         address: ReplyAddress | None = None
-        timeout_s = options.timeout_s
+        timeout_s, monitor_s = options.timeout_s, options.monitor_timeout_s
         try:
             async with asyncio.timeout(timeout_s) as scope:
+                if options.fail_fast:
+                    await self._check_open(options, method)
                 address, future = await self._replies.expect()
-                request = structs.replace(request, reply=address)
-                message = self._message(request, expires_in_s=timeout_s)
-                await self._transport.publish(self._queue(options, method), message)
+                request = structs.replace(request, reply=address, monitor_timeout_s=monitor_s)
+                await self._send(options, method, request, expires_at=scope.when())
+                if monitor_s is not None:
+                    silence = self._silence(options, method, request)
+                    self._replies.monitor(address, monitor_s, silence)
                 reply = await future
         except TimeoutError as error:
             if not scope.expired():
@@ -271,28 +241,81 @@ class RpcClient(ClientView):
             raise rebuild(reply.failure, self._exceptions)
         return reply.result
 
+    def _silence(self, options: Options, method: AnyMethod, request: Request) -> str:
+        return (
+            f"no heartbeat from {self._queue(options, method).name!r} about {request.method}() "
+            f"within {request.monitor_timeout_s:g} s (monitor_timeout, not the total time-out of "
+            f"{options.timeout_s:g} s): nobody has taken it yet, or its server is gone; request "
+            f"{request.request_id} may still run, now or later"
+        )
+
     async def _cast(
-        self, options: _Options, method: _AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, options: Options, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> str:
         request = self._request(options, method, args, kwargs)
-        await self._transport.publish(self._queue(options, method), self._message(request))
+        if options.fail_fast:
+            await self._check_open(options, method)
+        await self._send(options, method, request, expires_at=None)
         return request.request_id
 
     async def _fanout(
-        self, options: _Options, method: _AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, options: Options, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if options.host is not None:
             raise InvalidArgumentsError(
                 f"a fanout goes to every host and host={options.host!r} was prepared; "
                 "use cast() for one host, or leave host out"
             )
+        if options.fail_fast:
+            raise InvalidArgumentsError(
+                "a fanout goes to every instance, so there is nobody to ask: leave fail_fast out"
+            )
         request = self._request(options, method, args, kwargs)
         await self._transport.publish_fanout(self._topic(options, method), self._message(request))
+
+    async def _send(
+        self, options: Options, method: AnyMethod, request: Request, *, expires_at: float | None
+    ) -> None:
+        """Publish to the request's queue; an ops request that nobody can take to the other topic.
+
+        Args:
+            options: As prepared.
+            method: As passed.
+            request: What to send.
+            expires_at: Loop time at which its caller leaves; None for never.
+        """
+        queue = self._queue(options, method)
+        message = self._message(request, expires_at=expires_at)
+        try:
+            await self._transport.publish(queue, message)
+        except Undeliverable as error:
+            # A peer of a time before ops servers: the same request, once, where it listens.
+            if queue.topic != self._topics[True] or options.namespace == CONTROL_NAMESPACE:
+                raise
+            other = _queue_of(self._topics[False], options.host)
+            message = self._message(request, expires_at=expires_at)
+            try:
+                await self._transport.publish(other, message)
+            except Undeliverable:
+                raise Undeliverable(f"{error}; nor does {other.name!r} take it") from None
+
+    async def _check_open(self, options: Options, method: AnyMethod) -> None:
+        """Ask before a new request is sent; ops requests wait behind no closed topic."""
+        if self._is_ops(options, method) or not options.has_ops_server:
+            return
+        await check_open(
+            self._transport,
+            self._replies,
+            self._clock,
+            ops_topic=self._topics[True],
+            host=options.host,
+            within_s=options.timeout_s,
+        )
 
     # -- a request's parts ----------------------------------------------------
 
     def _request(
-        self, options: _Options, method: _AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, options: Options, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Request:
         name = method if isinstance(method, str) else method.name
         if args:
@@ -302,7 +325,13 @@ class RpcClient(ClientView):
             )
         if not isinstance(method, str):
             method.bind(kwargs)
-        place = _place(options, method)
+        place = options.place(method)
+        if not options.can_send(place.version):
+            raise VersionCapError(
+                f"{name}() is asked for at {place.version} and version_cap={options.version_cap!r} "
+                "says that the receiver is older: send what the cap allows, or raise it once all "
+                "receivers are upgraded"
+            )
         return Request(
             request_id=options.request_id or self._clock.new_id(),
             method=name,
@@ -312,32 +341,31 @@ class RpcClient(ClientView):
             context=_with_lease(options.context),
         )
 
-    def _message(self, request: Request, *, expires_in_s: float | None = None) -> Message:
+    def _message(self, request: Request, *, expires_at: float | None = None) -> Message:
+        trace = outgoing()
+        if trace:
+            request = structs.replace(request, context=stamped(request.context, trace))
         body = encode_request(request)
         if len(body) > self._max_body_bytes:
             raise MessageTooLargeError(
                 f"{request.method}() makes a message of {len(body)} bytes and at most "
                 f"{self._max_body_bytes} are sent; pass a reference to the data instead"
             )
-        return Message(body=body, expires_in_s=expires_in_s)
+        expires_in_s = None if expires_at is None else max(0.0, expires_at - self._clock.loop())
+        return Message(body=body, expires_in_s=expires_in_s, headers=trace)
 
-    def _topic(self, options: _Options, method: _AnyMethod) -> str:
-        is_ops = options.ops or (not isinstance(method, str) and method.ops)
-        return self._topics[is_ops]
+    def _is_ops(self, options: Options, method: AnyMethod) -> bool:
+        return options.ops or (not isinstance(method, str) and method.ops)
 
-    def _queue(self, options: _Options, method: _AnyMethod) -> Queue:
-        topic = self._topic(options, method)
-        return directed_queue(topic, options.host) if options.host else shared_queue(topic)
+    def _topic(self, options: Options, method: AnyMethod) -> str:
+        return self._topics[self._is_ops(options, method) and options.has_ops_server]
 
-
-_AnyMethod = Method[..., Any] | str
+    def _queue(self, options: Options, method: AnyMethod) -> Queue:
+        return _queue_of(self._topic(options, method), options.host)
 
 
-def _place(options: _Options, method: _AnyMethod) -> Place:
-    """What was prepared, else the method's own."""
-    if isinstance(method, str):
-        return Place(options.namespace, options.version or "1.0")
-    return method.place(namespace=options.namespace, version=options.version)
+def _queue_of(topic: str, host: str | None) -> Queue:
+    return directed_queue(topic, host) if host else shared_queue(topic)
 
 
 def _check_exceptions(exceptions: Mapping[str, object]) -> None:

@@ -16,6 +16,12 @@ JsonObject = dict[str, Any]
 LEASE_KEY: Final = "gracekit_lease"
 """Context key under which a handler's requests carry its lease: {kind, id, token}."""
 
+CONTROL_NAMESPACE: Final = "gracekit"
+"""Of what gracekit itself is asked over an ops topic."""
+
+STATE_VERB: Final = "state"
+"""The one question there that anybody may ask: whether new requests are taken."""
+
 carried_lease: Final[ContextVar[JsonObject | None]] = ContextVar("gracekit_lease", default=None)
 """The lease of the task that runs here; a client adds it to each request it sends."""
 

@@ -407,11 +407,11 @@ class MethodTable:
         """
         served = self._methods.get((namespace, name), ())
         for method in served:
-            if _serves(method.version, version):
+            if serves(method.version, version):
                 return method
         # Which of the two it is decides whether an oslo client tries an older version.
         places = {method.version for method in self if method.namespace == namespace}
-        if any(_serves(place, version) for place in places):
+        if any(serves(place, version) for place in places):
             hint = _elsewhere(version, served) if served else self._hint(name)
             raise NoSuchMethodError(f"method {_cut(name)} is not served{hint}")
         if not places:
@@ -465,7 +465,8 @@ _SHORT: Final = 16
 _short_parts: Final = functools.lru_cache(256)(_read_parts)
 
 
-def _serves(served: str, asked: str) -> bool:
+def serves(served: str, asked: str) -> bool:
+    """Whether an interface at version *served* fits one asked for: same major, minor not above."""
     have, want = _parts(served), _parts(asked)
     return have[0] == want[0] >= 0 and _steps(want) <= _steps(have)
 

@@ -32,6 +32,7 @@ __all__ = [
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_NAME: Final = 255  # characters of a method, namespace, id or queue name
 MAX_VERSION: Final = 32  # characters
+MAX_SECONDS: Final = 1e9  # anybody may send an integer that no timer takes
 
 _VERSION_KEY: Final = "oslo.version"
 _MESSAGE_KEY: Final = "oslo.message"
@@ -214,7 +215,7 @@ def _required(message: JsonObject, key: str) -> str:
 def _object(message: JsonObject, key: str) -> JsonObject:
     value = message.get(key, {})
     if not isinstance(value, dict):
-        raise BadMessageError(f"{key} is {_kind(value)}, not an object: {excerpt(value)}")
+        raise BadMessageError(f"{key} is {_kind(value)}, not an object")  # what it holds is secret
     return value
 
 
@@ -224,7 +225,7 @@ def _seconds(message: JsonObject, key: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadMessageError(f"{key} is {_kind(value)}, not seconds: {excerpt(value)}")
-    return value if value > 0 else None
+    return min(value, MAX_SECONDS) if value > 0 else None
 
 
 def _kind(value: object) -> str:

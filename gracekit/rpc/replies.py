@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from gracekit.clock import Clock
-from gracekit.errors import BadMessageError, RpcError
+from gracekit.errors import BadMessageError, HeartbeatTimeoutError, RpcError
 from gracekit.rpc.message import Reply, ReplyAddress
 from gracekit.rpc.oslo_wire import decode_reply
 from gracekit.rpc.transport import Consumer, Delivery, Queue, Transport, reply_queue
@@ -35,6 +35,8 @@ class Replies:
         self._queue: Queue | None = None
         self._consumer: Consumer | None = None
         self._waiting: dict[str, asyncio.Future[Reply]] = {}
+        self._hearing: dict[str, asyncio.Queue[Reply]] = {}
+        self._monitors: dict[str, _Monitor] = {}
         self._settling: set[asyncio.Task[None]] = set()
 
     async def expect(self) -> tuple[ReplyAddress, asyncio.Future[Reply]]:
@@ -45,9 +47,31 @@ class Replies:
         self._waiting[address.msg_id] = future
         return address, future
 
+    async def hear(self) -> tuple[ReplyAddress, asyncio.Queue[Reply]]:
+        """An address for one question that several may answer, and what they say; see `forget`."""
+        queue = await self._open()
+        address = ReplyAddress(queue=queue.name, msg_id=self._clock.new_id())
+        heard = self._hearing[address.msg_id] = asyncio.Queue()
+        return address, heard
+
+    def monitor(self, address: ReplyAddress, timeout_s: float, silence: str) -> None:
+        """End a call that waits with a HeartbeatTimeoutError when it hears nothing for so long.
+
+        Args:
+            address: The call's, from `expect`.
+            timeout_s: Seconds from now, and from each heartbeat.
+            silence: What the error says.
+        """
+        future = self._waiting.get(address.msg_id)
+        if future is not None:
+            self._monitors[address.msg_id] = _Monitor(future, timeout_s, silence)
+
     def forget(self, address: ReplyAddress) -> None:
         """The call is over; a later reply to it is ignored."""
         self._waiting.pop(address.msg_id, None)
+        self._hearing.pop(address.msg_id, None)
+        if (monitor := self._monitors.pop(address.msg_id, None)) is not None:
+            monitor.stop()
 
     async def stop(self) -> None:
         """Read no more replies; calls that still wait end with an RpcError."""
@@ -83,14 +107,45 @@ class Replies:
             return
         self._settle(delivery.ack())
         if not reply.ending:
-            return  # a heartbeat: no call asks for any
+            if (monitor := self._monitors.get(reply.msg_id)) is not None:
+                monitor.renew()
+            return
         future = self._waiting.pop(reply.msg_id, None)
-        if future is None or future.done():
-            self.ignored += 1
-        else:
+        if future is not None and not future.done():
             future.set_result(reply)
+        elif (heard := self._hearing.get(reply.msg_id)) is not None:
+            heard.put_nowait(reply)
+        else:
+            self.ignored += 1
 
     def _settle(self, settlement: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(settlement)
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
+
+
+class _Monitor:
+    """Ends a call whose server falls silent; a heartbeat costs it no timer."""
+
+    def __init__(self, future: asyncio.Future[Reply], timeout_s: float, silence: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._future = future
+        self._timeout_s = timeout_s
+        self._silence = silence
+        self._heard_at = self._loop.time()
+        self._timer = self._loop.call_at(self._heard_at + timeout_s, self._look)
+
+    def renew(self) -> None:
+        """A sign of life came."""
+        self._heard_at = self._loop.time()
+
+    def stop(self) -> None:
+        """The call is over."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        due = self._heard_at + self._timeout_s
+        if due > self._loop.time():
+            self._timer = self._loop.call_at(due, self._look)
+        elif not self._future.done():
+            self._future.set_exception(HeartbeatTimeoutError(self._silence))

@@ -74,7 +74,7 @@ owner IS NULL AND finished_at IS NOT NULL AND service = ? AND id IN (
     SELECT task_id FROM reply WHERE due_at IS NOT NULL
     UNION SELECT id FROM task WHERE errored_due = 1)"""
 _DUE_REPLIES: Final = """
-SELECT task.id, reply.queue, reply.msg_id, reply.expires_at, task.accepted_at
+SELECT task.id, reply.queue, reply.msg_id, reply.expires_at, reply.monitor_s, task.accepted_at
 FROM reply JOIN task ON task.id = reply.task_id
 WHERE reply.due_at IS NOT NULL AND task.owner = ?"""
 
@@ -231,7 +231,7 @@ class Claims:
     async def due_replies(self) -> list[tuple[int, Address, float]]:
         """(row id, address, accepted at) of replies that this run owes."""
         rows = await self._journal.engine.query(_DUE_REPLIES, self._journal.run_id)
-        return [(int(r[0] or 0), address_of(r[1:4]), float(r[4] or 0)) for r in rows]
+        return [(int(r[0] or 0), address_of(r[1:5]), float(r[5] or 0)) for r in rows]
 
     async def errored_due(self, *, limit: int = 100) -> list[TaskRow]:
         """ERRORED rows of this run whose hook has still to be called."""

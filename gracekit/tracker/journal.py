@@ -52,20 +52,24 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         queue: The caller's reply queue.
         msg_id: Echoed to the caller.
         expires_at: Wall time until which the caller waits; None if unknown.
+        monitor_s: Seconds without a heartbeat after which the caller gives up; None if it
+            asked for none, and then must get none.
     """
 
     queue: str
     msg_id: str
     expires_at: float | None
+    monitor_s: float | None = None
 
 
 def address_of(columns: Row) -> Address:
-    """(queue, msg_id, expires_at) as a value."""
-    queue, msg_id, expires_at = columns
+    """(queue, msg_id, expires_at, monitor_s) as a value."""
+    queue, msg_id, expires_at, monitor_s = columns
     return Address(
         queue=str(queue),
         msg_id=str(msg_id),
         expires_at=None if expires_at is None else float(expires_at),
+        monitor_s=None if monitor_s is None else float(monitor_s),
     )
 
 
@@ -203,8 +207,8 @@ INSERT INTO task (request_id, recipient, service, lane, queue, route, target, na
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
 ON CONFLICT (request_id, recipient) DO NOTHING"""
 _ACCEPT_REPLY: Final = """
-INSERT INTO reply (task_id, queue, msg_id, expires_at)
-SELECT id, ?, ?, ? FROM task WHERE request_id = ? AND recipient = ?"""
+INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s)
+SELECT id, ?, ?, ?, ? FROM task WHERE request_id = ? AND recipient = ?"""
 COUNT: Final = """
 INSERT INTO tally (what, n) VALUES (?, ?) ON CONFLICT (what) DO UPDATE SET n = n + excluded.n"""
 NOTE: Final = """
@@ -221,7 +225,7 @@ UPDATE task SET state = ?, result = ?, failure = ?, reason = ?, detail = ?, fini
     args = CASE WHEN ? THEN args END, context = CASE WHEN ? THEN context END, errored_due = ?
 WHERE id = ? AND owner = ? AND state = ?"""
 # Two statements: RETURNING builds a table for what it returns, and most tasks have no reply.
-_REPLIES: Final = "SELECT queue, msg_id, expires_at FROM reply WHERE task_id = ?"
+_REPLIES: Final = "SELECT queue, msg_id, expires_at, monitor_s FROM reply WHERE task_id = ?"
 _REPLIES_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
 _REPLY_DONE: Final = "DELETE FROM reply WHERE task_id = ? AND queue = ? AND msg_id = ?"
 _HAND_OVER: Final = """
@@ -310,7 +314,11 @@ class Journal:
         key = (request.request_id, request.recipient)
         if request.reply is not None:
             reply = request.reply
-            batch.add(_ACCEPT_REPLY, reply.queue, reply.msg_id, reply.expires_at, *key)
+            batch.add(
+                _ACCEPT_REPLY,
+                *(reply.queue, reply.msg_id, reply.expires_at, reply.monitor_s),
+                *key,
+            )
         if begin and request.resource is not None:
             batch.add(_TOKEN, *request.resource, *key, expect=1)
         batch.add_up(COUNT, "accepted", 1)
@@ -370,11 +378,13 @@ class Journal:
         """
         batch = Batch(Point.ADD_REPLY_ADDRESS)
         index = batch.ask(
-            "INSERT INTO reply (task_id, queue, msg_id, expires_at) SELECT id, ?, ?, ? FROM task "
+            "INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s) "
+            "SELECT id, ?, ?, ?, ? FROM task "
             "WHERE id = ? AND finished_at IS NULL ON CONFLICT DO NOTHING RETURNING 1",
             reply.queue,
             reply.msg_id,
             reply.expires_at,
+            reply.monitor_s,
             row.id,
         )
         ended = batch.ask("SELECT 1 FROM task WHERE id = ? AND finished_at IS NOT NULL", row.id)
@@ -395,7 +405,7 @@ class Journal:
         """Record the outcome and make its replies due.
 
         Returns:
-            Index of the statement that returns (queue, msg_id, expires_at) of each reply.
+            Index of the statement that returns each reply as `address_of` reads it.
         """
         now = self.clock.wall()
         replies = batch.ask(_REPLIES, row_id)
@@ -417,6 +427,11 @@ class Journal:
             expect=1,
         )
         return replies
+
+    async def monitored(self, row_id: int) -> list[Address]:
+        """Callers of an unfinished task that asked for heartbeats."""
+        rows = await self.engine.query(f"{_REPLIES} AND monitor_s IS NOT NULL", row_id)
+        return [address_of(row) for row in rows]
 
     async def replies_due(self, row_id: int) -> list[Address]:
         """Where the answer of an ended task has still to go."""

@@ -347,3 +347,23 @@ async def test_a_full_dead_letter_queue_holds_nobody_up(site: RabbitSite) -> Non
     assert (queues["shop"].ready, queues["shop"].unacked) == (0, 0)
     assert queues["shop_dead"].ready <= 2
     assert service.log.count("task.rejected") == 10
+
+
+async def test_a_reply_waits_for_a_broker_that_is_away(site: RabbitSite) -> None:
+    """
+    A caller that still waits gets its answer when the broker is back, and not only after a restart.
+    """
+    service = await site.start().serving()
+    async with served.svc.client(site.broker.url_of(site.vhost)) as client:
+        call = asyncio.create_task(client.prepare(request_id="k").call("slow", key="k", s=1))
+        await site.effect("start", "k")
+        await asyncio.to_thread(site.broker.kill)
+        await site.effect("done", "k")
+        await asyncio.sleep(7)  # longer than one try
+        await asyncio.to_thread(site.broker.start)
+        answer = await asyncio.wait_for(call, 40)
+    code = await service.stop()
+
+    assert (answer, code) == ("k", 0)
+    assert "reply.given_up" not in service.log
+    assert len(site.seen("start", "k")) == 1

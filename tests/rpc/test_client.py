@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from gracekit.errors import (
     CallTimeoutError,
     ConfigError,
     DependencyError,
+    Draining,
+    HeartbeatTimeoutError,
     InvalidArgumentsError,
     MessageTooLargeError,
     NoSuchMethodError,
@@ -21,6 +24,8 @@ from gracekit.errors import (
     RpcError,
     Undeliverable,
     UnserialisableError,
+    UnsupportedVersionError,
+    VersionCapError,
 )
 from gracekit.process import Process
 from gracekit.rpc.client import RpcClient
@@ -248,7 +253,18 @@ async def test_an_unknown_option_is_refused_with_a_hint(client):
 
 @pytest.mark.parametrize(
     "options",
-    [{"timeout": 0}, {"timeout": -1}, {"timeout": "soon"}, {"request_id": ""}, {"host": ""}],
+    [
+        {"timeout": 0},
+        {"timeout": -1},
+        {"timeout": "soon"},
+        {"monitor_timeout": 0},
+        {"monitor_timeout": 1.9},
+        {"monitor_timeout": "soon"},
+        {"request_id": ""},
+        {"host": ""},
+        *({"version_cap": wrong} for wrong in ("", "6", "6.x", "6.4.1.0", "-6.4", "\u0666.4", 6.4)),
+        {"ops_since": "auto"},
+    ],
 )
 async def test_impossible_options_are_refused(client, options):
     """
@@ -398,6 +414,336 @@ async def test_stopping_ends_waiting_calls_with_an_error(client, echo):
 
     with pytest.raises(RpcError, match="the client was stopped"):
         await calling
+
+
+# -- a monitored call ------------------------------------------------------------------
+
+
+async def beat(echo: Echo, *, ending: bool = False) -> None:
+    """A heartbeat to the last caller, or its answer."""
+    msg_id = echo.requests[-1].reply.msg_id
+    reply = Reply(msg_id=msg_id, reply_id="r", result="done" if ending else None, ending=ending)
+    await echo.send(echo.requests[-1], encode_reply(reply))
+
+
+@pytest.mark.parametrize(("asked", "sent"), [(None, None), (30, 30), ("1m", 60), (2.5, 2.5)])
+async def test_heartbeats_are_asked_for_in_the_request(client, echo, asked, sent):
+    """
+    Null when nobody asked: a server must send none then. Whole seconds go as oslo's integers.
+    """
+    await client.prepare(monitor_timeout=asked).call("echo")
+    await client.prepare(monitor_timeout=asked).cast("echo")
+    await asyncio.sleep(0.1)
+
+    call, cast = (json.loads(json.loads(d.body)["oslo.message"]) for d in echo.deliveries)
+    assert call["_timeout"] == sent
+    assert type(call["_timeout"]) is type(sent)
+    assert "_timeout" not in cast
+
+
+async def test_each_heartbeat_renews_the_monitor_and_nothing_else(client, echo):
+    """
+    A call lives as long as its server does, but never beyond its total time-out.
+    """
+    echo.is_silent = True
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    calling = asyncio.create_task(client.prepare(timeout=100, monitor_timeout=10).call("echo"))
+    for _ in range(11):
+        await asyncio.sleep(9)
+        await beat(echo)
+
+    with pytest.raises(CallTimeoutError, match="within 100 s") as caught:
+        await calling
+
+    assert type(caught.value) is CallTimeoutError
+    assert loop.time() - began == pytest.approx(100, abs=0.1)
+
+
+async def test_silence_ends_a_monitored_call(client, echo):
+    """
+    The error says that it was the monitor, names method, topic and request, and promises nothing.
+    """
+    echo.is_silent = True
+    loop = asyncio.get_running_loop()
+    calling = asyncio.create_task(client.prepare(timeout="1h", monitor_timeout=10).call("echo"))
+    await asyncio.sleep(9)
+    await beat(echo)
+    began = loop.time()
+
+    with pytest.raises(
+        HeartbeatTimeoutError,
+        match=r"no heartbeat from 'compute' about echo\(\) within 10 s \(monitor_timeout, not the "
+        r"total time-out of 3600 s\).*; request \w+ may still run",
+    ) as caught:
+        await calling
+
+    assert loop.time() - began == pytest.approx(10, abs=0.1)
+    assert isinstance(caught.value, CallTimeoutError)
+
+
+async def test_an_answer_in_time_ends_the_monitor(client, echo):
+    """
+    Nothing is left behind: neither a timer, nor a call that a late heartbeat could find.
+    """
+    calling = asyncio.create_task(client.prepare(monitor_timeout=10).call("echo", a=1))
+    while not client._replies._monitors:
+        await asyncio.sleep(0)
+    (monitor,) = client._replies._monitors.values()
+
+    assert await calling == {"a": 1}
+    assert monitor._timer.cancelled()
+    await beat(echo)
+    await asyncio.sleep(20)
+
+    assert client._replies._monitors == {}
+    assert client.ignored_replies == 0
+
+
+async def test_a_call_that_is_not_monitored_waits_in_silence(client, echo):
+    """
+    Heartbeats that it did not ask for change nothing either.
+    """
+    echo.is_silent = True
+    calling = asyncio.create_task(client.call("echo"))
+    await asyncio.sleep(20)
+    await beat(echo)
+    await asyncio.sleep(30)
+    await beat(echo, ending=True)
+
+    assert await calling == "done"
+
+
+# -- versions -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cap", "version", "fits"),
+    [
+        (None, "9.9", True),
+        ("6.4", "6.4", True),
+        ("6.4", "6.3", True),
+        ("6.4", "6.3.9", True),
+        ("6.4", "6.5", False),
+        ("6.4", "6.4.1", False),
+        ("6.4.2", "6.4.2", True),
+        ("6.4.2", "6.4.3", False),
+        ("6.4", "5.0", False),
+        ("6.4", "7.0", False),
+        ("6.10", "6.9", True),
+        ("6.4", "nonsense", False),
+    ],
+)
+async def test_a_cap_says_what_can_be_sent(client, echo, cap, version, fits):
+    """
+    Same major, minor not above, as oslo has it; what does not fit is refused before it is sent.
+    """
+    view = client.prepare(version_cap=cap)
+    asking = view.prepare(version=version)
+
+    assert view.can_send_version(version) is fits
+    assert asking.can_send_version() is fits
+    for send in (asking.call, asking.cast, asking.fanout):
+        if fits:
+            await send("echo")
+        else:
+            with pytest.raises(VersionCapError, match=f"at {version} and version_cap='{cap}'"):
+                await send("echo")
+    await asyncio.sleep(0.1)
+    assert len(echo.requests) == (3 if fits else 0)
+
+
+async def test_a_cap_counts_what_the_method_declares(client, echo):
+    """
+    `migrate` is served at 1.4; without a version a name means 1.0.
+    """
+    old = client.prepare(version_cap="1.3")
+
+    with pytest.raises(VersionCapError, match=r"migrate\(\) is asked for at 1.4"):
+        await old.call(MIGRATE, vm="vm-1")
+    await old.prepare(version="1.2").call(MIGRATE, vm="vm-1")
+    await old.call("echo")
+
+    assert [request.version for request in echo.requests] == ["1.2", "1.0"]
+    assert old.can_send_version()
+    assert not client.prepare(version_cap="2.0").can_send_version()
+
+
+# -- peers without an ops server --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cap", "since", "topic"),
+    [
+        (None, None, "compute-ops"),
+        (None, "6.5", "compute-ops"),
+        ("6.4", None, "compute-ops"),
+        ("6.4", "6.5", "compute"),
+        ("6.5", "6.5", "compute-ops"),
+        ("6.10", "6.5", "compute-ops"),
+        ("6.5.0", "6.5", "compute-ops"),
+        ("6.5", "6.5.0", "compute-ops"),
+        ("7.0", "6.5", "compute-ops"),
+        ("5.9", "6.5", "compute"),
+    ],
+)
+async def test_a_cap_below_the_ops_server_sends_to_the_other_topic(client, echo, cap, since, topic):
+    """
+    The receiver listens to new requests only; whatever came after the ops server has it.
+    """
+    version = cap or "6.0"
+    view = client.prepare(ops=True, version_cap=cap, ops_since=since, version=version)
+    await echo.serve(
+        directed_queue("compute-ops", "node-1"),
+        Queue("compute-ops_fanout_1", QueueKind.FANOUT, "compute-ops"),
+    )
+
+    await view.call("echo")
+    await view.cast("echo")
+    await view.fanout("echo")
+    await view.prepare(host="node-1").call("echo")
+
+    assert [d.queue.topic for d in echo.deliveries] == [topic] * 4
+
+
+async def test_new_requests_do_not_ask_for_the_ops_server(client, echo):
+    """
+    The cap moves ops requests only.
+    """
+    await client.prepare(version_cap="1.4", ops_since="2.0").call(MIGRATE, vm="vm-1")
+
+    assert echo.deliveries[0].queue.name == "compute"
+
+
+async def test_an_unroutable_ops_request_goes_to_the_other_topic_once(client, echo):
+    """
+    With the same id and to the same host; the answer finds its caller.
+    """
+    view = client.prepare(ops=True, host="node-1")
+
+    assert await view.call("echo", a=1) == {"a": 1}
+    sent = await view.cast("echo")
+    await asyncio.sleep(0.1)
+
+    assert [d.queue.name for d in echo.deliveries] == ["compute.node-1"] * 2
+    assert echo.requests[1].request_id == sent
+    assert echo.deliveries[0].expires_in_s == pytest.approx(60, abs=0.1)
+
+
+async def test_what_no_topic_takes_is_undeliverable(client, echo):
+    """
+    A fallback is no retry: the second refusal ends it, and names both queues.
+    """
+    view = client.prepare(ops=True, host="node-9")
+
+    for send in (view.call, view.cast):
+        with pytest.raises(Undeliverable, match=r"'compute-ops.node-9'.*'compute.node-9'"):
+            await send("echo")
+
+
+async def test_new_requests_and_control_verbs_have_no_fallback(broker, client, echo):
+    """
+    A new request belongs on its own topic, and a verb is understood on the ops topic alone.
+    """
+    await echo.serve(directed_queue("compute-ops", "node-2"), directed_queue("compute", "node-3"))
+
+    with pytest.raises(Undeliverable) as told:
+        await client.prepare(host="node-2").call("echo")
+    assert "nor does" not in str(told.value)
+    with pytest.raises(Undeliverable):
+        await client.prepare(host="node-3", ops=True, namespace="gracekit").call("status")
+
+    assert echo.requests == []
+
+
+async def test_a_queue_without_a_reader_is_no_fallback(broker, client, echo):
+    """
+    The service will be back, and answers there: the request waits.
+    """
+    await echo.transport.declare([directed_queue("compute-ops", "node-1")])
+
+    await client.prepare(ops=True, host="node-1").cast("echo")
+
+    assert broker.waiting("compute-ops.node-1") == 1
+    assert echo.requests == []
+
+
+# -- asking ahead -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        UnsupportedVersionError("namespace 'gracekit' is not served"),  # an oslo server
+        NoSuchMethodError("no control verb 'state'"),  # an older gracekit
+        None,
+        "closed",
+        {},
+        {"open": False},
+        {"open": 0, "instance": "i", "state": "s", "host": "h"},
+        {"open": False, "instance": 1, "state": "s"},
+        {"open": True, "instance": "i", "state": "draining", "host": "h"},
+    ],
+)
+async def test_an_odd_answer_is_no_reason_not_to_send(client, echo, answer):
+    """
+    Only who says in so many words that it is closed is taken at its word.
+    """
+
+    def say(request: Request) -> Any:
+        if request.namespace != "gracekit":
+            return "done"
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    echo.answer = say
+
+    assert await client.prepare(fail_fast=True).call("echo") == "done"
+    assert [(r.namespace, r.method) for r in echo.requests] == [
+        ("gracekit", "state"),
+        (None, "echo"),
+    ]
+
+
+@pytest.mark.parametrize("host", [None, "node-1"])
+async def test_whoever_reads_the_request_is_asked_first(client, echo, host):
+    """
+    A directed request is its host's affair, any other is anybody's.
+    """
+    await echo.serve(directed_queue("compute-ops", "node-1"))
+    await client.prepare(fail_fast=True, host=host).call("echo")
+
+    suffix = f".{host}" if host else ""
+    assert [d.queue.name for d in echo.deliveries] == [f"compute-ops{suffix}", f"compute{suffix}"]
+
+
+async def test_what_a_closed_service_calls_itself_is_cut(client, echo):
+    """
+    Names from the wire go into an error that somebody logs.
+    """
+    echo.answer = lambda _: {"open": False, "instance": "i" * 5000, "state": "s" * 5000}
+
+    with pytest.raises(Draining) as caught:
+        await client.prepare(fail_fast=True).call("echo")
+
+    assert len(str(caught.value)) < 400
+
+
+async def test_a_stopped_question_is_forgotten(client, echo):
+    """
+    A caller that is cancelled while it asks leaves nothing behind.
+    """
+    echo.is_silent = True
+    calling = asyncio.create_task(client.prepare(fail_fast=True).call("echo"))
+    while not echo.requests:
+        await asyncio.sleep(0)
+
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+
+    assert client._replies._hearing == {}
 
 
 # -- errors ---------------------------------------------------------------------------

@@ -159,7 +159,7 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
     guard = await book.leases.take(("vm", "v1"), "r1")
     assert guard is not None
     now = book.clock.wall()
-    reply = Address(queue="reply_7", msg_id="m7", expires_at=now + 30)
+    reply = Address(queue="reply_7", msg_id="m7", expires_at=now + 30, monitor_s=20.5)
     row_id = await book.accept(
         begin=begin,
         recipient="node-1-0",
@@ -220,6 +220,7 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
             "msg_id": "m7",
             "expires_at": now + 30,
             "due_at": None,
+            "monitor_s": 20.5,
         }
     ]
     assert book.world.task("r1", "node-1-0")["service"] == "compute"
@@ -382,7 +383,7 @@ async def test_an_outcome_makes_its_replies_due_and_purges_the_arguments(book: B
         None,
     )
     assert len(row["content_hash"]) == 32
-    assert due == [("reply_1", "m1", None)]
+    assert due == [("reply_1", "m1", None, None)]
     (reply,) = book.world.rows("SELECT due_at FROM reply")
     assert reply["due_at"] == book.clock.wall()
 
@@ -540,7 +541,7 @@ async def test_an_address_is_added_only_while_the_task_is_open(book: Book):
 
     assert await book.journal.add_reply_address(row, CALLER)
     assert await book.journal.add_reply_address(row, CALLER)
-    assert await book.finish(task.row_id or 0) == [("reply_1", "m1", None)]
+    assert await book.finish(task.row_id or 0) == [("reply_1", "m1", None, None)]
     late = Address(queue="reply_9", msg_id="m9", expires_at=None)
     assert not await book.journal.add_reply_address(row, late)
     assert await book.finish(other.row_id or 0) == []

@@ -29,6 +29,11 @@ async def calls(client: RpcClient) -> None:
     assert_type(await client.prepare(ops=True).call(migrate, vm="vm", dest=1), dict[str, str])
     assert_type(await client.cast(migrate, vm="vm"), str)
     assert_type(client.prepare(host="n", timeout="5m", context={"user_id": 1}), ClientView)
+    assert_type(client.prepare(monitor_timeout="1m", fail_fast=True), ClientView)
+    assert_type(client.prepare(monitor_timeout=None, version_cap=None, ops_since=None), ClientView)
+    capped = client.prepare(version_cap="6.4", ops_since="6.5")
+    assert_type(capped.can_send_version("6.5"), bool)
+    assert_type(capped.can_send_version(), bool)
     await client.call("by name", anything=1)
     wider: object = await client.call(migrate, vm="vm")
     assert wider
@@ -39,3 +44,6 @@ async def calls(client: RpcClient) -> None:
     await client.call("by name", 1)  # type: ignore[call-overload]
     client.prepare(timout=3)  # type: ignore[call-arg]
     client.prepare(ops="yes")  # type: ignore[arg-type]
+    client.prepare(version_cap=6.4)  # type: ignore[arg-type]
+    client.prepare(fail_fast="1s")  # type: ignore[arg-type]
+    client.can_send_version(6.4)  # type: ignore[arg-type]

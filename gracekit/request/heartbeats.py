@@ -1,0 +1,122 @@
+"""Heartbeats: signs of life to callers that asked for them, from acceptance to the answer.
+
+As an oslo server does: every half of the time that the caller bears silence, in
+whole seconds, at least 1 s apart. A caller that did not ask never gets one: an
+oslo client would crash on it. A call that is not monitored costs a look at its
+address and nothing else; one that is has a timer of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from gracekit.clock import Clock
+from gracekit.request.answers import REPLY_TIMEOUT_S, Answers
+from gracekit.rpc.message import Request
+from gracekit.tracker.journal import Address
+from gracekit.tracker.task import TrackedTask
+
+SHORTEST_INTERVAL_S: Final = 1.0
+
+
+def monitor_of(request: Request) -> float | None:
+    """Seconds of silence that a caller bears; None if it gets no heartbeats."""
+    asked = request.monitor_timeout_s
+    return asked if asked is not None and interval_s(asked) >= SHORTEST_INTERVAL_S else None
+
+
+def interval_s(monitor_s: float) -> float:
+    """Seconds between two heartbeats, as oslo counts them."""
+    return int(monitor_s) / 2
+
+
+class Heartbeats:
+    """The callers of this process that are told, again and again, that it lives."""
+
+    def __init__(self, answers: Answers, clock: Clock) -> None:
+        self._answers = answers
+        self._clock = clock
+        self._beats: dict[TrackedTask, dict[tuple[str, str], _Beat]] = {}
+
+    def begin(self, task: TrackedTask, address: Address | None, *, at_once: bool = False) -> None:
+        """Beat for a caller of *task* until `end`, or until it cannot be waiting any more.
+
+        Args:
+            task: Whose end ends them.
+            address: The caller; nothing is begun for None, or for one that did not ask.
+            at_once: Whether the first is due now: the caller has waited through a restart.
+        """
+        if address is None or address.monitor_s is None:
+            return
+        beats = self._beats.setdefault(task, {})
+        if (key := _key(address)) not in beats:  # else it came once more
+            beats[key] = _Beat(
+                self._answers, address, address.monitor_s, self._clock, at_once=at_once
+            )
+
+    def end(self, task: TrackedTask, address: Address | None = None) -> None:
+        """Beat no more for *task*, or only not for one of its callers; may be called twice."""
+        beats = self._beats.get(task)
+        if beats is None:
+            return
+        for key in list(beats) if address is None else [_key(address)]:
+            if (beat := beats.pop(key, None)) is not None:
+                beat.end()
+        if not beats:
+            del self._beats[task]
+
+
+def _key(address: Address) -> tuple[str, str]:
+    return address.queue, address.msg_id
+
+
+class _Beat:
+    """The heartbeats to one caller."""
+
+    def __init__(
+        self, answers: Answers, address: Address, monitor_s: float, clock: Clock, *, at_once: bool
+    ) -> None:
+        self._answers = answers
+        self._address = address
+        self._monitor_s = monitor_s
+        self._clock = clock
+        self._heard_at = clock.loop()  # the caller counts from its sending: it knows better
+        self._over = False
+        self._sending: asyncio.Task[None] | None = None
+        self._timer = self._after(0.0 if at_once else interval_s(monitor_s), self._fall_due)
+
+    def end(self) -> None:
+        """Begin no further one; one on its way goes out before any answer that follows."""
+        self._over = True
+        self._timer.cancel()
+
+    def _fall_due(self) -> None:
+        if not self._over and not self._caller_left():
+            self._sending = asyncio.create_task(self._send())
+            self._sending.add_done_callback(_look_at)
+
+    async def _send(self) -> None:
+        began_at, pause_s = self._clock.loop(), interval_s(self._monitor_s)
+        if await self._answers.beat(self._address, within_s=min(pause_s, REPLY_TIMEOUT_S)):
+            self._heard_at = began_at
+        if not self._over:
+            took_s = self._clock.loop() - began_at
+            self._timer = self._after(max(0.0, pause_s - took_s), self._fall_due)
+
+    def _caller_left(self) -> bool:
+        """Whether its time is up, or it has heard nothing for longer than it bears."""
+        expires_at = self._address.expires_at
+        if expires_at is not None and self._clock.wall() >= expires_at:
+            return True
+        return self._clock.loop() - self._heard_at > self._monitor_s
+
+    def _after(self, seconds: float, step: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, step)
+
+
+def _look_at(done: asyncio.Task[None]) -> None:
+    """Nobody awaits it; a played process may die in it."""
+    if not done.cancelled():
+        done.exception()

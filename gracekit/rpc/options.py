@@ -1,0 +1,146 @@
+"""What `prepare` takes: where a request goes, how long it may take, and what a peer can read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final, TypedDict
+
+from gracekit.config import did_you_mean, parse_duration
+from gracekit.errors import ConfigError
+from gracekit.rpc.methods import Method, Place, serves
+from gracekit.rpc.oslo_wire import MAX_NAME
+
+CALL_TIMEOUT_S: Final = 60.0
+SHORTEST_MONITOR_S: Final = 2.0
+"""A server beats every half of a monitor time-out, and not more often than once a second."""
+
+_VERSION: Final = re.compile(r"\d{1,9}\.\d{1,9}(\.\d{1,9})?", re.ASCII)
+
+AnyMethod = Method[..., Any] | str
+
+
+class PrepareOptions(TypedDict, total=False):
+    """What `prepare` takes.
+
+    Attributes:
+        host: Send to this host only; None for any.
+        ops: Send to the ops topic; methods marked `ops` go there by themselves.
+        timeout: Seconds (or "5m") that a call waits for its reply.
+        monitor_timeout: Seconds (or "1m", at least 2 s) without a heartbeat after which a
+            call ends with HeartbeatTimeoutError; None to ask for none.
+        version: Interface version asked for; None for the method's own, or 1.0.
+        namespace: Interface namespace; None for the method's own, or the default.
+        version_cap: Newest interface version that the receiver is known to read, as "6.4":
+            what needs a newer one is refused before it is sent. None for no cap.
+        ops_since: Interface version in which the service got its ops server: with a lower
+            `version_cap`, ops requests go to the new-request topic. None for always.
+        context: Travels with the request; handlers read `ctx["user_id"]`.
+        request_id: An idempotency key of the caller's own: while the service
+            remembers it, a second send starts nothing. None for a new id each send.
+        fail_fast: Ask over the ops topic first, and raise Draining instead of letting a
+            request wait behind a closed topic.
+    """
+
+    host: str | None
+    ops: bool
+    timeout: float | str
+    monitor_timeout: float | str | None
+    version: str | None
+    namespace: str | None
+    version_cap: str | None
+    ops_since: str | None
+    context: Mapping[str, Any]
+    request_id: str | None
+    fail_fast: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """`PrepareOptions`, complete and checked."""
+
+    host: str | None = None
+    ops: bool = False
+    timeout: float | str = CALL_TIMEOUT_S
+    monitor_timeout: float | str | None = None
+    version: str | None = None
+    namespace: str | None = None
+    version_cap: str | None = None
+    ops_since: str | None = None
+    context: Mapping[str, Any] = field(default_factory=dict)
+    request_id: str | None = None
+    fail_fast: bool = False
+
+    def with_(self, changes: Mapping[str, Any]) -> Options:
+        """These with *changes* over them.
+
+        Raises:
+            TypeError: there is no such option.
+            ConfigError: a value cannot be.
+        """
+        for name in changes:
+            if name not in Options.__slots__:
+                raise TypeError(
+                    f"prepare() has no option {name!r}{did_you_mean(name, Options.__slots__)}; "
+                    f"it takes {', '.join(Options.__slots__)}, and call() takes the arguments"
+                )
+        options = replace(self, **changes)
+        options.check()
+        return replace(options, context=MappingProxyType(dict(options.context)))
+
+    def check(self) -> None:
+        """Refuse what cannot be; see `with_`."""
+        if self.timeout_s <= 0:
+            raise ConfigError(f"timeout={self.timeout!r} must be above 0")
+        monitor_s = self.monitor_timeout_s
+        if monitor_s is not None and monitor_s < SHORTEST_MONITOR_S:
+            raise ConfigError(
+                f"monitor_timeout={self.monitor_timeout!r} is below {SHORTEST_MONITOR_S:g} s: a "
+                "server sends a heartbeat every half of it, and at most one a second"
+            )
+        if self.request_id is not None and not 0 < len(self.request_id) <= MAX_NAME:
+            raise ConfigError(f"request_id must have 1 to {MAX_NAME} characters")
+        if self.host == "":
+            raise ConfigError("host='' names no host; leave it out to send to any")
+        for name in ("version_cap", "ops_since"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and _VERSION.fullmatch(value)):
+                raise ConfigError(f"{name}={value!r} is no version; write it as '6.4'")
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that a call waits."""
+        return parse_duration(self.timeout)
+
+    @property
+    def monitor_timeout_s(self) -> float | None:
+        """Seconds of silence that a call bears; whole ones as the integers that oslo sends."""
+        if self.monitor_timeout is None:
+            return None
+        seconds = parse_duration(self.monitor_timeout)
+        return int(seconds) if seconds == int(seconds) else seconds
+
+    def place(self, method: AnyMethod) -> Place:
+        """Namespace and version to ask for: what was prepared, else the method's own."""
+        if isinstance(method, str):
+            return Place(self.namespace, self.version or "1.0")
+        return method.place(namespace=self.namespace, version=self.version)
+
+    def can_send(self, version: str) -> bool:
+        """Whether a receiver at the cap serves *version*: same major, minor not above."""
+        return self.version_cap is None or serves(self.version_cap, version)
+
+    @property
+    def has_ops_server(self) -> bool:
+        """Whether the receiver has an ops server, as far as its cap tells."""
+        if self.version_cap is None or self.ops_since is None:
+            return True
+        # An order, unlike `can_send`: whatever came after it has the server too.
+        return _numbers(self.version_cap) >= _numbers(self.ops_since)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = tuple(map(int, version.split(".")))
+    return (*parts, 0, 0)[:3]

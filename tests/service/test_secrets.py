@@ -1,0 +1,85 @@
+"""What callers send stays out of logs and events: arguments, contexts, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from gracekit import Context, RpcError, Service
+from gracekit.telemetry import LOGGER
+from tests.service.kit import World
+
+pytestmark = pytest.mark.looptime
+
+CANARY = "canary-51c9"
+
+
+@pytest.fixture
+def svc() -> Service:
+    made = Service("compute")
+
+    @made.rpc(on_interrupt="retry", settle=1)
+    async def work(ctx: Context, token: str, seconds: float = 0) -> str:
+        await asyncio.sleep(seconds)
+        return token
+
+    @made.rpc
+    async def bad(ctx: Context, token: str) -> None:
+        raise ValueError(f"{token} is wrong, says {ctx['user']}")
+
+    return made
+
+
+def raw(**keys: Any) -> bytes:
+    return json.dumps({"method": "work", "args": {"token": CANARY}} | keys).encode()
+
+
+ODD = {
+    "an argument too many": raw(args={"token": CANARY, "more": CANARY}),
+    "no such method": raw(method="wrk", _context_token=CANARY),
+    "arguments in a list": raw(args=[CANARY]),
+    "arguments as text": raw(args=CANARY),
+    "half a message": raw()[:-1],
+    "NaN beside it": raw(args={"token": CANARY, "seconds": float("nan")}),
+    "a caller that is gone": raw(_msg_id="m", _reply_q="gone", _timeout=2, _context_token=CANARY),
+    "trace keys": raw(_context_traceparent=CANARY, _context_baggage=f"{CANARY}={CANARY},"),
+    "a lease": raw(_context_gracekit_lease={"kind": CANARY, "id": 1, "token": CANARY}),
+}
+
+
+async def test_no_secret_reaches_a_log_or_an_event(
+    world: World, svc: Service, caplog: pytest.LogCaptureFixture
+):
+    """
+    On every way through: served, failed, refused, repeated, lost, handed over, recovered.
+    """
+    caplog.set_level(logging.DEBUG)
+    life = await world.start(svc, drain_timeout_s=1)
+    client = (await world.client(svc)).prepare(context={"user": CANARY, "auth_token": CANARY})
+
+    await client.prepare(request_id="one").call("work", token=CANARY)
+    await client.prepare(request_id="one").call("work", token=CANARY)
+    with pytest.raises(RpcError):
+        await client.prepare(request_id="one").call("work", token=CANARY * 2)
+    with pytest.raises(ValueError, match=CANARY):
+        await client.call("bad", token=CANARY)
+    for queue in ("compute", "compute-ops"):
+        for body in ODD.values():
+            await world.deliver(queue, body)
+    await client.prepare(timeout=100, monitor_timeout=90).cast("work", token=CANARY, seconds=60)
+    gone = {"_msg_id": "m2", "_reply_q": "gone", "_timeout": 4}
+    await world.deliver("compute", raw(args={"token": CANARY, "seconds": 20}, **gone))
+    await world.until(lambda: bool(life.told("heartbeat.lost")))
+    await life.drain()
+    second = await world.start(svc)
+    await second.hears("task.finished", 2)
+
+    told = {name for one in (life, second) for name, _ in one.events}
+    assert {"task.rejected", "reply.given_up", "heartbeat.lost", "task.handed_over"} <= told
+    assert len([r for r in caplog.records if r.name == LOGGER]) > 30
+    assert CANARY not in caplog.text
+    assert CANARY not in repr([one.events for one in (life, second)])
