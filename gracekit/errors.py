@@ -136,6 +136,10 @@ class MethodTimeoutError(RpcError, TimeoutError):
     """The method exceeded its own `timeout=`; its handler was cancelled."""
 
 
+class ControlOffError(RpcError):
+    """Control verbs are not taken by this transport, whose senders are not known."""
+
+
 class TaskInterruptedError(RpcError):
     """The task was started and its end is not known; recovery marked it ERRORED."""
 

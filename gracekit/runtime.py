@@ -36,6 +36,7 @@ from gracekit.dispatcher import Dispatcher
 from gracekit.errors import (
     AlreadyRunningError,
     ConfigError,
+    ControlOffError,
     DeclarationError,
     DependencyError,
     GracekitError,
@@ -427,6 +428,11 @@ class Runtime:
     # The dispatcher is built before those it tells: the coordinator and the reconciler act on it.
 
     async def _answer_verb(self, request: Request) -> dict[str, Any]:
+        if not self._transport.is_local:
+            raise ControlOffError(
+                f"control verb {request.method[:50]!r} is off on a broker, where anybody may send "
+                f"it: on host {self.settings.host}, `kill -TERM {os.getpid()}` drains this run"
+            )
         return await self.control(request)
 
     def _tell_damage(self, error: StoreError) -> None:

@@ -212,6 +212,8 @@ class Service:
             self.topic,
             ops_topic=settings.ops_topic_of(self.topic),
             exceptions=self.exceptions,
+            exchange=settings.exchange,
+            declare_profile=settings.declare_profile,
         )
 
     def run(self, settings: Settings | None = None) -> None:

@@ -13,7 +13,7 @@ from gracekit.cli.main import ERROR, end, exit_code_of
 from gracekit.cli.options import Options, common
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock
-from gracekit.config import Settings, sqlite_path
+from gracekit.config import BROKERS, Settings, sqlite_path
 from gracekit.errors import DependencyError, GracekitError, RemoteError
 from gracekit.rpc.client import ClientView, RpcClient
 
@@ -118,7 +118,13 @@ def _prepare(client: RpcClient, **options: Any) -> ClientView:
 
 async def _with_client(settings: Settings, topic: str, send: Callable[[RpcClient], Any]) -> Any:
     check_transport(settings.transport_url)
-    client = RpcClient(settings.transport_url, topic, ops_topic=settings.ops_topic_of(topic))
+    client = RpcClient(
+        settings.transport_url,
+        topic,
+        ops_topic=settings.ops_topic_of(topic),
+        exchange=settings.exchange,
+        declare_profile=settings.declare_profile,
+    )
     async with client:
         return await send(client)
 
@@ -131,6 +137,8 @@ def check_transport(url: str) -> None:
     """
     if url.startswith("memory:"):
         raise DependencyError(f"{url} is the memory of one process; name its --transport file")
+    if url.partition(":")[0] in BROKERS:
+        return
     path = sqlite_path(url).absolute()
     if not path.exists():
         raise DependencyError(

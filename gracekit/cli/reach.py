@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 from gracekit.cli.call import check_transport
 from gracekit.cli.records import label
 from gracekit.clock import Clock
+from gracekit.config import BROKERS
 from gracekit.errors import (
     CallTimeoutError,
     ConfigError,
@@ -70,6 +71,12 @@ class Desk:
             DependencyError: it cannot be reached, or does not answer in time.
             GracekitError: it refuses; the message says why.
         """
+        if run.transport.partition(":")[0] in BROKERS:
+            raise DependencyError(
+                f"{label(run)} reads {run.transport}, and control verbs are off on a broker, where "
+                f"anybody may send them: on its host, `kill -TERM {run.identity.pid}` drains it, "
+                "-QUIT hands over at once, -USR1 writes its tasks to its log"
+            )
         try:
             async with asyncio.timeout(timeout_s + 1.0):
                 client = await self._client(run)

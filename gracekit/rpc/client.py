@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 from msgspec import structs
 
 from gracekit.clock import Clock
+from gracekit.config import DECLARE_PROFILE, EXCHANGE
 from gracekit.errors import (
     CallTimeoutError,
     ConfigError,
@@ -149,6 +150,8 @@ class RpcClient(ClientView):
         clock: Time and ids; None for the real ones.
         process: Who this is; None for this process. Used with a URL.
         max_body_bytes: Messages above this are refused before sending.
+        exchange: Control exchange on RabbitMQ, where the URL names none.
+        declare_profile: How queues are declared there, where the URL does not say.
     """
 
     __slots__ = (
@@ -165,13 +168,21 @@ class RpcClient(ClientView):
         clock: Clock | None = None,
         process: Process | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
+        exchange: str = EXCHANGE,
+        declare_profile: str = DECLARE_PROFILE,
     ) -> None:
         super().__init__(self, Options())
         _check_exceptions(exceptions)
         self._clock = clock or Clock()
         self._owned = isinstance(transport, str)
         self._transport = (
-            open_transport(transport, process=process or Process(), clock=self._clock)
+            open_transport(
+                transport,
+                process=process or Process(),
+                clock=self._clock,
+                exchange=exchange,
+                profile=declare_profile,
+            )
             if isinstance(transport, str)
             else transport
         )

@@ -268,6 +268,8 @@ def _left(expires_at: float | None) -> float | None:
 class MemoryTransport:
     """One connection to a `MemoryBroker`; see `Transport`."""
 
+    is_local: Final = True
+
     def __init__(self, broker: MemoryBroker, process: Process) -> None:
         self.process: Final = process
         self._broker = broker

@@ -67,6 +67,8 @@ class SqliteTransport:
         poll_s: Seconds between two safety polls, about.
     """
 
+    is_local: Final = True
+
     def __init__(self, path: Path, *, process: Process, clock: Clock, poll_s: float = 1.0) -> None:
         self.path: Final = path.absolute()
         self._process = process

@@ -180,6 +180,11 @@ class Transport(Protocol):
     `start` and `stop` may be repeated, and `stop` gives back what is unsettled.
     """
 
+    @property
+    def is_local(self) -> bool:
+        """Whether only who may use the files of this machine can send by it."""
+        ...
+
     async def start(self) -> None:
         """Connect.
 

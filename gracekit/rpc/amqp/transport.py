@@ -42,6 +42,8 @@ class AmqpTransport:
         telemetry: Hears of losses and returns.
     """
 
+    is_local: Final = False
+
     def __init__(
         self, broker: Broker, *, process: Process, clock: Clock, telemetry: Telemetry
     ) -> None:

@@ -1,0 +1,88 @@
+"""An operator at a service whose requests come through a broker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gracekit import ControlOffError
+from tests.process import served
+from tests.process.helpers import ROOT, ServiceProcess
+from tests.rabbit.broker import Broker
+from tests.rabbit.site import RabbitSite
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def site(tmp_path: Path, shared_broker: Broker, rabbit_vhost: str) -> Iterator[RabbitSite]:
+    made = RabbitSite(tmp_path, shared_broker, rabbit_vhost)
+    yield made
+    made.close()
+
+
+def gracekit(site: RabbitSite, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line, with the service's settings in the environment."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("GRACEKIT_")}
+    ours = {
+        "GRACEKIT_TRANSPORT_URL": site.url,
+        "GRACEKIT_STORE_URL": f"sqlite:///{site.store}",
+        "PYTHONPATH": str(ROOT),
+    }
+    return subprocess.run(
+        (sys.executable, "-m", "gracekit", *arguments),
+        cwd=site.root,
+        env=inherited | ours,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+async def service(site: RabbitSite) -> ServiceProcess:
+    return await site.start().serving()
+
+
+async def test_the_command_line_sees_and_asks_a_service_on_a_broker(site, service) -> None:
+    """
+    The store tells what is on record; a call goes by the broker; no output has the password.
+    """
+    asked = gracekit(site, "call", "shop", "ping", "--ops")
+    cast = gracekit(site, "cast", "shop", "slow", "key=k", "s=0")
+    await site.in_state(cast.stdout.strip(), "succeeded")
+    status = gracekit(site, "status")
+
+    assert (asked.returncode, asked.stdout.strip()) == (0, str(service.pid)), asked.stderr
+    assert status.returncode == 0
+    assert "node-a-0" in status.stdout
+    everything = asked.stdout + asked.stderr + cast.stderr + status.stdout + status.stderr
+    assert site.broker.password not in everything
+    assert site.broker.password.encode() not in site.store.read_bytes()
+
+
+async def test_control_by_the_broker_is_off_and_the_command_line_says_what_to_do(
+    site, service
+) -> None:
+    """
+    Whoever may publish could stop the service: until verbs are signed a drain is asked for by
+    signal.
+    """
+    told = gracekit(site, "drain")
+    async with served.svc.client(site.url) as client:
+        view = client.prepare(ops=True, host="node-a-0", namespace="gracekit", timeout=20)
+        with pytest.raises(ControlOffError, match="kill -TERM"):
+            await view.call("drain", run_id=service.run["run_id"])
+        pong = await client.call(served.ping)
+
+    assert told.returncode != 0
+    assert f"kill -TERM {service.pid}" in told.stderr
+    assert site.broker.password not in told.stderr
+    assert pong == service.pid
+    assert service.run["stop_at"] is None
