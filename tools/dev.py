@@ -40,6 +40,26 @@ TYPED: Final = ("gracekit", "examples", "benchmarks", "tests/typing")
 
 NO_PIP: Final = "this Python has no pip: apt-get install python3-pip (or your system's like)"
 
+NO_RABBIT: Final = "the tests need RabbitMQ, of which they start nodes of their own"
+
+# The packages would start a broker of the system, and Erlang's epmd on all addresses, now and at
+# each boot: against the first a policy, unless the machine has one; against the second "disable".
+INSTALL_RABBIT: Final = """
+export DEBIAN_FRONTEND=noninteractive
+policy=/usr/sbin/policy-rc.d
+if ! [ -e $policy ]; then
+    trap 'rm -f $policy' EXIT
+    trap 'exit 1' HUP INT TERM
+    printf '#!/bin/sh\\nexit 101\\n' > $policy
+    chmod 755 $policy
+fi
+units=rabbitmq-server
+command -v epmd || units="$units epmd.socket epmd.service"
+install='apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=300 rabbitmq-server'
+$install || { apt-get update && $install; } || exit 1
+! command -v systemctl || systemctl disable $units || :
+"""
+
 
 # -- the pinned tools -----------------------------------------------------------
 
@@ -110,6 +130,58 @@ def _put(half: Path, folder: Path) -> None:
             raise
 
 
+# -- the broker that the tests start --------------------------------------------
+
+
+def rabbit(arguments: Sequence[str]) -> None:
+    """
+    Have RabbitMQ, and install it where it is missing.
+
+    Without it there is no run of all tests: one that skips the broker's would look like one that
+    passed them. A run of chosen tests goes on, and the broker's among them fail and tell this.
+    """
+    if problem := "" if _has_rabbit() else _install_rabbit():
+        if not arguments:
+            sys.exit(problem)
+        print(problem, file=sys.stderr)
+
+
+def _has_rabbit() -> bool:
+    places = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
+    return shutil.which("rabbitmq-server", path=places) is not None
+
+
+def _install_rabbit() -> str:
+    """Install Debian's package; what stood against it, or nothing."""
+    if shutil.which("apt-get") is None:
+        return f"{NO_RABBIT}: install rabbitmq-server and erl_call by your system's means"
+    if (root := _as_root()) is None:
+        return f"{NO_RABBIT}: sudo apt-get install --no-install-recommends rabbitmq-server"
+    print("installing rabbitmq-server by apt-get (once) ...", flush=True)
+    command = (*root, "/bin/sh", "-c", INSTALL_RABBIT)
+    done = subprocess.run(
+        command,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode == 0:
+        return ""
+    return f"{done.stdout}{NO_RABBIT}: apt-get could not install it (see above)"
+
+
+def _as_root() -> tuple[str, ...] | None:
+    """What to write before a command that root is to run; None if root is out of reach."""
+    if os.geteuid() == 0:
+        return ()
+    sudo = ("sudo", "-n")
+    if shutil.which("sudo") and subprocess.call((*sudo, "true"), stderr=subprocess.DEVNULL) == 0:
+        return sudo
+    return None
+
+
 # -- running --------------------------------------------------------------------
 
 
@@ -128,12 +200,14 @@ def demo(arguments: Sequence[str]) -> int:
 
 def test(arguments: Sequence[str]) -> int:
     """Run the tests; arguments go to pytest."""
+    rabbit(arguments)
     python(OSLO_LOCK)  # now, and not in a test, whose time is short
     return run(DEV_LOCK, "pytest", "-n", "2", *arguments)
 
 
 def soak(arguments: Sequence[str]) -> int:
     """Run the same tests with large numbers, for hours rather than minutes."""
+    rabbit(arguments)
     options = ("-n", "2", "--timeout=7200", *arguments)
     python(OSLO_LOCK)
     return run(DEV_LOCK, "pytest", *options, GRACEKIT_SOAK="1")

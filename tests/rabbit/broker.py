@@ -174,6 +174,8 @@ class Broker:
             raise AssertionError(f"{error}\n{self.log[-3000:]}") from None
         became = Path(f"/proc/{self.pid}/comm").read_text()
         assert became.startswith("beam"), f"{self._server} does not become the node"
+        # Until the boot has ended too, `rabbit:start()` says ok and does nothing.
+        wait_until(lambda: self.eval("whereis(rabbit_boot)") == "undefined", "the boot's end")
 
     def kill(self) -> None:
         """As a crash: no farewell, and the data as they are. Returns when it is dead."""
@@ -186,7 +188,7 @@ class Broker:
 
     def restart_gently(self) -> None:
         """As after a change of configuration: clients are told, and the process stays."""
-        self.eval("rabbit:stop(), rabbit:start()")
+        self.eval("ok = rabbit:stop(), ok = rabbit:start()")
         self.await_serving()
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ class Epmd:
         (self.port,) = free_ports(1)
         self._guard = Guard()
         self._process = subprocess.Popen(
-            [find_erlang("epmd"), "-address", HOST],
+            [find_erlang("epmd")],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

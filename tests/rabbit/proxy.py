@@ -41,6 +41,7 @@ class Counts:
 
     accepted: int = 0
     cut: int = 0  # by the proxy; a connection that a peer closed is none
+    held: int = 0  # bytes that had to wait
     swallowed: int = 0  # bytes
     passed: dict[Way, int] = field(default_factory=lambda: dict.fromkeys(Way, 0))  # bytes
 
@@ -228,7 +229,9 @@ class Proxy:
         self, link: _Link, way: Way, reader: asyncio.StreamReader, to: asyncio.StreamWriter
     ) -> None:
         while piece := await reader.read(_SLOW_PIECE if self._bytes_per_s else _PIECE):
-            await self._flows.wait()
+            if not self._flows.is_set():
+                self.counts.held += len(piece)
+                await self._flows.wait()
             if self._bytes_per_s:
                 await asyncio.sleep(len(piece) / self._bytes_per_s)
             if self._swallows or link.lost:

@@ -202,10 +202,12 @@ async def test_a_stalled_wire_loses_nothing(proxy: Proxy):
         proxy.stall()
         one.writer.write(b"abc")
         asked = asyncio.ensure_future(one.take(3))
+        await until(lambda: proxy.counts.held == 3, "the first bytes held")
         async with wire(proxy) as other:
             other.writer.write(b"d")
-            await until(lambda: proxy.links == 2, "the second taken")
+            await until(lambda: proxy.counts.held == 4, "those of a new connection too")
         assert not asked.done()
+        assert proxy.counts.passed[Way.UP] == 1
 
         proxy.heal()
 
