@@ -164,8 +164,8 @@ class Settings:
         exchange: Control exchange on RabbitMQ; sites of OpenStack set `openstack`.
         declare_profile: How exchanges and queues are declared on RabbitMQ: `durable`,
             `quorum`, or as oslo.messaging does: `oslo-transient` (its default),
-            `oslo-durable`, `oslo-quorum`, `oslo-quorum-all`. A URL's own `exchange=` and
-            `profile=` go before both.
+            `oslo-durable`, `oslo-durable-all`, `oslo-quorum`, `oslo-quorum-all`. A URL's own
+            `exchange=` and `profile=` go before both.
         drain_timeout_s: From the stop request until running tasks are cancelled.
         handover_grace_s: For cancelled tasks to return.
         handover_flush_s: For the last outcomes and replies.

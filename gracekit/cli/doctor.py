@@ -86,13 +86,13 @@ def doctor(
     """Look for what would keep a service from stopping and starting well.
 
     Settings against each other and against the platform's patience, both
-    files, who else reads the queues, the processes and this machine; with
-    MODULE:ATTR what the service declares. Changes nothing. Give it the same
-    options and environment as `gracekit run`.
+    files or the broker, who else reads the queues, the processes and this
+    machine; with MODULE:ATTR what the service declares. Changes nothing. Give
+    it the same options and environment as `gracekit run`.
 
     Exit status: 0 if nothing FAILs; else the largest of 78 (configuration,
     declaration or deployment), 70 (a fault of gracekit) and 69 (a disk, a
-    file or a process) that a FAIL asks for. 2 usage.
+    file, a broker or a process) that a FAIL asks for. 2 usage.
     """
     settings, problems = _settings(flags, config)
     service, more = _service(target, factory=factory, app_dir=app_dir)

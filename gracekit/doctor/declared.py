@@ -39,7 +39,7 @@ def check_probes(service: Service) -> Finding:
     if missing:
         return fail(
             "probes",
-            f"{_named(missing)}: on_interrupt='probe' without a probe, so every interrupted task "
+            f"{named(missing)}: on_interrupt='probe' without a probe, so every interrupted task "
             "ends as ERRORED",
             f"write one, @{missing[0].name}.probe with the same arguments, or say "
             "on_interrupt='error'",
@@ -53,7 +53,7 @@ def check_idle_probes(service: Service) -> Iterator[Finding]:
     if idle:
         yield warn(
             "idle probes",
-            f"{_named(idle)} has a probe, and on_interrupt={idle[0].options.on_interrupt!r} only "
+            f"{named(idle)} has a probe, and on_interrupt={idle[0].options.on_interrupt!r} only "
             "asks it about holds",
             "say on_interrupt='probe', unless it is there for ctx.hold",
         )
@@ -72,7 +72,7 @@ def check_probe_times(settings: Settings, service: Service) -> Finding:
         timeout = first.options.probe_timeout_s or settings.probe_timeout_s
         return warn(
             "probe times",
-            f"{_named(slow)}: probe_timeout = {format_duration(timeout)} should be at most "
+            f"{named(slow)}: probe_timeout = {format_duration(timeout)} should be at most "
             f"max_wait = {format_duration(first.options.max_wait_s)}, or one slow probe uses it up",
             "lower probe_timeout=, or raise max_wait=",
         )
@@ -92,12 +92,12 @@ def check_timeouts(settings: Settings, service: Service) -> Finding:
     if cut:
         return warn(
             "timeouts",
-            f"{_named(cut)}: timeout= above {shown}, and on_interrupt='error': a drain that cuts "
+            f"{named(cut)}: timeout= above {shown}, and on_interrupt='error': a drain that cuts "
             "it marks it ERRORED at the next start",
             "say 'retry' or 'probe', add safe points, or raise GRACEKIT_DRAIN_TIMEOUT",
         )
     if long:
-        return ok("timeouts", f"{_named(long)} may outlive {shown}, and is settled by its policy")
+        return ok("timeouts", f"{named(long)} may outlive {shown}, and is settled by its policy")
     return ok("timeouts", f"no timeout= is above {shown}")
 
 
@@ -114,7 +114,7 @@ def check_threads(settings: Settings, service: Service) -> Iterator[Finding]:
     if endless:
         yield warn(
             "threads",
-            f"{_named(endless)} has a timeout= and is a plain function: its caller is answered, "
+            f"{named(endless)} has a timeout= and is a plain function: its caller is answered, "
             "and the thread goes on, with its place and lease, until it returns",
             "make it async, or give its own calls a time-out",
         )
@@ -125,7 +125,7 @@ def _check_lane(plain: Methods, threads: int, lane: str) -> Finding:
     if wide:
         return warn(
             lane,
-            f"{_named(wide)}: max_running = {wide[0].options.max_running} should be at most "
+            f"{named(wide)}: max_running = {wide[0].options.max_running} should be at most "
             f"{lane} = {threads}, for plain functions run in threads",
             f"lower max_running=, or raise GRACEKIT_{lane.upper()}",
         )
@@ -148,7 +148,8 @@ def check_stop_hooks(settings: Settings, service: Service) -> Iterator[Finding]:
         yield ok("on_stop", seen)
 
 
-def _named(methods: Iterable[Method[Any, Any]]) -> str:
+def named(methods: Iterable[Method[Any, Any]]) -> str:
+    """`create(), delete() and 2 more`."""
     names = sorted(f"{method.name}()" for method in methods)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

@@ -31,7 +31,7 @@ class Finding:
         seen: The value and the rule.
         remedy: What to do; empty where nothing is to be done.
         code: Exit code that a FAIL asks for: 78 where configuration, declaration
-            or deployment must be mended, 69 where a disk or a process must,
+            or deployment must be mended, 69 where a disk, a broker or a process must,
             70 where the check itself is at fault.
         area: Group of checks; set by `examine`.
     """

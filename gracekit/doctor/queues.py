@@ -60,7 +60,7 @@ def check_readers(
         yield skip("foreign readers", "no queue is known to be ours", "name the MODULE:ATTR")
         return
     foreign = [one for one in living_readers(look) if one.queue in queues and one.store != store]
-    yield _judge(settings, foreign, sorted(queues), service)
+    yield judge(settings, foreign, sorted(queues), service)
     nameless = {pid for queue in queues for pid in _nameless(look, queue)}
     if nameless:
         yield warn(
@@ -83,9 +83,10 @@ def _shared(settings: Settings, runs: Runs, service: Service | None) -> set[str]
     return {service.topic, settings.ops_topic_of(service.topic)}
 
 
-def _judge(
+def judge(
     settings: Settings, foreign: Sequence[Reader], queues: Sequence[str], service: Service | None
 ) -> Finding:
+    """Whether *foreign* readers of our shared *queues* do harm."""
     check = "foreign readers"
     if not foreign:
         return ok(check, f"nobody reads {', '.join(queues)} into another store")

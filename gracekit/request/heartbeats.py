@@ -88,7 +88,7 @@ class _Beat:
         self._timer = self._after(0.0 if at_once else interval_s(monitor_s), self._fall_due)
 
     def end(self) -> None:
-        """Begin no further one; one on its way goes out before any answer that follows."""
+        """Begin no further one; one on its way still arrives, which callers bear."""
         self._over = True
         self._timer.cancel()
 

@@ -1,7 +1,7 @@
 """Refusals and control: deliveries that never become a task.
 
 A refusal is recorded, answered and settled. What is asked of gracekit itself is
-answered at once, and leaves no record.
+answered at once, without a row.
 """
 
 from __future__ import annotations

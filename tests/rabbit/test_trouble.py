@@ -295,7 +295,7 @@ async def test_a_connection_that_is_lost_in_a_drain_brings_ops_back_and_no_intak
         (
             "amqp://tests:mistaken@127.0.0.1:{port}/",
             78,
-            "refused the login: check user and password",
+            "refused the login; check user and password",
         ),
         ("{url}nowhere", 78, "refused vhost 'nowhere'"),
         ("amqp://tests:secret@127.0.0.1:1/", 69, "broker 127.0.0.1:1 cannot be reached"),

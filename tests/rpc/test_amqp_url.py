@@ -56,6 +56,7 @@ def test_options_of_the_url_go_before_the_settings():
     [
         ("amqp_durable_queues=true", "oslo-durable"),
         ("amqp_durable_queues=false", "oslo-transient"),
+        ("amqp_durable_queues=1&rabbit_transient_quorum_queue=1", "oslo-durable-all"),
         ("rabbit_quorum_queue=true", "oslo-quorum"),
         ("rabbit_quorum_queue=true&rabbit_transient_quorum_queue=1", "oslo-quorum-all"),
         ("ssl=false", "durable"),

@@ -17,6 +17,7 @@ from aiormq.exceptions import (
     ChannelAccessRefused,
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
+    ConnectionInternalError,
     ConnectionNotImplemented,
 )
 
@@ -98,7 +99,7 @@ class Declarer:
                     f"{profile!r} declares: {said(error)}; choose the profile that fits "
                     "(`gracekit doctor` tells which), or delete what exists once nobody uses it"
                 )
-            case ConnectionNotImplemented():
+            case ConnectionInternalError() | ConnectionNotImplemented():  # 541, and 540 for safety
                 return ConfigError(
                     f"the broker takes no queue like {queue.name!r} of profile {profile!r}: "
                     f"{said(error)}; RabbitMQ 4.3 and later refuse transient queues: use profile "

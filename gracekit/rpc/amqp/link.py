@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Final, TypeVar
 
 import aio_pika
@@ -32,10 +32,15 @@ from gracekit.telemetry import Telemetry
 
 T = TypeVar("T")
 
-# At DEBUG they log every frame, and frames hold the arguments and contexts of requests.
-for _name in ("aiormq", "aio_pika"):
+# At DEBUG they log every frame, and frames hold the arguments and contexts of requests; of a lost
+# connection they tell users and stacks, where an event of ours says enough.
+for _name, _level in (
+    ("aiormq.connection", logging.CRITICAL),
+    ("aiormq", logging.ERROR),
+    ("aio_pika", logging.INFO),
+):
     if logging.getLogger(_name).level == logging.NOTSET:
-        logging.getLogger(_name).setLevel(logging.INFO)
+        logging.getLogger(_name).setLevel(_level)
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 3.0
@@ -166,6 +171,15 @@ class Link:
         """Whether there is a connection, as far as we know."""
         return self._up.is_set()
 
+    @property
+    def server(self) -> Mapping[str, object]:
+        """What the broker says of itself: `{"product": "RabbitMQ", "version": "3.10.8", …}`.
+
+        Nothing while there is no connection.
+        """
+        transport = self._connection.transport if self._connection is not None else None
+        return {} if transport is None else transport.connection.server_properties
+
     # -- the connection ------------------------------------------------------------------
 
     async def _keep(self) -> None:
@@ -267,17 +281,26 @@ class Link:
             )
         if isinstance(error, AuthenticationError | ProbableAuthenticationError):
             return ConfigError(
-                f"broker {host} refused the login: check user and password in the transport URL, "
+                f"broker {host} refused the login; check user and password in the transport URL, "
                 "and the user's permissions on the vhost"
             )
-        # aiormq drops what the broker said when it closes the connection instead of opening it.
-        if isinstance(error, ConnectionNotAllowed | InvalidFrameError):
+        if isinstance(error, ConnectionNotAllowed) or _refuses_vhost(error):
             return ConfigError(
-                f"broker {host} refused vhost {self._broker.vhost!r}: make it (rabbitmqctl "
-                "add_vhost), give the user permissions there, or mend the transport URL"
+                f"broker {host} refused vhost {self._broker.vhost!r}; make it (rabbitmqctl "
+                "add_vhost), let the user in (rabbitmqctl set_permissions), or mend the "
+                "transport URL"
             )
         return DependencyError(f"broker {host} cannot be reached: {said(error)}")
 
     def _trusted(self) -> str:
         tls = self._broker.tls
         return (tls and tls.cafile) or "the system's own"
+
+
+def _refuses_vhost(error: AMQPError) -> bool:
+    """Whether the broker closed the connection when it heard the vhost.
+
+    aiormq 7 loses the broker's own words there, and shows what it expected instead.
+    """
+    text = str(error)
+    return isinstance(error, InvalidFrameError) and "Open" in text and "Connection.Close" in text

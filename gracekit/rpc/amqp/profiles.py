@@ -40,6 +40,15 @@ class QueueFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeFlags:
+    """How one exchange is declared."""
+
+    type: str
+    durable: bool
+    auto_delete: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """How a deployment declares its exchanges and queues.
 
@@ -58,6 +67,16 @@ class Profile:
     topic: QueueFlags
     own: QueueFlags
     dead_letters: bool
+
+    @property
+    def control(self) -> ExchangeFlags:
+        """How the control exchange is declared."""
+        return ExchangeFlags(type="topic", durable=self.exchange_durable)
+
+    @property
+    def fanout(self) -> ExchangeFlags:
+        """How a topic's fanout exchange is declared; it goes with its last queue."""
+        return ExchangeFlags(type="fanout", durable=self.fanout_durable, auto_delete=True)
 
     def flags_of(self, queue: Queue) -> QueueFlags:
         """How *queue* is declared."""
@@ -116,6 +135,14 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
                 fanout_durable=False,
                 topic=_CLASSIC,
                 own=_OWN_TRANSIENT,
+                dead_letters=False,
+            ),
+            Profile(
+                name="oslo-durable-all",
+                exchange_durable=True,
+                fanout_durable=True,
+                topic=_CLASSIC,
+                own=_OWN_QUORUM,
                 dead_letters=False,
             ),
             Profile(
@@ -194,17 +221,18 @@ class Topology:
 
     async def declare_control_exchange(self, channel: Channel) -> None:
         """Make the control exchange exist."""
-        await channel.exchange_declare(
-            self.exchange, exchange_type="topic", durable=self.profile.exchange_durable
-        )
+        await self._exchange(channel, self.exchange, self.profile.control)
 
     async def declare_fanout_exchange(self, channel: Channel, topic: str) -> None:
         """Make a topic's fanout exchange exist; it goes with its last queue."""
+        await self._exchange(channel, fanout_exchange(topic), self.profile.fanout)
+
+    async def _exchange(self, channel: Channel, name: str, flags: ExchangeFlags) -> None:
         await channel.exchange_declare(
-            fanout_exchange(topic),
-            exchange_type="fanout",
-            durable=self.profile.fanout_durable,
-            auto_delete=True,
+            name,
+            exchange_type=flags.type,
+            durable=flags.durable,
+            auto_delete=flags.auto_delete,
         )
 
     async def _queue(self, channel: Channel, name: str, flags: QueueFlags) -> None:

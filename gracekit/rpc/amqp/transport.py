@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -170,33 +170,12 @@ class AmqpTransport:
         for queue in queues:
             ours, everybody = marks_of(queue, store)
             await self.consume([ours, everybody], _ignore, prefetch=2)
-            found += await self._foreign(queue, ours, everybody)
+            # We have announced, and do not read yet.
+            found += await find_foreign(queue, store, self._readers_of, to_read=1)
         return found
 
-    async def _foreign(self, queue: Queue, ours: Queue, everybody: Queue) -> list[Reader]:
-        """Who reads *queue* into another store; a sibling that comes or goes is none.
-
-        A reader begins with its store's mark and ends with the queue itself, and here they are
-        counted the other way round: who is counted late was counted early. One that leaves may
-        still be seen in a part of them, so what is found must be found again.
-        """
-        found: list[Reader] = []
-        for _ in range(LOOKS):
-            reading = await self._readers_of(queue)
-            announced = await self._readers_of(everybody)
-            elsewhere = announced - await self._readers_of(ours)
-            strangers = reading - announced + 1  # we have announced, and do not read yet
-            found = [
-                *[_reader(queue, "a service with another store")] * elsewhere,
-                *[_reader(queue, "a consumer that is not gracekit's")] * strangers,
-            ]
-            if not found:
-                break
-            await asyncio.sleep(LOOK_AGAIN_S)
-        return found
-
-    async def _readers_of(self, queue: Queue) -> int:
-        return await self._declarer.consumers_of(queue.name) or 0
+    async def _readers_of(self, name: str) -> int:
+        return await self._declarer.consumers_of(name) or 0
 
     async def consume(
         self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
@@ -241,6 +220,39 @@ def marks_of(queue: Queue, store: str) -> tuple[Queue, Queue]:
     """The queues that are read by whoever reads the shared *queue*: into *store*, and at all."""
     digest = hashlib.sha256(store.encode()).hexdigest()[:16]
     return reply_queue(f"{queue.name}_readers_{digest}"), reply_queue(f"{queue.name}_readers")
+
+
+async def find_foreign(
+    queue: Queue, store: str, readers_of: Callable[[str], Awaitable[int]], *, to_read: int = 0
+) -> list[Reader]:
+    """Who reads *queue* into another store than *store*; a sibling that comes or goes is none.
+
+    A reader begins with its store's mark and ends with the queue itself, and here they are
+    counted the other way round: who is counted late was counted early. One that leaves may
+    still be seen in a part of them, so what is found must be found again.
+
+    Args:
+        queue: A shared queue.
+        store: Identity of our store.
+        readers_of: Tells how many consumers the queue of a name has, 0 where there is none.
+        to_read: How many of us have announced themselves and do not read yet.
+    """
+    ours, everybody = marks_of(queue, store)
+    found: list[Reader] = []
+    for look in range(LOOKS):
+        if look:
+            await asyncio.sleep(LOOK_AGAIN_S)
+        reading = await readers_of(queue.name)
+        announced = await readers_of(everybody.name)
+        elsewhere = announced - await readers_of(ours.name)
+        strangers = reading - announced + to_read
+        found = [
+            *[_reader(queue, "a service with another store")] * elsewhere,
+            *[_reader(queue, "a consumer that is not gracekit's")] * strangers,
+        ]
+        if not found:
+            break
+    return found
 
 
 def _reader(queue: Queue, label: str) -> Reader:

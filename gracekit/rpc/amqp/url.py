@@ -192,7 +192,7 @@ def _vhost(path: str) -> str:
 
 def _check_guest(hosts: tuple[Host, ...]) -> None:
     for host in hosts:
-        if host.user == "guest" and not _is_loopback(host.host):
+        if host.user == "guest" and not is_loopback(host.host):
             raise ConfigError(
                 f"user guest is for the broker's own machine, and {host.host} is not it: "
                 "make a user with a password of its own (rabbitmqctl add_user) and write it "
@@ -200,7 +200,8 @@ def _check_guest(hosts: tuple[Host, ...]) -> None:
             )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether nothing that is sent to *host* leaves this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -252,11 +253,13 @@ def _oslo_profile(asked: Mapping[str, bool]) -> str:
     durable, quorum, transient_quorum = (asked.get(name, False) for name in OSLO_OPTIONS)
     if quorum:
         return "oslo-quorum-all" if transient_quorum else "oslo-quorum"
-    if transient_quorum:
+    if transient_quorum and not durable:
         raise ConfigError(
-            "rabbit_transient_quorum_queue without rabbit_quorum_queue has no profile here; "
-            "set both, as RabbitMQ 4.3 wants"
+            "rabbit_transient_quorum_queue alone has no profile here; set amqp_durable_queues or "
+            "rabbit_quorum_queue too, as RabbitMQ 4.3 wants"
         )
+    if transient_quorum:
+        return "oslo-durable-all"
     return "oslo-durable" if durable else "oslo-transient"
 
 

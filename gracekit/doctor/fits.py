@@ -1,0 +1,107 @@
+"""Which declare profile fits what exists on a broker: from answers to one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gracekit.doctor.answers import Answer, Fit
+from gracekit.doctor.finding import Finding, fail, ok, skip
+from gracekit.doctor.things import SHOWN, Thing, listed
+from gracekit.rpc.amqp.profiles import PROFILES
+
+CHECK: Final = "profile"
+
+Fits = Mapping[Thing, Mapping[str, Answer]]
+"""For each thing that exists: how it compares with what each profile declares."""
+
+
+def check_profile(
+    ours: str, fits: Fits, *, accepted: Sequence[str], in_url: bool = False
+) -> Finding:
+    """Whether a start will be refused (406), and which profile would not.
+
+    Args:
+        ours: Name of our profile.
+        fits: Has *ours*, and all others where that differs anywhere.
+        accepted: Names of the profiles that the broker's version takes.
+        in_url: Whether the transport URL names the profile, and not the setting.
+    """
+    if not fits:
+        return ok(CHECK, f"{ours}; none of its queues and exchanges exists yet")
+    wrong = _wrong(fits, ours)
+    if not wrong:
+        known = [thing for thing, answers in fits.items() if answers[ours].fit is Fit.FITS]
+        if not known:
+            return skip(CHECK, "nothing of what exists could be compared, see above")
+        return ok(CHECK, f"{ours} fits what exists: {listed(known)}")
+    seen = f"profile {ours} would be refused (406): {_different(fits, ours, wrong)}"
+    delete = f"delete {listed(wrong)} once empty and unused; the next start declares anew"
+    fit = fitting(fits)
+    usable = [name for name in fit if name in accepted]
+    if usable:
+        exists = f"{seen}; all that exists is as {_or(usable)} declares it"
+        return fail(CHECK, exists, f"{_choose(usable, in_url=in_url)}, or {delete}")
+    if fit:
+        exists = (
+            f"{seen}; all that exists is as {_or(fit)} declares it, and that has transient queues"
+        )
+        return fail(CHECK, f"{exists}, which this broker's version refuses", delete)
+    return fail(CHECK, f"{seen}; no profile fits all: {_each(fits)}", _mend_one(fits, accepted))
+
+
+def fitting(fits: Fits) -> list[str]:
+    """Names of the profiles that nothing which exists contradicts."""
+    compared = [name for name in PROFILES if all(name in answers for answers in fits.values())]
+    return [name for name in compared if not _wrong(fits, name)]
+
+
+def _wrong(fits: Fits, profile: str) -> list[Thing]:
+    return [thing for thing, answers in fits.items() if answers[profile].fit is Fit.DIFFERS]
+
+
+def _different(fits: Fits, ours: str, wrong: Sequence[Thing]) -> str:
+    """`queue a, queue b have durable = false instead of true, exchange c has …`."""
+    alike: dict[str, list[Thing]] = {}
+    for thing in wrong:
+        alike.setdefault(fits[thing][ours].difference, []).append(thing)
+    return ", ".join(
+        f"{listed(things)} {'has' if len(things) == 1 else 'have'} {difference}"
+        for difference, things in alike.items()
+    )
+
+
+def _each(fits: Fits) -> str:
+    """`queue a is as durable declares it, exchange b as none`, without what fits all."""
+    said = []
+    for thing, answers in fits.items():
+        unfit = [name for name, answer in answers.items() if answer.fit is Fit.DIFFERS]
+        fit = [name for name in answers if name not in unfit]
+        if 0 < len(unfit) < len(fit):
+            said.append(f"{thing} is as all but {_or(unfit)} declare it")
+        elif unfit:
+            said.append(f"{thing} is as {_or(fit) or 'none'} declares it")
+    more = f" and {len(said) - SHOWN} more" if len(said) > SHOWN else ""
+    return ", ".join(said[:SHOWN]) + more
+
+
+def _mend_one(fits: Fits, accepted: Sequence[str]) -> str:
+    """The profile that asks for the fewest deletions, and these."""
+    wrong = {name: _wrong(fits, name) for name in accepted}
+    nearest = min(accepted, key=lambda name: len(wrong[name]))
+    return (
+        f"choose the profile that the peers have; nearest is {nearest}, and then: delete "
+        f"{listed(wrong[nearest])} once empty and unused"
+    )
+
+
+def _choose(profiles: Sequence[str], *, in_url: bool) -> str:
+    first, *others = profiles
+    rest = f" (or {_or(others)})" if others else ""
+    if in_url:
+        return f"write profile={first}{rest} into the transport URL, in place of what it says"
+    return f"set GRACEKIT_DECLARE_PROFILE={first}{rest}"
+
+
+def _or(names: Sequence[str]) -> str:
+    return " or ".join(names)

@@ -1,0 +1,279 @@
+"""The checks of a transport on RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Final
+from urllib.parse import parse_qsl, urlsplit
+
+from gracekit.config import Settings
+from gracekit.doctor import reach, versions
+from gracekit.doctor.answers import Answer, Fit
+from gracekit.doctor.broker import Picture, inquire
+from gracekit.doctor.finding import Finding, Level, fail, ok, skip, warn
+from gracekit.doctor.fits import check_profile, fitting
+from gracekit.doctor.queues import judge
+from gracekit.doctor.runs import Runs
+from gracekit.doctor.things import Thing, Topic, listed, queue_thing, things_of
+from gracekit.errors import ConfigError
+from gracekit.exits import ExitCode
+from gracekit.rpc.amqp.profiles import OSLO_OPTIONS
+from gracekit.rpc.amqp.url import Broker, read_url
+from gracekit.service import Service
+
+STOPPED: Final = "see the broker's log, and run doctor again"
+ALLOW: Final = (
+    "give the user configure, write and read on what the service declares "
+    "(rabbitmqctl set_permissions)"
+)
+_UNKNOWN: Final = Answer(fit=Fit.UNCLEAR)
+_IN_URL: Final = frozenset({"profile", *OSLO_OPTIONS})
+
+
+def topics_of(settings: Settings, runs: Runs, service: Service | None) -> list[Topic]:
+    """The two topics of *service*; without it, those of the runs on record."""
+    if service is not None:
+        pairs = {(service.topic, settings.ops_topic_of(service.topic))}
+    else:
+        pairs = {(run.topic, run.ops_topic) for run in runs.all}
+    instances = {settings.instance or f"{settings.host}-0", *(one.instance for one in runs.living)}
+    return [
+        topic
+        for main, ops in sorted(pairs)
+        for topic in (
+            Topic(name=main, hosts=[settings.host]),
+            Topic(name=ops, hosts=list(dict.fromkeys([settings.host, *sorted(instances)]))),
+        )
+    ]
+
+
+class Visit:
+    """The way to the broker of *settings*; each method is a check.
+
+    Args:
+        settings: Ours.
+        runs: Of the store.
+        service: None if it was not named.
+        store: Identity of the store; None if it is in memory, or not made yet.
+
+    Attributes:
+        broker: None where the URL is wrong.
+        scene: What was found there; None where nobody let us in.
+    """
+
+    def __init__(
+        self, settings: Settings, runs: Runs, service: Service | None, *, store: str | None
+    ) -> None:
+        self.broker: Broker | None = None
+        self.scene: Scene | None = None
+        self._settings = settings
+        self._service = service
+        self._topics = topics_of(settings, runs, service)
+        self._store = "" if store is None else store
+
+    def check_url(self) -> Iterator[Finding]:
+        """The transport URL."""
+        settings = self._settings
+        try:
+            self.broker = broker = read_url(
+                settings.transport_url, exchange=settings.exchange, profile=settings.declare_profile
+            )
+        except ConfigError as error:
+            yield from reach.told_with("URL", error)
+            return
+        yield ok(
+            "URL",
+            f"{broker.shown}: vhost {broker.vhost}, exchange {broker.exchange}, profile "
+            f"{broker.profile.name}",
+        )
+        yield reach.check_tls(broker)
+        yield from reach.check_guest(broker)
+
+    def check_nodes(self) -> Iterator[Finding]:
+        """Connect to each host, and ask the first that answers."""
+        if self.broker is None:
+            return
+        picture = asyncio.run(
+            inquire(
+                self.broker,
+                things_of(self._topics, self.broker.exchange, self._store),
+                [topic.shared for topic in self._topics],
+                None if self._settings.store_url.startswith("memory:") else self._store,
+            )
+        )
+        some = any(node.error is None for node in picture.nodes)
+        for node in picture.nodes:
+            yield from reach.check_node(node, others=some)
+        if some:
+            self.scene = Scene(self._settings, self._service, self.broker, self._topics, picture)
+
+
+class Scene:
+    """What was found on a broker; each method named `check_` is a check.
+
+    Args:
+        settings: Ours.
+        service: None if it was not named.
+        broker: Which was asked.
+        topics: That are known to be ours.
+        picture: The answers, of which some may be missing.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        service: Service | None,
+        broker: Broker,
+        topics: Sequence[Topic],
+        picture: Picture,
+    ) -> None:
+        self._settings = settings
+        self._service = service
+        self._in_url = not _IN_URL.isdisjoint(
+            dict(parse_qsl(urlsplit(settings.transport_url).query, keep_blank_values=True))
+        )
+        self._profile = broker.profile
+        self._topics = topics
+        self._picture = picture
+        self._version = versions.read_version(picture.newest.version)
+
+    def check_versions(self) -> Iterator[Finding]:
+        """What the broker is, and whether it takes transient queues."""
+        node = self._picture.newest
+        found = versions.check_version(node.product, node.version)
+        yield found
+        if found.level is not Level.SKIP:
+            yield versions.check_transient(
+                self._profile,
+                node.version,
+                fitting=fitting(self._picture.fits) if self._picture.compared else (),
+                permitted=self._has_transient(),
+            )
+
+    def _has_transient(self) -> bool:
+        """Whether a queue exists as our profile declares it, and that is transient."""
+        return any(
+            thing.kind == "queue"
+            and (flags := thing.flags(self._profile)) is not None
+            and not flags.durable
+            and answers[self._profile.name].fit is Fit.FITS
+            for thing, answers in self._picture.fits.items()
+        )
+
+    def check_answers(self) -> Iterator[Finding]:
+        """Things about which the broker would not say how they are."""
+        if self._picture.trouble is not None:
+            yield fail("broker", str(self._picture.trouble), STOPPED, ExitCode.DEPENDENCY)
+        forbidden = self._things(Fit.FORBIDDEN)
+        if forbidden:
+            yield fail("permissions", f"the user may not declare {listed(forbidden)}", ALLOW)
+        locked = self._things(Fit.LOCKED)
+        if locked:
+            yield fail(
+                "exclusive",
+                f"{listed(locked)}: exclusive to another connection",
+                "end whoever declared it so, or use another topic",
+            )
+        for thing in self._things(Fit.DOWN):
+            yield fail(
+                "queue", self._said(thing), "bring the broker's node back", ExitCode.DEPENDENCY
+            )
+        for thing in (*self._things(Fit.DENIED), *self._things(Fit.UNCLEAR)):
+            yield fail("answer", f"{thing}: {self._said(thing)}", "see the broker's log")
+
+    def _things(self, fit: Fit) -> list[Thing]:
+        found, fits = self._picture.found, self._picture.fits
+        return [
+            thing
+            for thing, answer in found.items()
+            if fit in {answer.fit, *(one.fit for one in fits.get(thing, {}).values())}
+        ]
+
+    def _said(self, thing: Thing) -> str:
+        answers = (self._picture.found[thing], *self._picture.fits.get(thing, {}).values())
+        return next((answer.said for answer in answers if answer.said), "")
+
+    def check_profile(self) -> Finding:
+        """Which profile fits what exists."""
+        if not self._picture.compared:
+            return skip("profile", "not all that exists was compared, see above")
+        found = check_profile(
+            self._profile.name,
+            self._picture.fits,
+            accepted=versions.accepted(self._version),
+            in_url=self._in_url,
+        )
+        if found.level is Level.OK and not self._topics:
+            return skip("profile", "no topic is known to be ours", "name the MODULE:ATTR")
+        return found
+
+    def check_delivery_limit(self) -> Iterator[Finding]:
+        """Quorum queues that drop what comes back too often."""
+        return versions.check_delivery_limit(self._profile, self._version)
+
+    def check_consumer_timeout(self) -> Iterator[Finding]:
+        """Methods that are acked on done against the broker's patience."""
+        if self._service is not None:
+            methods = self._service.methods
+            yield from versions.check_consumer_timeout(self._profile, self._version, methods)
+
+    def check_waiting(self) -> Iterator[Finding]:
+        """Requests that nobody has taken yet."""
+        if not self._picture.looked or not self._topics:
+            return
+        queues = [queue_thing(queue) for topic in self._topics for queue in topic.queues]
+        counts = [(self._messages(thing), thing.name) for thing in queues]
+        waiting = [f"{number} in {name}" for number, name in counts if number]
+        yield ok("waiting", ", ".join(waiting) or "no message waits")
+
+    def check_dead_letters(self) -> Iterator[Finding]:
+        """Requests that nobody could use, or that expired."""
+        if not self._picture.looked or not self._topics:
+            return
+        counts = [(self._messages(topic.dead), topic.dead.name) for topic in self._topics]
+        dead = [f"{number} in {name}" for number, name in counts if number]
+        if dead:
+            yield warn(
+                "dead letters",
+                f"{', '.join(dead)}: requests that were rejected, expired or came back too often",
+                "find their senders (header x-death has queue and reason); they stay until "
+                "somebody takes or purges them",
+            )
+        elif self._profile.dead_letters:
+            yield self._check_dead_queues()
+        else:
+            yield ok(
+                "dead letters",
+                f"profile {self._profile.name} keeps none: what is rejected or expires is gone",
+            )
+
+    def _check_dead_queues(self) -> Finding:
+        gone = []
+        for topic in self._topics:
+            shared = self._picture.fits.get(queue_thing(topic.shared), {})
+            sends = shared.get(self._profile.name, _UNKNOWN).fit is Fit.FITS
+            if sends and self._picture.found[topic.dead].fit is Fit.MISSING:
+                gone.append(topic.dead)
+        if not gone:
+            return ok("dead letters", "none")
+        return warn(
+            "dead letters",
+            f"{listed(gone)} is missing: what is rejected or expires is gone",
+            "the next start makes it",
+        )
+
+    def _messages(self, thing: Thing) -> int:
+        return self._picture.found.get(thing, _UNKNOWN).messages
+
+    def check_readers(self) -> Finding:
+        """Readers of our shared queues that keep what they take in another store."""
+        check = "foreign readers"
+        if self._settings.store_url.startswith("memory:"):
+            return skip(check, "a store in memory is nobody else's, and a start does not ask")
+        if not self._topics:
+            return skip(check, "no queue is known to be ours", "name the MODULE:ATTR")
+        if self._picture.foreign is None:
+            return skip(check, "they were not counted, see above")
+        queues = [topic.name for topic in self._topics]
+        return judge(self._settings, self._picture.foreign, queues, self._service)

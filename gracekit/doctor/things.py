@@ -1,0 +1,96 @@
+"""The queues and exchanges of a service on RabbitMQ, and how each profile declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gracekit.rpc.amqp.profiles import (
+    ExchangeFlags,
+    Profile,
+    QueueFlags,
+    dead_letter_queue,
+    fanout_exchange,
+)
+from gracekit.rpc.amqp.transport import marks_of
+from gracekit.rpc.transport import Queue, directed_queue, shared_queue
+
+Flags = QueueFlags | ExchangeFlags
+
+SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """A queue or exchange under a name that every run of the service uses.
+
+    Attributes:
+        kind: `queue` or `exchange`.
+        flags: How a profile declares it; None where it does not.
+    """
+
+    kind: str
+    name: str
+    flags: Callable[[Profile], Flags | None] = field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One topic, and what of it has a name that is known.
+
+    Attributes:
+        hosts: Hosts, and on the ops topic instances, that have a directed queue.
+    """
+
+    name: str
+    hosts: Sequence[str]
+
+    @property
+    def shared(self) -> Queue:
+        """What all hosts read."""
+        return shared_queue(self.name)
+
+    @property
+    def queues(self) -> list[Queue]:
+        """Where requests wait; fanout queues have a name of their own each time."""
+        return [self.shared, *(directed_queue(self.name, host) for host in self.hosts)]
+
+    @property
+    def dead(self) -> Thing:
+        """Where rejected and expired requests are kept."""
+        return Thing("queue", dead_letter_queue(self.name), _dead)
+
+
+def things_of(topics: Iterable[Topic], exchange: str, store: str) -> list[Thing]:
+    """All that a start declares under known names, in the order in which people read it."""
+    return [
+        Thing("exchange", exchange, lambda profile: profile.control),
+        *(thing for topic in topics for thing in _things_of(topic, store)),
+    ]
+
+
+def queue_thing(queue: Queue) -> Thing:
+    """*queue*, as something to ask about."""
+    return Thing("queue", queue.name, lambda profile: profile.flags_of(queue))
+
+
+def _things_of(topic: Topic, store: str) -> Iterator[Thing]:
+    yield from map(queue_thing, topic.queues)
+    yield Thing("exchange", fanout_exchange(topic.name), lambda profile: profile.fanout)
+    yield topic.dead
+    yield from map(queue_thing, marks_of(topic.shared, store))
+
+
+def _dead(profile: Profile) -> QueueFlags | None:
+    return profile.topic if profile.dead_letters else None
+
+
+def listed(things: Iterable[Thing]) -> str:
+    """`queue a, exchange b and 2 more`."""
+    names = [str(thing) for thing in things]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
