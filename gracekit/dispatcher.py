@@ -403,6 +403,7 @@ class Dispatcher:
             caller=job.caller,
             method=(method.namespace, method.name, method.version),
             expires_at=job.expires_at,
+            monitor_s=None if job.reply is None else job.reply.monitor_s,
         )
         end = _NO_END
         try:

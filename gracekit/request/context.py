@@ -78,6 +78,7 @@ class Context(Mapping[str, Any]):
         caller: Mapping[str, Any],
         method: tuple[str | None, str, str],
         expires_at: float | None,
+        monitor_s: float | None = None,
     ) -> None:
         self._task = task
         self._services = services
@@ -85,6 +86,7 @@ class Context(Mapping[str, Any]):
         self._caller = caller
         self._method = method
         self._expires_at = expires_at
+        self._monitor_s = monitor_s
 
     @staticmethod
     def current() -> Context:
@@ -105,6 +107,14 @@ class Context(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._caller)
+
+    @property
+    def monitor_timeout(self) -> float | None:
+        """Seconds without a heartbeat after which the caller gives up.
+
+        None if it asked for no heartbeats, and after a restart.
+        """
+        return self._monitor_s
 
     def __repr__(self) -> str:
         return f"<Context of {self._task}, attempt {self.attempt}>"

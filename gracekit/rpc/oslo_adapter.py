@@ -193,7 +193,10 @@ def _handler(name: str, function: Hook, serializer: Any) -> Callable[..., Any]:
     def handler(ctx: Mapping[str, Any], /, **args: Any) -> Any:
         known = {key: value for key, value in ctx.items() if key not in _LOST}
         # oslo's key for the monitor timeout of a call, which its own dispatcher alone uses.
-        ctxt = serializer.deserialize_context({**known, "client_timeout": None})
+        monitor_s = getattr(ctx, "monitor_timeout", None)
+        if isinstance(monitor_s, float) and monitor_s.is_integer():
+            monitor_s = int(monitor_s)  # as callers of oslo write it
+        ctxt = serializer.deserialize_context({**known, "client_timeout": monitor_s})
         read = {key: serializer.deserialize_entity(ctxt, arg) for key, arg in args.items()}
         return serializer.serialize_entity(ctxt, _call(name, function, ctxt, read))
 
