@@ -545,7 +545,8 @@ class Dispatcher:
         return list(gate.not_started)
 
     async def wait_flushed(self, *, deadline: float) -> None:
-        """Wait until every job but the stuck ones has left."""
+        """Wait until every job but the stuck ones has left; no reply is tried twice any more."""
+        self._answers.stop()
         await self._tracker.wait_until(
             lambda: all(job.stuck for job in self._jobs.values()), deadline=deadline
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 from typing import Final
 
 from gracekit.clock import Clock
 from gracekit.errors import (
     DependencyError,
-    GracekitError,
     MessageTooLargeError,
     StoreBrokenError,
     StoreError,
@@ -27,6 +27,7 @@ from gracekit.tracker.task import TaskState
 
 REPLY_TIMEOUT_S: Final = 5.0
 """Bound of one try."""
+LAST_TRY_S: Final = 0.5
 REPLY_AGAIN_S: Final = 1.0
 """Pause before the next, where a transport takes nothing for now."""
 CALLER_WAITS_S: Final = 60.0
@@ -57,11 +58,18 @@ class Answers:
         self._process = process
         self._telemetry = telemetry
         self._clock = clock
-        self._stopped = False
+        self._stopped = asyncio.Event()
+        self._trying: set[asyncio.Timeout] = set()
 
     def stop(self) -> None:
-        """Try nothing again: the transport goes. What is due stays due, for the next start."""
-        self._stopped = True
+        """Try nothing twice any more: the process goes. What is due stays due, for the next start.
+
+        A try that is under way ends soon.
+        """
+        self._stopped.set()
+        soon = self._clock.loop() + LAST_TRY_S
+        for scope in self._trying:
+            scope.reschedule(min(soon, scope.when() or soon))
 
     async def send(self, address: Address, outcome: Outcome, *, patient: bool = True) -> Sent:
         """Publish one reply.
@@ -77,21 +85,25 @@ class Answers:
         body = self._body(address, outcome)
         now = self._clock.wall()
         until = address.expires_at if address.expires_at is not None else now + CALLER_WAITS_S
-        while not self._stopped:
+        while True:
             try:
                 await self._publish(address, body, REPLY_TIMEOUT_S)
             except (TimeoutError, StoreError, DependencyError) as error:
                 final = isinstance(error, StoreBrokenError) or self._clock.wall() >= until
                 if final:
                     return self._give_up(address, error)
-                if not patient:
-                    break
-                await asyncio.sleep(REPLY_AGAIN_S)
-            except GracekitError as error:  # no such queue, or not for us
+                if not patient or await self._is_stopped_within(REPLY_AGAIN_S):
+                    return Sent.NOT_YET
+            except Exception as error:  # noqa: BLE001 - no such queue; or an address of odd shape
                 return self._give_up(address, error)
             else:
                 return Sent.YES
-        return Sent.NOT_YET
+
+    async def _is_stopped_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
+        return self._stopped.is_set()
 
     def _give_up(self, address: Address, error: Exception) -> Sent:
         told = str(error) or f"it took over {REPLY_TIMEOUT_S:g} s"
@@ -111,8 +123,12 @@ class Answers:
 
     async def _publish(self, address: Address, body: bytes, within_s: float) -> None:
         self._process.reach(Point.REPLY, "before")
-        async with asyncio.timeout(within_s):
-            await self._transport.publish(reply_queue(address.queue), Message(body=body))
+        async with asyncio.timeout(LAST_TRY_S if self._stopped.is_set() else within_s) as scope:
+            self._trying.add(scope)
+            try:
+                await self._transport.publish(reply_queue(address.queue), Message(body=body))
+            finally:
+                self._trying.discard(scope)
         self._process.reach(Point.REPLY, "after")
 
     async def send_due(

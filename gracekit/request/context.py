@@ -67,7 +67,9 @@ class Context(Mapping[str, Any]):
     As a mapping it is the caller's request context: `ctx["user_id"]`.
     """
 
-    __slots__ = ("_args", "_caller", "_expires_at", "_method", "_services", "_task")
+    __slots__ = (
+        "_args", "_caller", "_expires_at", "_method", "_monitor_s", "_services", "_task",
+    )  # fmt: skip
 
     def __init__(
         self,

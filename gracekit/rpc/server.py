@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gracekit.errors import GracekitError
 from gracekit.rpc.transport import Consumer, Delivery, Queue, Transport
 
 RETRY_S: Final = 1.0
@@ -183,12 +182,14 @@ class RpcServer:
                 self._consumer = await self._transport.consume(
                     self._queues, self._on_delivery, prefetch=max(1, prefetch)
                 )
+                if not self.is_open:  # closed meanwhile, by somebody whose wait for us was cut
+                    self._spawn(self._end_consuming())
 
     async def _consume_again(self) -> None:
         """Consume after a pause; what fails is tried again while intake is open."""
         try:
             await self._consume(min(self._prefetch, self._places.free))
-        except GracekitError:
+        except Exception:  # noqa: BLE001 - whatever it was, nobody else would try again
             asyncio.get_running_loop().call_later(RETRY_S, self._resume)
 
     async def _end_consuming(self) -> None:

@@ -25,7 +25,7 @@ from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.process import Process
 from gracekit.rpc.amqp.intake import Intake
-from gracekit.rpc.amqp.link import TROUBLE, Link, bounded, is_told, said
+from gracekit.rpc.amqp.link import Link, bounded, close_channel, is_told, said
 from gracekit.rpc.amqp.profiles import Topology
 from gracekit.rpc.transport import OnDelivery, Queue
 from gracekit.telemetry import Telemetry
@@ -53,14 +53,14 @@ class Declarer:
             DependencyError: not now; try again.
         """
         for queue in queues:
-            channel = await self._link.channel()
+            channel = await self._channel()
             try:
                 declared = self._topology.declare_queue(channel, queue)
                 await bounded(declared, OPEN_TIMEOUT_S, f"declaration of {queue.name}")
             except AMQPError as error:
                 raise self._explained(queue, error) from error
             finally:
-                await close(channel)
+                await close_channel(channel, OPEN_TIMEOUT_S)
 
     async def consumers_of(self, name: str) -> int | None:
         """How many consumers read the queue *name*; None if there is no such queue.
@@ -68,7 +68,7 @@ class Declarer:
         Raises:
             DependencyError: the broker does not say.
         """
-        channel = await self._link.channel()
+        channel = await self._channel()
         try:
             asked = channel.queue_declare(name, passive=True)
             answer = await bounded(asked, OPEN_TIMEOUT_S, f"question about {name}")
@@ -77,18 +77,31 @@ class Declarer:
         except AMQPError as error:
             raise DependencyError(f"question about {name}: {said(error)}") from error
         finally:
-            await close(channel)
+            await close_channel(channel, OPEN_TIMEOUT_S)
         return answer.consumer_count or 0
 
     async def delete(self, name: str) -> None:
         """Remove a queue of ours unless somebody else reads it."""
-        channel = await self._link.channel()
+        by_broker = not self._topology.profile.has_quorum_queues
+        # Of a quorum queue the broker does not see to it, and closes the connection for the wish.
+        if not by_broker and await self.consumers_of(name) != 0:
+            return
+        channel = await self._channel()
         try:
-            await bounded(
-                channel.queue_delete(name, if_unused=True), OPEN_TIMEOUT_S, f"removal of {name}"
-            )
+            deleted = channel.queue_delete(name, if_unused=by_broker)
+            await bounded(deleted, OPEN_TIMEOUT_S, f"removal of {name}")
         finally:
-            await close(channel)
+            await close_channel(channel, OPEN_TIMEOUT_S)
+
+    async def _channel(self) -> Channel:
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                return await self._link.channel()
+        except TimeoutError:
+            raise DependencyError(f"no broker within {OPEN_TIMEOUT_S:g} s") from None
+
+    def _durable(self, queue: Queue) -> bool:
+        return self._topology.profile.flags_of(queue).durable
 
     def _explained(self, queue: Queue, error: AMQPError) -> GracekitError:
         profile = self._topology.profile.name
@@ -99,7 +112,8 @@ class Declarer:
                     f"{profile!r} declares: {said(error)}; choose the profile that fits "
                     "(`gracekit doctor` tells which), or delete what exists once nobody uses it"
                 )
-            case ConnectionInternalError() | ConnectionNotImplemented():  # 541, and 540 for safety
+            # 541, which also says that a quorum queue has no majority now; and 540 for safety.
+            case ConnectionInternalError() | ConnectionNotImplemented() if not self._durable(queue):
                 return ConfigError(
                     f"the broker takes no queue like {queue.name!r} of profile {profile!r}: "
                     f"{said(error)}; RabbitMQ 4.3 and later refuse transient queues: use profile "
@@ -112,14 +126,6 @@ class Declarer:
                 )
             case _:  # 404: a classic queue whose node is down; 405: a dead peer still holds it
                 return DependencyError(f"queue {queue.name!r}: {said(error)}")
-
-
-async def close(channel: Channel) -> None:
-    """Close a channel that nothing is owed on."""
-    try:
-        await bounded(channel.close(), OPEN_TIMEOUT_S, "close")
-    except TROUBLE:
-        pass  # the end of its connection closes it
 
 
 class AmqpConsumer:
@@ -240,12 +246,12 @@ class AmqpConsumer:
 
     async def _open_again(self) -> Intake:
         pause_s, tries = FIRST_PAUSE_S, 0
-        while True:
+        while not self._cancelled:
             await asyncio.sleep(self._clock.jitter(pause_s))
             tries += 1
             try:
                 return await self._open()
-            except GracekitError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it was, nobody else would try again
                 if is_told(tries):
                     self._telemetry.emit(
                         "consumer.refused",
@@ -254,6 +260,7 @@ class AmqpConsumer:
                         error=str(error),
                     )
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+        raise asyncio.CancelledError
 
     async def _open(self) -> Intake:
         await self._declarer.declare(self.queues)

@@ -18,7 +18,7 @@ from aiormq.channel import Channel
 from pamqp.commands import Basic
 
 from gracekit.process import Point, Process
-from gracekit.rpc.amqp.link import TROUBLE, bounded, said
+from gracekit.rpc.amqp.link import TROUBLE, bounded, close_channel, said
 from gracekit.rpc.transport import Delivery, OnDelivery, Queue, Settlement
 
 ANSWER_S: Final = 10.0
@@ -51,6 +51,8 @@ class Intake:
         self._unsettled: dict[int, None] = {}  # by delivery tag, which only rises
         self._acked: list[int] = []  # not yet told to the broker
         self._telling: asyncio.Task[None] | None = None
+        self._closing = False
+        self._ending: asyncio.Task[None] | None = None
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -124,7 +126,7 @@ class Intake:
     # -- settling ------------------------------------------------------------------------
 
     async def _settle(self, tag: int, how: Settlement, reason: str) -> None:  # noqa: ARG002 - the reason is on record
-        if self._channel.is_closed:
+        if self._closing or self._channel.is_closed:
             self._on_stale()
             return
         if how is Settlement.ACK:
@@ -138,10 +140,13 @@ class Intake:
             await bounded(
                 self._channel.basic_nack(tag, requeue=requeue, wait=False), ANSWER_S, "nack"
             )
-        except TROUBLE as error:
+        except BaseException as error:
+            # The frame may not have left: unsettled, the tag keeps a later ack from including it.
             self._give_up(error)
-        finally:
-            self._settled(tag)  # after the frame: an ack of a later tag must not include it
+            if not isinstance(error, TROUBLE):
+                raise
+        else:
+            self._settled(tag)
 
     def _settled(self, tag: int) -> None:
         self._unsettled.pop(tag, None)
@@ -172,6 +177,8 @@ class Intake:
         """A settlement did not leave: only the end of the channel makes the broker forget it."""
         self._on_stale()
         self.end(said(error))
+        if self._ending is None:
+            self._ending = asyncio.create_task(self.close())
 
     # -- the end -------------------------------------------------------------------------
 
@@ -181,7 +188,8 @@ class Intake:
         Where it does not, or the wait is cancelled, the channel is closed: the broker then
         takes back what is unsettled.
         """
-        if self._ended.done():
+        if self._ended.done():  # one of several queues may still be read
+            await self.close()
             return
         self._channel.on_consumer_cancel_callbacks.discard(self._broker_cancelled)
         try:
@@ -199,10 +207,8 @@ class Intake:
         """
         if self._telling is not None:
             await asyncio.wait({self._telling}, timeout=CLOSE_S)
-        try:
-            await bounded(self._channel.close(), CLOSE_S, "close")
-        except TROUBLE:
-            pass  # the end of its connection closes it
+        self._closing = True  # an ack after the close would cost the whole connection
+        await close_channel(self._channel, CLOSE_S)
         self.end("closed")
 
     async def wait_idle(self) -> None:

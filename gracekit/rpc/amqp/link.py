@@ -9,11 +9,10 @@ earlier one is void.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 from collections.abc import Awaitable, Mapping
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import aio_pika
 from aiormq.channel import Channel
@@ -32,11 +31,11 @@ from gracekit.telemetry import Telemetry
 
 T = TypeVar("T")
 
-# At DEBUG they log every frame, and frames hold the arguments and contexts of requests; of a lost
-# connection they tell users and stacks, where an event of ours says enough.
+# At DEBUG they log every frame, and at ERROR a message that was returned too late, with the
+# arguments and contexts of requests; of a lost connection they tell users and stacks, where an
+# event of ours says enough.
 for _name, _level in (
-    ("aiormq.connection", logging.CRITICAL),
-    ("aiormq", logging.ERROR),
+    ("aiormq", logging.CRITICAL),
     ("aio_pika", logging.INFO),
 ):
     if logging.getLogger(_name).level == logging.NOTSET:
@@ -64,21 +63,42 @@ async def bounded(exchange: Awaitable[T], timeout_s: float, what: str) -> T:
         DependencyError: the connection was lost, or the time is up; whether it was carried
             out is not known. AMQP errors that say more are raised as they are.
     """
+    task = asyncio.current_task()
+    cancels = task.cancelling() if task is not None else 0
     try:
         async with asyncio.timeout(timeout_s):
             return await exchange
     except TimeoutError:
         raise DependencyError(f"{what}: the broker did not answer in {timeout_s:g} s") from None
-    except asyncio.CancelledError as error:
-        # aiormq cancels who waits when a connection dies under them.
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+    except BaseException as error:
+        if task is not None and task.cancelling() > cancels:
+            # aiormq may raise an error of its own in the place of our cancellation.
+            raise asyncio.CancelledError from error
+        if isinstance(error, AMQPError):
             raise
-        raise DependencyError(f"{what}: the connection to the broker was lost") from error
-    except AMQPError:
+        # aiormq cancels who waits when a connection dies under them, or throws a bare Exception; a
+        # closed channel or connection is a RuntimeError.
+        if isinstance(error, asyncio.CancelledError) or type(error) is Exception:
+            raise DependencyError(f"{what}: the connection to the broker was lost") from error
+        if isinstance(error, OSError | RuntimeError):
+            raise DependencyError(f"{what}: {said(error)}") from error
         raise
-    except (OSError, RuntimeError) as error:  # a closed channel or connection is a RuntimeError
-        raise DependencyError(f"{what}: {said(error)}") from error
+
+
+async def close_channel(channel: Channel, timeout_s: float) -> None:
+    """Close a channel; one that the broker does not confirm in time goes with its connection.
+
+    In a task of its own: a close that is cancelled would be sent twice, for which the broker
+    closes the whole connection.
+    """
+    closing = asyncio.ensure_future(channel.close())
+    closing.add_done_callback(_ignore_end)
+    await asyncio.wait({closing}, timeout=timeout_s)
+
+
+def _ignore_end(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # seen: what a close meets is of no interest
 
 
 def said(error: BaseException) -> str:
@@ -115,6 +135,7 @@ class Link:
         self._tls = broker.tls.context() if broker.tls is not None else None
         self._connection: aio_pika.abc.AbstractConnection | None = None
         self._up = asyncio.Event()
+        self._changing = asyncio.Lock()  # two first users start one connection
         self._keeper: asyncio.Task[None] | None = None
         self._next = 0  # the host that is tried first
 
@@ -125,17 +146,19 @@ class Link:
             ConfigError: the broker refuses us, or does not prove who it is.
             DependencyError: no host can be reached.
         """
-        if self._keeper is None:
-            self._take(await self._connect())
-            self._keeper = asyncio.create_task(self._keep(), name=f"amqp-{self._purpose}")
+        async with self._changing:
+            if self._keeper is None:
+                self._take(await self._connect())
+                self._keeper = asyncio.create_task(self._keep(), name=f"amqp-{self._purpose}")
 
     async def stop(self) -> None:
         """Disconnect, and stay so."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.wait({keeper})
-        await self._drop()
+        async with self._changing:
+            keeper, self._keeper = self._keeper, None
+            if keeper is not None:
+                keeper.cancel()
+                await asyncio.wait({keeper}, timeout=CLOSE_TIMEOUT_S)
+            await self._drop()
 
     async def channel(self, *, confirms: bool = False) -> Channel:
         """A new channel, as soon as there is a connection.
@@ -162,9 +185,17 @@ class Link:
         if transport is None:
             return False
         ready = asyncio.ensure_future(transport.connection.ready())
-        done, _ = await asyncio.wait({ready}, timeout=READY_S)
-        ready.cancel()
+        try:
+            done, _ = await asyncio.wait({ready}, timeout=READY_S)
+        finally:
+            ready.cancel()
         return not done
+
+    async def wait_unblocked(self) -> None:
+        """Wait while the broker takes no messages; at once where there is no connection."""
+        transport = self._connection.transport if self._connection is not None else None
+        if transport is not None:
+            await transport.connection.ready()
 
     @property
     def is_up(self) -> bool:
@@ -209,8 +240,12 @@ class Link:
         self._up.clear()
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(*TROUBLE):
-                await bounded(connection.close(), CLOSE_TIMEOUT_S, "close")
+            # Not cancelled in time, as aiormq then waits until its last byte has left.
+            closing = asyncio.ensure_future(connection.close())
+            closing.add_done_callback(_ignore_end)
+            done, _ = await asyncio.wait({closing}, timeout=CLOSE_TIMEOUT_S)
+            if not done:
+                closing.cancel()
 
     async def _reconnect(self) -> aio_pika.abc.AbstractConnection:
         pause_s, tries = FIRST_PAUSE_S, 0
@@ -219,7 +254,7 @@ class Link:
             tries += 1
             try:
                 connection = await self._connect()
-            except GracekitError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it was, nobody else would try again
                 if is_told(tries):
                     self._telemetry.emit(
                         "broker.unreachable", purpose=self._purpose, tries=tries, error=str(error)

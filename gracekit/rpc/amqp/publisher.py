@@ -38,6 +38,8 @@ CONFIRM_S: Final = 5.0
 """A broker that is well and has not confirmed within this time never will: RabbitMQ 3.10 forgets
 what it was about to hand to the leader of a quorum queue when that leader dies."""
 LOOK_EVERY_S: Final = 1.0
+LONGEST_NAME: Final = 255
+"""Bytes of a queue's name on the wire."""
 REPLY_AGAIN_FOR_S: Final = 2.0
 """A caller whose reply queue is missing may be connecting anew; so long we try again."""
 GONE_FOR_S: Final = 60.0
@@ -47,6 +49,10 @@ _MOST_GONE: Final = 1000
 _REFUSED: Final = (ChannelPreconditionFailed, ChannelAccessRefused)
 
 _PERSISTENT: Final = 2
+
+
+class StoppedError(Exception):
+    """The publisher was stopped under a publish."""
 
 
 class Publisher:
@@ -75,15 +81,23 @@ class Publisher:
         # A missing fanout exchange closes its channel: that must not hit the others' messages.
         self._direct = _Lane(link, topology.declare_control_exchange, clock)
         self._fanouts: dict[str, _Lane] = {}
+        self._stopped = False
         self._gone: dict[str, float] = {}  # reply queues that were given up, and until when
 
     def stop(self) -> None:
         """Publish nothing more."""
+        self._stopped = True
         for lane in (self._direct, *self._fanouts.values()):
             lane.stop()
 
+    def _check_running(self) -> None:
+        if self._stopped:
+            raise StoppedError
+
     async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`."""
+        if len(queue.name.encode()) > LONGEST_NAME:
+            raise Undeliverable(f"no queue has a name as long as {queue.name[:50]!r}...")
         if queue.kind is QueueKind.REPLY:
             await self._reply(queue.name, message)
             return
@@ -147,6 +161,8 @@ class Publisher:
                     channel: Channel | None = None
                     try:
                         channel = await lane.channel()
+                        await self._link.wait_unblocked()  # else each try would be there once
+                        self._check_running()
                         publishing = channel.basic_publish(
                             message.body,
                             exchange=exchange,
@@ -160,6 +176,10 @@ class Publisher:
                             await bounded(publishing, self._timeout_s, "publish")
                     except PublishError:
                         raise
+                    except StoppedError:
+                        raise DependencyError(
+                            f"the transport was stopped before a message to {key!r} was confirmed"
+                        ) from None
                     except _REFUSED as error:
                         raise self._refused(exchange, error) from error
                     except (AMQPError, DependencyError) as error:

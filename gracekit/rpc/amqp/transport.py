@@ -100,10 +100,12 @@ class AmqpTransport:
             self._publisher = None
             for task in self._leaving:
                 task.cancel()
-            await asyncio.gather(*(consumer.close() for consumer in self._consumers))
-            self._consumers.clear()
-            await self._delete_owned()
-            await asyncio.gather(self._reading.stop(), self._writing.stop())
+            try:
+                await asyncio.gather(*(consumer.close() for consumer in self._consumers))
+                self._consumers.clear()
+                await self._delete_owned()
+            finally:  # a stop that is cut leaves no connection behind
+                await asyncio.gather(self._reading.stop(), self._writing.stop())
 
     async def _delete_owned(self) -> None:
         owned, self._owned = list(self._owned), {}
@@ -170,6 +172,8 @@ class AmqpTransport:
         for queue in queues:
             ours, everybody = marks_of(queue, store)
             await self.consume([ours, everybody], _ignore, prefetch=2)
+            for mark in (ours, everybody):  # siblings read it too, and may just be about to
+                self._owned.pop(mark.name, None)
             # We have announced, and do not read yet.
             found += await find_foreign(queue, store, self._readers_of, to_read=1)
         return found

@@ -3,7 +3,7 @@
     amqp://user:password@host-1:5672,host-2:5672/vhost?profile=quorum
     rabbit://user:password@host-1:5672,user:password@host-2:5672/vhost?amqp_durable_queues=true
 
-A host without a login has that of the first. No error, repr or event shows a
+A host without a login has that of the one before it. No error, repr or event shows a
 user or a password.
 """
 
@@ -30,6 +30,11 @@ CONNECT_TIMEOUT_S: Final = 10.0
 PUBLISH_TIMEOUT_S: Final = 30.0
 
 _TRUTH: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+_ESCAPES: Final = (
+    "in users and passwords write : as %3A, / as %2F, ? as %3F, # as %23, @ as %40, , as %2C"
+)
+LONGEST_EXCHANGE: Final = 127
 
 # Names of oslo.messaging for what we call otherwise.
 _OSLO_NAMES: Final = {
@@ -141,10 +146,13 @@ def read_url(url: str, *, exchange: str, profile: str) -> Broker:
     shown = redact_url(url)
     try:
         parts = urlsplit(url)
+        if "@" in parts.path + parts.query + parts.fragment:
+            raise ConfigError(f"an @ stands behind the host; {_ESCAPES}")  # noqa: TRY301 - one way out
         hosts = _hosts(parts.netloc, TLS_PORT if parts.scheme == "amqps" else PORT)
         options = _options(parts.query, parts.scheme)
         tls = _tls(parts.scheme, options)
         _check_guest(hosts)
+        _check_exchange(options.get("exchange", exchange))
         return Broker(
             hosts=hosts,
             vhost=_vhost(parts.path),
@@ -156,8 +164,10 @@ def read_url(url: str, *, exchange: str, profile: str) -> Broker:
             publish_timeout_s=_seconds(options, "publish_timeout", PUBLISH_TIMEOUT_S),
             shown=shown,
         )
-    except (ConfigError, ValueError) as error:
+    except ConfigError as error:
         raise ConfigError(f"transport {shown!r}: {error}") from None
+    except ValueError:  # whose text may quote a password
+        raise ConfigError(f"transport {shown!r} is no URL: {_ESCAPES}") from None
 
 
 def _hosts(netloc: str, port: int) -> tuple[Host, ...]:
@@ -178,11 +188,13 @@ def _host(address: str, port: int, user: str, password: str) -> Host:
     try:
         host, port = parts.hostname or "localhost", parts.port or port
     except ValueError:
-        raise ConfigError(
-            "a port is no number from 1 to 65535; in users and passwords write : as %3A, / as "
-            "%2F, @ as %40 and , as %2C"
-        ) from None
+        raise ConfigError(f"a port is no number from 1 to 65535; {_ESCAPES}") from None
     return Host(host=host, port=port, user=user, password=password)
+
+
+def _check_exchange(name: str) -> None:
+    if not name or len(name.encode()) > LONGEST_EXCHANGE:
+        raise ConfigError(f"exchange {name[:50]!r} must have 1 to {LONGEST_EXCHANGE} bytes")
 
 
 def _vhost(path: str) -> str:
