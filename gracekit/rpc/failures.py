@@ -124,7 +124,7 @@ def _lines_of(exception: BaseException) -> tuple[str, ...]:
         lines = traceback.format_exception(exception)
     except Exception:  # noqa: BLE001 - it calls the application's __str__ and __repr__
         return ()
-    return tuple(_message_of("".join(lines)[-_MAX_TEXT:]).splitlines())
+    return tuple(_message_of("".join(lines)[-_MAX_TEXT:]).splitlines(keepends=True))
 
 
 # -- incoming -----------------------------------------------------------------
@@ -145,7 +145,7 @@ def rebuild(failure: Failure, allowed: Mapping[str, type[Exception]]) -> Excepti
     module = failure.module.removesuffix(_SUFFIX)
     name = f"{module}.{exc_class}"
     kind = allowed.get(name) or _REBUILT.get(name)
-    remote = "\n".join(failure.tb)
+    remote = "\n".join(line.rstrip("\n") for line in failure.tb)  # with and without line ends
     exception = _build(kind, failure) if kind else None
     if exception is None:
         text = f"{exc_class or 'unnamed remote error'}: {failure.message}"

@@ -8,6 +8,8 @@ equal keys in one object the last wins.
 from __future__ import annotations
 
 import datetime as dt
+import decimal
+import ipaddress
 import math
 import uuid
 from collections.abc import Mapping
@@ -102,12 +104,12 @@ def dumps(value: object, what: str) -> str:
     return text
 
 
-def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR0911 - one table
+def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR0911, PLR0912 - one table
     """Turn *value* into plain data, as oslo.messaging does.
 
     Tuples and sets become lists (sets in a fixed order, so that a repeated
-    request has equal content), integer keys, UUIDs and bytes text, and
-    datetimes ISO text.
+    request has equal content), integer keys, UUIDs, decimals, IP addresses and
+    bytes text, and dates and datetimes ISO text.
 
     Args:
         value: The value.
@@ -138,8 +140,10 @@ def plain(value: object, path: str, depth: int = 1) -> Any:  # noqa: C901, PLR09
             items = [plain(item, f"{path}{{}}", depth + 1) for item in value]
             return sorted(items, key=msgspec.json.encode)
         case dt.datetime():
+            return value.isoformat(timespec="microseconds")  # oslo's readers insist on them
+        case dt.date():
             return value.isoformat()
-        case uuid.UUID():
+        case uuid.UUID() | decimal.Decimal() | ipaddress.IPv4Address() | ipaddress.IPv6Address():
             return str(value)
         case bytes():
             return _decoded(value, path)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import enum
+import ipaddress
 import json
 import threading
 import uuid
@@ -301,13 +303,17 @@ class Colour(str, enum.Enum):  # noqa: UP042 - the older spelling is what peers 
 
 def test_values_are_written_as_oslo_does():
     """
-    Tuples and sets become lists, integer keys, UUIDs and bytes text, datetimes ISO text.
+    Tuples and sets become lists, integer keys, UUIDs, decimals, addresses and bytes text, dates and
+    datetimes ISO text.
     """
     args = {
         "tuple": (1, 2),
         "set": {"b", "a"},
         "keys": {1: "one"},
         "when": dt.datetime(2024, 5, 1, 12, 30, tzinfo=dt.UTC),
+        "day": dt.date(2024, 5, 1),
+        "amount": decimal.Decimal("1.10"),
+        "address": ipaddress.ip_address("127.0.0.1"),
         "id": uuid.UUID(int=1),
         "bytes": b"text",
         "enum": Colour.RED,
@@ -318,7 +324,10 @@ def test_values_are_written_as_oslo_does():
         "tuple": [1, 2],
         "set": ["a", "b"],
         "keys": {"1": "one"},
-        "when": "2024-05-01T12:30:00+00:00",
+        "when": "2024-05-01T12:30:00.000000+00:00",
+        "day": "2024-05-01",
+        "amount": "1.10",
+        "address": "127.0.0.1",
         "id": "00000000-0000-0000-0000-000000000001",
         "bytes": "text",
         "enum": "red",
