@@ -32,15 +32,19 @@ def environment(scratch: Path) -> dict[str, str]:
 
 @pytest.fixture
 def play(tmp_path: Path) -> Play:
-    """Run an example to its end; its lines. It leaves with 0, no complaint, no process, no file."""
+    """
+    Run an example, a file or a module, to its end; its lines. It leaves with 0, no complaint, no
+    process, no file.
+    """
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     out, err = tmp_path / "out", tmp_path / "err"
 
     def run(name: str, *arguments: str) -> list[str]:
+        program = (EXAMPLES / name,) if name.endswith(".py") else ("-m", name)
         with out.open("wb") as stdout, err.open("wb") as stderr:
             example = subprocess.Popen(
-                (sys.executable, EXAMPLES / name, *arguments),
+                (sys.executable, *program, *arguments),
                 cwd=tmp_path,
                 env=environment(scratch),
                 stdin=subprocess.DEVNULL,
@@ -366,3 +370,30 @@ def test_13_embedding_program_answers_until_the_drain_has_ended(play):
         "the caller's answer: Alien is transcoded",
         "drained: 1 finished, 0 handed over",
     ]
+
+
+# -- the larger ones --------------------------------------------------------------
+
+
+def test_nova_vm_arrives_in_the_drain_of_its_host_and_after_a_crash_of_its_source(play):
+    """
+    A draining host waits for the vm that it expects and takes no other; a killed one goes on.
+    """
+    lines = play("examples.nova.play")
+
+    assert said_by_the_example(lines) == [
+        "vm-1 runs on host-a",
+        "vm-2 runs on host-a",
+        "vm-3 runs on host-a",
+        "SIGTERM was sent to host-b; nothing runs there, and it stays",
+        "host-b is draining: take vm-2 to another host",
+        "vm-2 runs on host-c",
+        "vm-1 runs on host-b",
+        "host-b has left with exit code 0",
+        "host-a was killed",
+        "vm-3 runs on host-c",
+        "vm-1 is of host-b: host-a gone, host-b running, host-c gone",
+        "vm-2 is of host-c: host-a gone, host-b gone, host-c running",
+        "vm-3 is of host-c: host-a gone, host-b gone, host-c running",
+    ]
+    assert "host-a: vm-3 resumed" in said_by_services(lines)
