@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gracekit.clock import Clock
-from gracekit.errors import DependencyError, UnconfirmedError
+from gracekit.errors import DependencyError, UnconfirmedError, Undeliverable
 from gracekit.process import Process
 from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import read_url
@@ -214,3 +214,111 @@ async def test_a_cancelled_consumer_stays_cancelled(
     assert queues["compute"].consumers == 0
     assert queues["compute"].ready == 1
     assert queues["compute-ops"].consumers == 1
+
+
+# -- what a review has found --------------------------------------------------------------
+
+
+async def test_a_give_back_that_is_cut_is_not_acked_by_a_later_group(
+    transport, own_broker: Broker, own_vhost: str
+) -> None:
+    """
+    Its frame may not have left: the message must come back, when its channel ends.
+    """
+    inbox = Inbox()
+    consumer = await transport.consume([QUEUE], inbox.put, prefetch=100)
+    await asyncio.gather(*(transport.publish(QUEUE, message(str(n))) for n in range(60)))
+    deliveries = await inbox.take(60)
+
+    giving = asyncio.gather(*(delivery.give_back() for delivery in deliveries[:50]))
+    await asyncio.sleep(0)
+    giving.cancel()
+    await asyncio.gather(giving, return_exceptions=True)
+    for delivery in deliveries[50:]:
+        await delivery.ack()
+    await consumer.close()
+    left = (await asyncio.to_thread(own_broker.queues, own_vhost))["compute"]
+
+    assert left.ready >= 50
+
+
+@pytest.mark.parametrize("profile", ["durable", "quorum", "oslo-durable-all"])
+async def test_nothing_that_was_ours_alone_is_left_after_a_stop(
+    own_broker: Broker, own_vhost: str, profile: str
+) -> None:
+    """
+    Fanout and reply queues go, of whatever kind they are, and no connection is lost for it.
+    """
+    ear, telemetry = Ear(), Telemetry()
+    telemetry.subscribe(ear.hear)
+    made = AmqpTransport(
+        read_url(own_broker.url_of(own_vhost), exchange="gracekit", profile=profile),
+        process=Process(),
+        clock=Clock(),
+        telemetry=telemetry,
+    )
+    await made.start()
+    fanout = Queue("compute_fanout_1", QueueKind.FANOUT, "compute")
+    await made.consume([QUEUE, fanout], Inbox().put, prefetch=10)
+    await made.consume([Queue("reply_1", QueueKind.REPLY)], Inbox().put, prefetch=10)
+    await made.stop()
+
+    left = await asyncio.to_thread(own_broker.queues, own_vhost)
+    assert {"compute_fanout_1", "reply_1"} & left.keys() == set()
+    assert "compute" in left
+    assert ear.heard == []
+
+
+async def test_two_first_users_share_one_connection(
+    transport, own_broker: Broker, own_vhost: str
+) -> None:
+    """
+    Clients of one transport may begin together; none of its connections outlives it.
+    """
+    before = await asyncio.to_thread(own_broker.connections)
+    queues = [Queue(f"reply_{n}", QueueKind.REPLY) for n in range(5)]
+    await asyncio.gather(*(transport.consume([q], Inbox().put, prefetch=1) for q in queues))
+    meanwhile = await asyncio.to_thread(own_broker.connections)
+    await transport.stop()
+
+    assert meanwhile == before + 1
+    await until(lambda: own_broker.connections() == before - 1, "no connection left")
+
+
+async def test_a_stop_does_not_wait_for_bytes_that_cannot_leave(
+    transport, own_broker: Broker
+) -> None:
+    """
+    A frozen broker reads nothing, and a large message stays in the buffer.
+    """
+    await transport.declare([QUEUE])
+    await transport.publish(QUEUE, message("a"))
+    own_broker.freeze()
+    try:
+        sending = [
+            asyncio.create_task(transport.publish(QUEUE, message("x" * 1_000_000)))
+            for _ in range(30)
+        ]
+        await asyncio.sleep(0.5)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await transport.stop()
+        took_s = loop.time() - began
+    finally:
+        own_broker.thaw()
+    for task in sending:
+        task.cancel()
+    await asyncio.gather(*sending, return_exceptions=True)
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    if rest:  # aiormq goes when its last byte has left
+        await asyncio.wait(rest, timeout=20)
+
+    assert took_s < 15  # bounds of some seconds each, and never the broker's own time
+
+
+async def test_a_name_that_no_queue_can_have_is_undeliverable(transport) -> None:
+    """
+    A caller may send any reply address; 255 letters can be more bytes than the wire allows.
+    """
+    with pytest.raises(Undeliverable, match="no queue has a name as long"):
+        await transport.publish(Queue("ü" * 255, QueueKind.REPLY), message("a"))

@@ -89,6 +89,10 @@ def test_tls_checks_the_broker_unless_that_is_switched_off_in_words():
 @pytest.mark.parametrize(
     ("url", "said"),
     [
+        ("amqp://u:secret\uff1fx@host/", "is no URL: in users and passwords write"),
+        ("amqp://u:1?secret@host/", "an @ stands behind the host"),
+        ("amqp://u:secret[abc]w@host/", "is no URL|a port is no number"),
+        ("amqp://u:secret@host?exchange=" + "x" * 128, "must have 1 to 127 bytes"),
         ("amqp://u:secret@host?profle=quorum", "unknown option 'profle'; did you mean profile"),
         ("amqp://u:secret@host?profile=quorm", "did you mean quorum"),
         ("amqp://u:secret@host?amqp_durable_queues=true", "unknown option 'amqp_durable_queues'"),

@@ -81,15 +81,11 @@ class Declarer:
         return answer.consumer_count or 0
 
     async def delete(self, name: str) -> None:
-        """Remove a queue of ours unless somebody else reads it."""
-        by_broker = not self._topology.profile.has_quorum_queues
-        # Of a quorum queue the broker does not see to it, and closes the connection for the wish.
-        if not by_broker and await self.consumers_of(name) != 0:
-            return
+        """Remove a queue, whoever reads it."""
         channel = await self._channel()
         try:
-            deleted = channel.queue_delete(name, if_unused=by_broker)
-            await bounded(deleted, OPEN_TIMEOUT_S, f"removal of {name}")
+            # Not `if_unused`, for which a broker with quorum queues closes the connection.
+            await bounded(channel.queue_delete(name), OPEN_TIMEOUT_S, f"removal of {name}")
         finally:
             await close_channel(channel, OPEN_TIMEOUT_S)
 

@@ -69,12 +69,6 @@ class Profile:
     dead_letters: bool
 
     @property
-    def has_quorum_queues(self) -> bool:
-        """Whether any of its queues is one."""
-        kinds = (flags.arguments.get("x-queue-type") for flags in (self.topic, self.own))
-        return "quorum" in kinds
-
-    @property
     def control(self) -> ExchangeFlags:
         """How the control exchange is declared."""
         return ExchangeFlags(type="topic", durable=self.exchange_durable)

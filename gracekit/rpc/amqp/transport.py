@@ -135,7 +135,8 @@ class AmqpTransport:
         await self._reading.start()
         topics = dict.fromkeys(queue.topic for queue in queues)
         for name in (*(queue.name for queue in queues), *map(dead_letter_queue, topics)):
-            await self._declarer.delete(name)
+            if await self._readers_of(name) == 0:
+                await self._declarer.delete(name)
 
     async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`.
