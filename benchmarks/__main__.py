@@ -1,6 +1,6 @@
 """`python -m benchmarks`: measure, print the table, draw the picture.
 
-make bench                                  all of them, about twenty minutes
+make bench                                  all of them, about half an hour
 make bench ARGS="durable service"           some of them
 make bench ARGS="--quick"                   tiny sizes: shows that they run, measures nothing
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from benchmarks import calls, drain, durable, growth, memory, service, start, tracking
+from benchmarks import calls, drain, durable, growth, memory, rabbitmq, service, start, tracking
 from benchmarks.machine import describe
 from benchmarks.measure import FEWEST_ROUNDS, Figure, Plan
 from benchmarks.picture import draw
@@ -26,7 +26,7 @@ from benchmarks.workload import be_quiet
 
 Bench = Callable[[Plan], Iterator[Figure]]
 
-_MODULES: Final = (tracking, durable, service, calls, drain, start, growth, memory)
+_MODULES: Final = (tracking, durable, service, calls, drain, start, growth, memory, rabbitmq)
 BENCHES: Final[Mapping[str, Bench]] = MappingProxyType({one.NAME: one.run for one in _MODULES})
 
 

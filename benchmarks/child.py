@@ -44,19 +44,29 @@ class Child:
             text=True,
         )
 
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._popen.pid
+
     def ready(self) -> Self:
         """Wait until it has prepared."""
-        self._answer()
+        self.answer()
         return self
 
     def measure(self, number: int) -> list[float]:
         """Ask it for a measurement of *number* steps."""
+        self.ask(number)
+        return self.answer()
+
+    def ask(self, number: int) -> None:
+        """Ask, and do not wait; `answer` does."""
         assert self._popen.stdin is not None
         self._popen.stdin.write(f"{number}\n")
         self._popen.stdin.flush()
-        return self._answer()
 
-    def _answer(self) -> list[float]:
+    def answer(self) -> list[float]:
+        """Wait for what it measured."""
         assert self._popen.stdout is not None
         line = self._popen.stdout.readline()
         if not line:

@@ -24,6 +24,7 @@ def describe(directory: Path) -> dict[str, str]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "sqlite": f"{apsw.sqlite_lib_version()} (apsw {version('apsw')})",
         "msgspec": version("msgspec"),
+        "aiormq": f"{version('aiormq')} (aio-pika {version('aio-pika')})",
         "system": f"{platform.system()} {kernel}, {os.cpu_count()} processors",
         "fdatasync of 4 KiB": f"{_flush_us(directory):.0f} us, median of {FLUSHES}",
         "load before": load,

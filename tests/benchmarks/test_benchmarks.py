@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -11,9 +14,12 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from benchmarks.__main__ import BENCHES, main
+from benchmarks.child import ROOT
 from benchmarks.measure import Figure, Goal, against, alone, quantile
 from benchmarks.picture import draw
+from benchmarks.stages import TABLE
 from benchmarks.table import lines
+from tests.rabbit import erlang
 
 FIELDS = {"bench", "case", "unit", "ours", "bare", "value", "low", "high", "worst", "goal"}
 
@@ -27,10 +33,16 @@ CASES = {
     "start": {"60 rows: ready", "60 rows: settled"},
     "growth": {"20 in flight / 1", "20 in history / 0", "20 methods / 1", "20 resources / 1"},
     "memory": {"tracked above bare, 200", "full collection, 200 served"},
+    "rabbitmq": {
+        f"{kind}, processor time of a {what}"
+        for kind in ("requeue", "retry", "aio-pika")
+        for what in ("cast", "call, 32")
+    },
 }
 
 
 @pytest.mark.process
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", BENCHES)
 def test_a_bench_tells_its_figures(name: str, tmp_path: Path):
     """
@@ -57,6 +69,57 @@ def test_every_bench_is_expected_to_tell_something():
     A new bench comes with the cases that it must tell.
     """
     assert set(CASES) == set(BENCHES)
+
+
+def test_where_no_broker_is_installed_its_bench_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """
+    The others go on without it, and it is said.
+    """
+    monkeypatch.setattr(erlang, "_DEBIAN", "no/such/place")
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert main(["rabbitmq", "--quick", "--dir", str(tmp_path)]) == 0
+
+    assert "rabbitmq: left out: There is no RabbitMQ" in capsys.readouterr().out
+
+
+@pytest.mark.process
+def test_processor_time_is_told_by_stage():
+    """
+    What decoding takes is told as decoding; in a process of its own, as SIGALRM is pytest's here.
+    """
+    script = """
+import json
+from benchmarks.stages import STAGES, Sampler
+from gracekit.rpc.oslo_wire import decode_request
+with Sampler().on() as seconds:
+    for _ in range(300_000):
+        decode_request(b'{"method": "work", "args": {}}')
+print(json.dumps(dict(zip(STAGES, seconds))))
+"""
+    told = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True)
+
+    seconds: dict[str, float] = json.loads(told.stdout)
+    assert max(seconds, key=seconds.__getitem__) == "decode"
+
+
+def test_every_stage_names_code_that_exists():
+    """
+    Else what was renamed would silently be the event loop's.
+    """
+    assert [start for starts in TABLE.values() for start in starts if not _exists(start)] == []
+
+
+def _exists(start: str) -> bool:
+    file, _, name = start.partition(":")
+    package, _, inside = file.partition("/")
+    path = Path(find_spec(package).origin).parent / inside
+    parts = name.split(".") if name else []
+    return path.exists() and all(
+        f"def {part}" in path.read_text() or f"class {part}" in path.read_text() for part in parts
+    )
 
 
 def test_an_unknown_bench_is_refused_by_name(capsys: pytest.CaptureFixture[str]):
