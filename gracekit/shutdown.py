@@ -420,8 +420,9 @@ class ShutdownCoordinator:
             if not request.final:
                 self._say_stopping()
             await self._wait_ops_quiet()
-            # One that came by the ops lane and held no drain may have let another begin that does.
-            while self._parts.tracker.running and not self._idle_wait_over():
+            # One that came by the ops lane and held no drain may have let another begin that does,
+            # or opened a hold, which only the ops lane can end.
+            while not self._idle_wait_over() and await self._is_held():
                 await self._wait_running()
                 await self._wait_ops_quiet()
             await self._close_ops()
@@ -441,6 +442,9 @@ class ShutdownCoordinator:
                 await self._parts.tracker.wait_change(deadline=poll)
             else:
                 return
+
+    async def _is_held(self) -> bool:
+        return self._parts.tracker.running > 0 or await self._count_holds() != 0
 
     def _idle_wait_over(self) -> bool:
         return self._cut_short.is_set() or self._resumed or self._clock.loop() >= self._deadline

@@ -694,6 +694,37 @@ async def test_a_hold_keeps_the_host_until_it_is_ended(world: World, svc: Servic
     assert (report.exit_code, report.open_holds) == (0, 0)
 
 
+async def test_a_hold_that_is_opened_in_a_drain_keeps_the_ops_lane_open(world: World, svc: Service):
+    """
+    Only a request that comes by it can end the hold.
+    """
+    doors = Doors()
+
+    @svc.ops
+    async def prepare_host(ctx: Context, vm: str) -> None:
+        await doors.pass_(vm)
+        await ctx.hold("migration", vm, at_most="15m")
+
+    @svc.ops
+    async def done(ctx: Context, vm: str) -> bool:
+        return await ctx.end_hold("migration", vm)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    preparing = asyncio.create_task(client.call(prepare_host, vm="v"))
+    await doors.wait(1)
+    life.ask_to_stop()
+    await asyncio.sleep(1)
+    doors.open("v")
+    await preparing
+    await asyncio.sleep(10)
+    assert await client.prepare(timeout=2).call(done, vm="v") is True
+    report = await life.wait_end()
+
+    assert (report.exit_code, report.open_holds) == (0, 0)
+    assert report.waited_s == pytest.approx(11, abs=1)
+
+
 async def test_a_hold_lapses(world: World, svc: Service):
     """
     Nobody ends it: its time does.
