@@ -208,9 +208,10 @@ class Cell:
         try:
             return self._readers[file].execute(sql, params).fetchall()
         except apsw.SQLError:
-            if self._readers[file].execute("SELECT 1 FROM sqlite_master").fetchall():
-                raise
-            return []
+            if not self._readers[file].execute("SELECT 1 FROM sqlite_master").fetchall():
+                return []
+            # The tables may have come between the two questions.
+            return self._readers[file].execute(sql, params).fetchall()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for what must happen in another process, which cannot ring here."""

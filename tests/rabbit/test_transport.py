@@ -189,6 +189,7 @@ async def test_a_reply_queue_keeps_its_name_over_a_restart_of_the_broker(
     await asyncio.to_thread(own_broker.kill)
     await asyncio.to_thread(own_broker.start)
     await ear.until("consumer.resumed")
+    await ear.until("broker.connected", 2)  # each connection in its own time
 
     await transport.publish(queue, message("answer"))
 

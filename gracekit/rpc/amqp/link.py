@@ -44,7 +44,7 @@ for _name, _level in (
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 3.0
 READY_S: Final = 0.05
-CLOSE_TIMEOUT_S: Final = 3.0
+CLOSE_TIMEOUT_S: Final = 2.0
 """A broker that does not answer must not hold the end of a process."""
 
 TROUBLE: Final = (AMQPError, DependencyError)

@@ -26,7 +26,7 @@ from gracekit.rpc.readers import Reader
 from gracekit.rpc.transport import OWNED, Delivery, Message, OnDelivery, Queue, reply_queue
 from gracekit.telemetry import Telemetry
 
-DELETE_TIMEOUT_S: Final = 2.0
+DELETE_TIMEOUT_S: Final = 1.0
 LOOKS: Final = 3
 LOOK_AGAIN_S: Final = 0.5
 """Before a foreign reader is believed."""
@@ -104,8 +104,14 @@ class AmqpTransport:
                 await asyncio.gather(*(consumer.close() for consumer in self._consumers))
                 self._consumers.clear()
                 await self._delete_owned()
-            finally:  # a stop that is cut leaves no connection behind
-                await asyncio.gather(self._reading.stop(), self._writing.stop())
+            except BaseException:
+                # Cut short: no connection is left behind, and whoever cut us is not kept.
+                for link in (self._reading, self._writing):
+                    task = asyncio.create_task(link.stop())
+                    self._leaving.add(task)
+                    task.add_done_callback(self._leaving.discard)
+                raise
+            await asyncio.gather(self._reading.stop(), self._writing.stop())
 
     async def _delete_owned(self) -> None:
         owned, self._owned = list(self._owned), {}
