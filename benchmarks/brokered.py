@@ -42,9 +42,6 @@ SETTLE_S: Final = 0.2
 """After the last handler: outcomes and acks of the last messages have left by then."""
 
 PERSISTENT: Final = 2
-PROPERTIES: Final = Basic.Properties(
-    content_type="application/json", content_encoding="utf-8", delivery_mode=PERSISTENT
-)
 
 
 class Count:
@@ -120,7 +117,7 @@ async def _aiormq(prefetch: int, directory: Path) -> AsyncIterator[Measure]:
                 await channel.basic_publish(
                     _answer(request),
                     routing_key=request["_reply_q"],
-                    properties=PROPERTIES,
+                    properties=properties(),
                     wait=False,
                 )
             assert message.delivery_tag is not None
@@ -147,8 +144,8 @@ async def _aio_pika(prefetch: int, directory: Path) -> AsyncIterator[Measure]:
             if "_reply_q" in request:
                 reply = aio_pika.Message(
                     _answer(request),
-                    content_type=PROPERTIES.content_type,
-                    content_encoding=PROPERTIES.content_encoding,
+                    content_type="application/json",
+                    content_encoding="utf-8",
                     delivery_mode=PERSISTENT,
                 )
                 await channel.default_exchange.publish(reply, request["_reply_q"])
@@ -161,6 +158,13 @@ async def _aio_pika(prefetch: int, directory: Path) -> AsyncIterator[Measure]:
 async def declare(channel: Channel, queue: Queue) -> None:
     """Make *queue* exist as gracekit declares it: durable, classic."""
     await Topology(PROFILES["durable"], EXCHANGE).declare_queue(channel, queue)
+
+
+def properties() -> Basic.Properties:
+    """Of one message: aiormq writes an id of its own into them."""
+    return Basic.Properties(
+        content_type="application/json", content_encoding="utf-8", delivery_mode=PERSISTENT
+    )
 
 
 def opened(body: bytes) -> dict[str, Any]:

@@ -30,12 +30,12 @@ from aiormq.channel import Channel
 
 from benchmarks.brokered import (
     KINDS,
-    PROPERTIES,
     SETTLE_S,
     URL_FILE,
     by_stage,
     declare,
     opened,
+    properties,
 )
 from benchmarks.child import Child
 from benchmarks.measure import Figure, Plan, against, latencies, numbered, quantile
@@ -77,7 +77,8 @@ def run(plan: Plan) -> Iterator[Figure]:
         return
     with contextlib.closing(broker):
         broker.start()
-        print(f"{NAME}: {broker.eval('rabbit_misc:version()')}", flush=True)
+        version = broker.eval("rabbit_misc:version()").strip('"')
+        print(f"{NAME}: RabbitMQ {version}", flush=True)
         (directory / URL_FILE).touch(0o600)
         (directory / URL_FILE).write_text(broker.url)
         bench = _Bench(plan, directory, broker.url)
@@ -283,7 +284,7 @@ class _Caller:
 
 async def _publish(channel: Channel, topic: str, body: bytes) -> None:
     await channel.basic_publish(
-        body, exchange=EXCHANGE, routing_key=topic, properties=PROPERTIES, wait=False
+        body, exchange=EXCHANGE, routing_key=topic, properties=properties(), wait=False
     )
 
 
