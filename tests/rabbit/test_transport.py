@@ -286,37 +286,6 @@ async def test_two_first_users_share_one_connection(
     await until(lambda: own_broker.connections() == before - 1, "no connection left")
 
 
-async def test_a_stop_does_not_wait_for_bytes_that_cannot_leave(
-    transport, own_broker: Broker
-) -> None:
-    """
-    A frozen broker reads nothing, and a large message stays in the buffer.
-    """
-    await transport.declare([QUEUE])
-    await transport.publish(QUEUE, message("a"))
-    own_broker.freeze()
-    try:
-        sending = [
-            asyncio.create_task(transport.publish(QUEUE, message("x" * 1_000_000)))
-            for _ in range(30)
-        ]
-        await asyncio.sleep(0.5)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await transport.stop()
-        took_s = loop.time() - began
-    finally:
-        own_broker.thaw()
-    for task in sending:
-        task.cancel()
-    await asyncio.gather(*sending, return_exceptions=True)
-    rest = asyncio.all_tasks() - {asyncio.current_task()}
-    if rest:  # aiormq goes when its last byte has left
-        await asyncio.wait(rest, timeout=20)
-
-    assert took_s < 15  # bounds of some seconds each, and never the broker's own time
-
-
 async def test_a_name_that_no_queue_can_have_is_undeliverable(transport) -> None:
     """
     A caller may send any reply address; 255 letters can be more bytes than the wire allows.

@@ -9,6 +9,7 @@ earlier one is void.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections.abc import Awaitable, Mapping
@@ -44,7 +45,7 @@ for _name, _level in (
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 3.0
 READY_S: Final = 0.05
-CLOSE_TIMEOUT_S: Final = 2.0
+CLOSE_TIMEOUT_S: Final = 3.0
 """A broker that does not answer must not hold the end of a process."""
 
 TROUBLE: Final = (AMQPError, DependencyError)
@@ -240,12 +241,8 @@ class Link:
         self._up.clear()
         connection, self._connection = self._connection, None
         if connection is not None:
-            # Not cancelled in time, as aiormq then waits until its last byte has left.
-            closing = asyncio.ensure_future(connection.close())
-            closing.add_done_callback(_ignore_end)
-            done, _ = await asyncio.wait({closing}, timeout=CLOSE_TIMEOUT_S)
-            if not done:
-                closing.cancel()
+            with contextlib.suppress(*TROUBLE):
+                await bounded(connection.close(), CLOSE_TIMEOUT_S, "close")
 
     async def _reconnect(self) -> aio_pika.abc.AbstractConnection:
         pause_s, tries = FIRST_PAUSE_S, 0
