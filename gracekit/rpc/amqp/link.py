@@ -119,15 +119,11 @@ class Link:
         broker: Where to connect.
         purpose: What for; operators see it in the broker's list of connections.
         label: Who connects, likewise.
-
-    Attributes:
-        generation: Counts the connections, from 1; 0 before the first.
     """
 
     def __init__(
         self, broker: Broker, *, purpose: str, label: str, clock: Clock, telemetry: Telemetry
     ) -> None:
-        self.generation = 0
         self._broker = broker
         self._purpose = purpose
         self._label = label
@@ -234,7 +230,6 @@ class Link:
 
     def _take(self, connection: aio_pika.abc.AbstractConnection) -> None:
         self._connection = connection
-        self.generation += 1
         self._up.set()
 
     async def _drop(self) -> None:

@@ -51,10 +51,6 @@ _REFUSED: Final = (ChannelPreconditionFailed, ChannelAccessRefused)
 _PERSISTENT: Final = 2
 
 
-class StoppedError(Exception):
-    """The publisher was stopped under a publish."""
-
-
 class Publisher:
     """The way out of one transport.
 
@@ -89,10 +85,6 @@ class Publisher:
         self._stopped = True
         for lane in (self._direct, *self._fanouts.values()):
             lane.stop()
-
-    def _check_running(self) -> None:
-        if self._stopped:
-            raise StoppedError
 
     async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`."""
@@ -157,12 +149,11 @@ class Publisher:
         sent = False
         try:
             async with asyncio.timeout(self._timeout_s):
-                while True:
+                while not self._stopped:
                     channel: Channel | None = None
                     try:
                         channel = await lane.channel()
                         await self._link.wait_unblocked()  # else each try would be there once
-                        self._check_running()
                         publishing = channel.basic_publish(
                             message.body,
                             exchange=exchange,
@@ -176,10 +167,6 @@ class Publisher:
                             await bounded(publishing, self._timeout_s, "publish")
                     except PublishError:
                         raise
-                    except StoppedError:
-                        raise DependencyError(
-                            f"the transport was stopped before a message to {key!r} was confirmed"
-                        ) from None
                     except _REFUSED as error:
                         raise self._refused(exchange, error) from error
                     except (AMQPError, DependencyError) as error:
@@ -189,6 +176,9 @@ class Publisher:
                         await asyncio.sleep(self._clock.jitter(AGAIN_S))
                     else:
                         return
+            raise DependencyError(
+                f"the transport was stopped before a message to {key!r} was confirmed"
+            )
         except TimeoutError:
             if not sent:
                 raise DependencyError(
