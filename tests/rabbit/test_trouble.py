@@ -49,7 +49,7 @@ Trouble = Callable[[RabbitSite, Proxy], Awaitable[None]]
 
 async def cuts(site: RabbitSite, proxy: Proxy) -> None:
     """Connections break in the middle of a frame, again and again."""
-    proxy.cut_at_random(1, most=20_000)
+    proxy.cut_at_random(1, most=5_000)
     proxy.cut()
     await asyncio.sleep(scale(10, 60))
     proxy.heal()

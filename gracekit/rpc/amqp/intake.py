@@ -73,13 +73,8 @@ class Intake:
         for number, queue in enumerate(queues, 1):
             tag = str(number)
             self._queues[tag] = queue
-            await bounded(
-                self._channel.basic_consume(
-                    queue.name, self._on_message, consumer_tag=tag, timeout=ANSWER_S
-                ),
-                ANSWER_S,
-                f"consuming from {queue.name}",
-            )
+            consuming = self._channel.basic_consume(queue.name, self._on_message, consumer_tag=tag)
+            await bounded(consuming, ANSWER_S, f"consuming from {queue.name}")
 
     async def wait_ended(self) -> str:
         """Wait until this intake delivers no more although nobody cancelled it; returns why."""
@@ -194,7 +189,7 @@ class Intake:
         self._channel.on_consumer_cancel_callbacks.discard(self._broker_cancelled)
         try:
             for tag in self._queues:
-                await bounded(self._channel.basic_cancel(tag, timeout=ANSWER_S), ANSWER_S, "cancel")
+                await bounded(self._channel.basic_cancel(tag), ANSWER_S, "cancel")
             await asyncio.sleep(0)  # deliveries that came before the confirmation are on their way
         except TROUBLE as error:
             self.end(said(error))

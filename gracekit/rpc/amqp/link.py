@@ -56,7 +56,8 @@ async def bounded(exchange: Awaitable[T], timeout_s: float, what: str) -> T:
     """One exchange with the broker.
 
     Args:
-        exchange: Of aio-pika or aiormq.
+        exchange: Of aio-pika or aiormq, without a timeout of theirs: they bound by `wait_for`,
+            which before Python 3.12 now and then keeps the end of a connection from who waits.
         timeout_s: Its bound, in seconds.
         what: Names it in the error.
 
