@@ -34,6 +34,11 @@ _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86
 _CENTURY_S: Final = 100 * 366 * 86400.0  # beyond it timers of the kernel overflow
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}", re.ASCII)
+NAME_CHARACTERS: Final = "A-Za-z0-9_.:@#,/+ -"
+"""Of a name on a broker, as a class of a regular expression."""
+LONGEST_TOPIC: Final = 120
+"""Its fanout exchange `<topic>_fanout` may have 127 characters."""
+_TOPIC: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_TOPIC}}}")
 _TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
@@ -72,6 +77,25 @@ def format_duration(seconds: float) -> str:
 def redact_url(url: str) -> str:
     """*url* without its user and password."""
     return _URL_SECRET.sub("***@", url)
+
+
+def check_topic(topic: str, remedy: str) -> str:
+    """*topic*, if queues and exchanges can be named for it.
+
+    Args:
+        topic: The name, any text.
+        remedy: What to do if not, for the error.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if not _TOPIC.fullmatch(topic):
+        raise ConfigError(
+            f"topic {topic[:50]!r} of {len(topic)} characters must be 1 to {LONGEST_TOPIC} of A-Z "
+            "a-z 0-9 space and _ . : @ # , / + - because queues and exchanges are named for it; "
+            f"{remedy}"
+        )
+    return topic
 
 
 def sqlite_path(url: str) -> Path:
@@ -267,8 +291,12 @@ class Settings:
         return self.drain_timeout_s + self.handover_s + self.exit_margin_s
 
     def ops_topic_of(self, topic: str) -> str:
-        """Name of the ops topic that belongs to *topic*."""
-        return self.ops_topic.replace("{topic}", topic)
+        """Name of the ops topic that belongs to *topic*.
+
+        Raises:
+            ConfigError: together they are too long.
+        """
+        return check_topic(self.ops_topic.replace("{topic}", topic), "set GRACEKIT_OPS_TOPIC")
 
     def origin(self, name: str) -> str:
         """Where the value of field *name* came from: flag, variable, file or default."""
@@ -468,7 +496,9 @@ def _names(settings: Settings) -> Iterator[str]:
                 f"{name} = {value!r} must be 1 to 100 of A-Z a-z 0-9 _ . - because queues and "
                 f"files are named for it; set {variable_name(name)}"
             )
-    if settings.ops_topic == "{topic}" or not _NAME.fullmatch(settings.ops_topic_of("topic")):
+    if settings.ops_topic == "{topic}" or not _NAME.fullmatch(
+        settings.ops_topic.replace("{topic}", "topic")
+    ):
         yield (
             f"ops_topic = {settings.ops_topic!r} must be a name of its own such as "
             "'{topic}-ops' or 'compute-alt'; set GRACEKIT_OPS_TOPIC"

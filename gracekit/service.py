@@ -89,9 +89,10 @@ class Service:
         version: str = "1.0",
         exceptions: Mapping[str, type[Exception]] | None = None,
     ) -> None:
-        if not topic or any(c not in _NAME for c in topic):
+        if not 0 < len(topic) <= _LONGEST_NAME or any(c not in _NAME for c in topic):
             raise DeclarationError(
-                f"topic {topic!r} must be letters, digits, '-' and '_': it names queues and files"
+                f"topic {topic!r} must be 1 to {_LONGEST_NAME} letters, digits, '-' and '_': it "
+                "names queues and files"
             )
         self.topic = topic
         self.version = version
@@ -224,6 +225,7 @@ class Service:
 
 
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+_LONGEST_NAME = 100  # as of hosts, which stand behind it in the names of queues
 
 
 @overload

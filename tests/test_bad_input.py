@@ -41,9 +41,13 @@ from gracekit.errors import (
 )
 from gracekit.exits import ExitCode
 from gracekit.process import Process
+from gracekit.rpc.memory import MemoryTransport
+from gracekit.rpc.oslo_wire import decode_reply
+from gracekit.rpc.transport import reply_queue
 from gracekit.runtime import MIGRATIONS, run_service
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import load_migrations
+from tests.rpc.kit import Inbox
 from tests.scale import scale
 from tests.service.kit import Life, PlayedProcess, World
 
@@ -243,6 +247,38 @@ async def test_junk_is_kept_aside(site: Site, body: bytes, queue: str):
     assert letter.reason.startswith("unreadable: ")
 
 
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"args": None}, "args is null, not an object"),
+        ({"args": [1]}, "args is a list, not an object"),
+        ({"method": None}, "message has no method"),
+        ({"version": 1.2}, "version is a number, not text"),
+        ({"_timeout": "x"}, "_timeout is text, not seconds"),
+    ],
+)
+async def test_the_caller_of_junk_is_told(site: Site, wrong: dict[str, Any], said: str):
+    """
+    What can be read of it says who waits: an error now is better than no answer till a timeout.
+    """
+    inbox = Inbox()
+    transport = MemoryTransport(site.world.broker, Process())
+    await transport.start()
+    await transport.consume([reply_queue("reply_1")], inbox.put, prefetch=1)
+    request = {"method": "add", "args": {"a": 1}, "_msg_id": "m", "_reply_q": "reply_1"}
+
+    await site.world.deliver("compute", json.dumps({**request, **wrong}).encode())
+    reply = decode_reply((await inbox.next()).body)
+    await transport.stop()
+    await site.world.until(lambda: len(site.world.broker.dead_letters) == 1)
+
+    assert (reply.msg_id, reply.ending) == ("m", True)
+    assert reply.failure is not None
+    assert (reply.failure.exc_class, said in reply.failure.message) == ("BadMessageError", True)
+    assert site.rejected() == ["unreadable"]
+
+
 VALID = {
     "method": "add",
     "args": {"a": 1, "b": 2},
@@ -314,8 +350,9 @@ def test_an_unknown_option_of_a_decorator_is_refused():
         svc.rpc(resource="vm")(work)
     with pytest.raises(ConfigError, match="'soon' is not a duration"):
         svc.rpc(timeout="soon")(work)
-    with pytest.raises(DeclarationError, match="topic 'a b'"):
-        Service("a b")
+    for topic in ("a b", "", "x" * 101, "\udcff"):
+        with pytest.raises(DeclarationError, match=r"topic '.*' must be 1 to 100 letters, digits"):
+            Service(topic)
 
 
 @pytest.mark.looptime

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gracekit import Wait
 from gracekit.config import (
     Settings,
     format_duration,
@@ -245,6 +246,15 @@ def test_the_remedy_for_a_kill_works(drain, kill):
             load(given | {"drain_timeout_s": advice.rpartition("=")[2]}, {})
 
 
+def test_a_probe_s_wait_is_read_in_all_spellings():
+    """
+    As every other duration that users write.
+    """
+    assert (Wait("1m"), Wait(0.5).seconds) == (Wait(60.0), 0.5)
+    with pytest.raises(ConfigError, match="'soon' is not a duration"):
+        Wait("soon")
+
+
 @pytest.mark.parametrize("name", ["beat_s", "kill_after_s", "threads", "handover_grace_s"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_numbers_must_be_positive(name, value):
@@ -280,6 +290,17 @@ def test_ops_topic_is_another_topic():
     assert Settings(ops_topic="compute-alt").ops_topic_of("compute") == "compute-alt"
     with pytest.raises(ConfigError, match="a name of its own"):
         Settings(ops_topic="{topic}")
+
+
+def test_an_ops_topic_that_no_exchange_can_be_named_for_is_refused():
+    """
+    The setting alone may be short enough, and be too long with the topic in it.
+    """
+    settings = Settings(ops_topic="{topic}-" + "x" * 30)
+
+    assert settings.ops_topic_of("t" * 89).startswith("ttt")
+    with pytest.raises(ConfigError, match=r"of 121 characters.*set GRACEKIT_OPS_TOPIC"):
+        settings.ops_topic_of("t" * 90)
 
 
 # -- URLs ---------------------------------------------------------------------------

@@ -661,7 +661,7 @@ class Reconciler:
 
     async def _settle_holds(self) -> None:
         for hold in await self._holds.due():
-            if hold.owner is not None and not hold.errored_due:
+            if not hold.errored_due and self._has_lapsed(hold):
                 await self._holds.settle(hold, "lapsed", errored=False)
             elif self._paused:
                 continue
@@ -670,6 +670,12 @@ class Reconciler:
             else:
                 await self._settle_hold(hold)
 
+    def _has_lapsed(self, hold: Hold) -> bool:
+        """Whether one of this run is due for that, and not for its probe."""
+        if hold.owner is None:
+            return False
+        return hold.next_check is None or self._clock.wall() >= hold.lapses_at
+
     async def _tell_errored(self, hold: Hold) -> None:
         method = self._method_of(hold)
         if method is not None and method.errored_hook is not None:
@@ -677,7 +683,7 @@ class Reconciler:
         await self._holds.errored_done(hold)
 
     async def _settle_hold(self, hold: Hold) -> None:
-        """Done ends it, Fail and Retry end it and tell, Wait keeps it until it lapses."""
+        """Done ends it, Fail and Retry end it and tell, Wait keeps it, and us, until it lapses."""
         method = self._method_of(hold)
         if self._clock.wall() >= hold.lapses_at:
             await self._holds.settle(hold, "lapsed", errored=False)

@@ -33,15 +33,14 @@ class Fail:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Wait:
     """The truth is not known yet: ask again after *seconds* (a number, or text like `"1m"`)."""
 
     seconds: float
 
-    def __post_init__(self) -> None:
-        """Read durations written as text, as everywhere else."""
-        object.__setattr__(self, "seconds", parse_duration(self.seconds))
+    def __init__(self, seconds: float | str) -> None:
+        object.__setattr__(self, "seconds", parse_duration(seconds))
 
 
 ProbeVerdict = Done | Retry | Fail | Wait

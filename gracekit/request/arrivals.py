@@ -18,7 +18,7 @@ from gracekit.request.lanes import Job, LaneGate
 from gracekit.request.refusals import Refusals, reason_of
 from gracekit.rpc.message import CONTROL_NAMESPACE, STATE_VERB, Request
 from gracekit.rpc.methods import Method, MethodTable
-from gracekit.rpc.oslo_wire import decode_request
+from gracekit.rpc.oslo_wire import caller_of, decode_request
 from gracekit.rpc.transport import Delivery, QueueKind
 from gracekit.shutdown import Phase, ServiceState
 from gracekit.tracing import adopted
@@ -60,7 +60,8 @@ class Arrivals:
             request = decode_request(delivery.body, max_bytes=self._settings.max_body_bytes)
         except BadMessageError as error:
             reason = "oversize" if isinstance(error, MessageTooLargeError) else "unreadable"
-            await self._refusals.reject(None, delivery, gate.lane, reason, error)
+            caller = caller_of(delivery.body, max_bytes=self._settings.max_body_bytes)
+            await self._refusals.reject(None, delivery, gate.lane, reason, error, caller=caller)
             return None
         if request.namespace == CONTROL_NAMESPACE and gate.lane is Lane.OPS:
             if request.method == STATE_VERB:

@@ -15,7 +15,7 @@ from gracekit.errors import Draining, GracekitError, InvalidArgumentsError, RpcE
 from gracekit.request.answers import Answers
 from gracekit.request.attempt import succeeded
 from gracekit.request.lanes import GIVE_BACK_PAUSE_S
-from gracekit.rpc.message import Request
+from gracekit.rpc.message import ReplyAddress, Request
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Journal
@@ -48,8 +48,19 @@ class Refusals:
         lane: Lane,
         reason: str,
         error: GracekitError,
+        *,
+        caller: ReplyAddress | None = None,
     ) -> None:
-        """Record what never becomes a task, answer its caller, and settle it."""
+        """Record what never becomes a task, answer its caller, and settle it.
+
+        Args:
+            request: None where it could not be read; then it is kept aside.
+            delivery: What brought it.
+            lane: Where it came in.
+            reason: One word for the record.
+            error: What its caller is told.
+            caller: Of what could not be read, if that much was found in it.
+        """
         detail = {
             "request_id": (request and request.request_id) or self._clock.new_id(),
             # A refused id stays free: the same id may come again, mended.
@@ -69,16 +80,14 @@ class Refusals:
             await settle(delivery.give_back(), self._telemetry)
             return
         self._telemetry.emit("task.rejected", reason=reason, error=str(error))
-        if request is None:
-            await settle(delivery.dead_letter(f"{reason}: {error}"), self._telemetry)
-            return
-        await self._answers.refuse(_address(request), error)
-        await settle(delivery.ack(), self._telemetry)
+        await self._answers.refuse(_address(request.reply if request else caller), error)
+        settlement = delivery.ack() if request else delivery.dead_letter(f"{reason}: {error}")
+        await settle(settlement, self._telemetry)
 
     async def answer_control(self, request: Request, delivery: Delivery) -> None:
         """A control verb: not journaled, not tracked, answered at once."""
         await settle(delivery.ack(), self._telemetry)
-        address = _address(request)
+        address = _address(request.reply)
         if address is None:
             return
         try:
@@ -91,15 +100,15 @@ class Refusals:
     async def answer(self, request: Request, delivery: Delivery, answer: Any) -> None:
         """A question that changes nothing and that anybody may ask."""
         await settle(delivery.ack(), self._telemetry)
-        address = _address(request)
+        address = _address(request.reply)
         if address is not None:
             await self._answers.send(address, succeeded(request.method, answer))
 
 
-def _address(request: Request) -> Address | None:
-    if request.reply is None:
+def _address(reply: ReplyAddress | None) -> Address | None:
+    if reply is None:
         return None
-    return Address(queue=request.reply.queue, msg_id=request.reply.msg_id, expires_at=None)
+    return Address(queue=reply.queue, msg_id=reply.msg_id, expires_at=None)
 
 
 async def settle(settlement: Coroutine[Any, Any, None], telemetry: Telemetry) -> None:

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 from msgspec import structs
 
 from gracekit.clock import Clock
-from gracekit.config import DECLARE_PROFILE, EXCHANGE
+from gracekit.config import DECLARE_PROFILE, EXCHANGE, check_topic
 from gracekit.errors import (
     CallTimeoutError,
     ConfigError,
@@ -152,6 +152,9 @@ class RpcClient(ClientView):
         max_body_bytes: Messages above this are refused before sending.
         exchange: Control exchange on RabbitMQ, where the URL names none.
         declare_profile: How queues are declared there, where the URL does not say.
+
+    Raises:
+        ConfigError: the URL, a topic or *exceptions* cannot be.
     """
 
     __slots__ = (
@@ -173,6 +176,8 @@ class RpcClient(ClientView):
     ) -> None:
         super().__init__(self, Options())
         _check_exceptions(exceptions)
+        check_topic(topic, "give the one that its service has")
+        self._topics = (topic, check_topic(ops_topic or f"{topic}-ops", "give another ops_topic"))
         self._clock = clock or Clock()
         self._owned = isinstance(transport, str)
         self._transport = (
@@ -186,7 +191,6 @@ class RpcClient(ClientView):
             if isinstance(transport, str)
             else transport
         )
-        self._topics = (topic, ops_topic or f"{topic}-ops")
         self._exceptions = dict(exceptions)
         self._max_body_bytes = max_body_bytes
         self._replies = Replies(self._transport, self._clock, max_body_bytes=max_body_bytes)

@@ -102,8 +102,8 @@ class Options:
             )
         if self.request_id is not None and not 0 < len(self.request_id) <= MAX_NAME:
             raise ConfigError(f"request_id must have 1 to {MAX_NAME} characters")
-        if self.host == "":
-            raise ConfigError("host='' names no host; leave it out to send to any")
+        if self.host is not None and not (self.host and self.host.isprintable()):
+            raise ConfigError(f"host={self.host!r} names no host; leave it out to send to any")
         for name in ("version_cap", "ops_since"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and _VERSION.fullmatch(value)):

@@ -21,6 +21,7 @@ from gracekit.rpc.plain import dumps, excerpt, loads, plain
 
 __all__ = [
     "MAX_BODY_BYTES",
+    "caller_of",
     "decode_reply",
     "decode_request",
     "encode_reply",
@@ -90,6 +91,14 @@ def decode_request(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Request:
         reply=_address(message),
         monitor_timeout_s=_seconds(message, "_timeout"),
     )
+
+
+def caller_of(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> ReplyAddress | None:
+    """Whom to tell that *body* is no request; None where nobody can be found in it."""
+    try:
+        return _address(_open(body, max_bytes))
+    except BadMessageError:
+        return None
 
 
 def _address(message: JsonObject) -> ReplyAddress | None:

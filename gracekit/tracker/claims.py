@@ -40,7 +40,7 @@ UPDATE task SET owner = NULL,
     cut = CASE WHEN state = 'running' THEN 'unclean' ELSE cut END, state = 'handed_over'
 WHERE owner = ?3 AND state IN ('running', 'handed_over') AND {IS_OPEN}""",  # noqa: S608
     f"UPDATE task SET owner = NULL WHERE owner = ?1 AND state = 'accepted' AND {IS_OPEN}",  # noqa: S608
-    "UPDATE hold SET owner = NULL WHERE owner = ?1 AND ended_at IS NULL",
+    "UPDATE hold SET owner = NULL, next_check = NULL WHERE owner = ?1 AND ended_at IS NULL",
     # By what is due: the planner would rather walk all that has ever finished.
     """
 UPDATE task SET owner = ?1 WHERE owner = ?2 AND finished_at IS NOT NULL AND id IN (

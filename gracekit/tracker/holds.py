@@ -20,11 +20,16 @@ INSERT INTO hold (service, name, key, owner, target, namespace, method, version,
 ON CONFLICT (service, name, key) WHERE ended_at IS NULL
 DO UPDATE SET lapses_at = max(lapses_at, excluded.lapses_at), owner = excluded.owner,
     target = excluded.target, next_check = NULL
-WHERE hold.owner = excluded.owner OR hold.owner IS NULL RETURNING id"""
+WHERE hold.owner = excluded.owner OR hold.owner IS NULL OR hold.next_check IS NOT NULL
+RETURNING id"""
 # A hold that was opened again meanwhile is another run's, or lapses later: it stays open.
 _END: Final = """
 UPDATE hold SET ended_at = ?, end_reason = ?, args = CASE WHEN ? THEN args END, errored_due = ?
-WHERE id = ? AND ended_at IS NULL AND owner IS ? AND lapses_at = ?"""
+WHERE id = ? AND ended_at IS NULL AND owner IS ? AND lapses_at = ? AND next_check IS ?"""
+# Nor does the probe's answer count where the probe, or anybody meanwhile, opened it again.
+_WAIT: Final = """
+UPDATE hold SET owner = ?, next_check = ?
+WHERE id = ? AND ended_at IS NULL AND owner IS ? AND next_check IS ?"""
 
 _NAMES: Final = (
     "id",
@@ -36,6 +41,7 @@ _NAMES: Final = (
     "version",
     "args",
     "lapses_at",
+    "next_check",
     "errored_due",
 )
 _HOLDS: Final = f"SELECT {', '.join(_NAMES)} FROM hold WHERE service = ?1"  # noqa: S608 - constants
@@ -45,9 +51,10 @@ _MINE: Final = f"{_HOLDS} AND ended_at IS NULL AND owner = ?2 AND lapses_at > ?3
 _DUE: Final = f"""
 SELECT * FROM (
     {_HOLDS} AND ended_at IS NULL AND iif(owner IS NULL,
-        target = ?2 AND coalesce(next_check, 0) <= ?4, owner = ?3 AND lapses_at <= ?4)
+        target = ?2 AND coalesce(next_check, 0) <= ?4,
+        owner = ?3 AND min(lapses_at, coalesce(next_check, lapses_at)) <= ?4)
     UNION ALL {_HOLDS} AND errored_due = 1 AND target = ?2)
-ORDER BY errored_due DESC, owner IS NULL, id"""  # noqa: S608 - constants
+ORDER BY errored_due DESC, owner IS NULL OR next_check IS NOT NULL, id"""  # noqa: S608 - constants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +64,8 @@ class Hold:
     Attributes:
         method: Of the request that opened it; its probe settles a left-over hold.
         lapses_at: Wall time at which it ends by itself.
+        next_check: Wall time at which the probe is asked again; None for a hold that was opened
+            by a request of its owner.
         errored_due: It has ended, and its errored hook has still to be called.
     """
 
@@ -69,6 +78,7 @@ class Hold:
     version: str
     args: dict[str, Any]
     lapses_at: float
+    next_check: float | None
     errored_due: bool
 
 
@@ -147,8 +157,8 @@ class Holds:
         """Holds that something is to be done about, in this order, and the oldest first.
 
         Ended ones whose errored hook has still to be called; those of this run
-        that are past their time; and those of runs proven dead, for this host,
-        whose next check has come: they have no owner.
+        that are past their time; and left-over ones whose next check has come: of
+        this run, or without an owner and for this host.
         """
         now = self._journal.clock.wall()
         return await self._list(_DUE, self._host, self._journal.run_id, now)
@@ -160,14 +170,14 @@ class Holds:
         batch.ask(
             _END + " RETURNING id",
             *(now, reason, int(errored), int(errored)),
-            *(hold.id, hold.owner, hold.lapses_at),
+            *(hold.id, hold.owner, hold.lapses_at, hold.next_check),
         )
         return bool((await self._journal.commit(batch))[0])
 
     async def wait(self, hold: Hold, *, next_check: float) -> None:
-        """Look at a left-over hold again at wall time *next_check*."""
+        """Be kept by a left-over hold, and look at it again at wall time *next_check*."""
         batch = Batch(Point.HOLD)
-        batch.add("UPDATE hold SET next_check = ? WHERE id = ?", next_check, hold.id)
+        batch.add(_WAIT, self._journal.run_id, next_check, hold.id, hold.owner, hold.next_check)
         await self._journal.commit(batch)
 
     async def errored_done(self, hold: Hold) -> None:

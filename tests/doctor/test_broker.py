@@ -273,15 +273,18 @@ async def test_a_vhost_that_is_missing_or_closed_to_us_fails_with_its_remedy(
     settings, svc, shared_broker
 ):
     """
-    Both are closed in our face alike.
+    Both want an operator; the broker's own words tell which it is, without the user.
     """
     shared_broker.eval('rabbit_vhost:add(<<"not-ours">>, <<"test">>)')
-    for vhost in ("nowhere", "not-ours"):
+    for vhost, why in (
+        ("nowhere", "vhost nowhere not found"),
+        ("not-ours", "access to vhost 'not-ours' refused"),
+    ):
         url = shared_broker.url_of(vhost)
         found = failed(await seen(replace(settings, transport_url=url), svc))
         assert (found.code, found.seen) == (
             ExitCode.CONFIG,
-            f"broker 127.0.0.1:{shared_broker.port} refused vhost '{vhost}'",
+            f"broker 127.0.0.1:{shared_broker.port} refused vhost '{vhost}': NOT_ALLOWED - {why}",
         )
         assert "rabbitmqctl add_vhost" in found.remedy
     shared_broker.delete_vhost("not-ours")

@@ -12,6 +12,8 @@ import pytest
 from gracekit.clock import Clock
 from gracekit.errors import DependencyError, UnconfirmedError, Undeliverable
 from gracekit.process import Process
+from gracekit.rpc.amqp import consumer as amqp_consumer
+from gracekit.rpc.amqp.consumer import Declarer
 from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.transport import Queue, QueueKind, shared_queue
@@ -178,6 +180,51 @@ async def test_a_publish_says_whether_it_may_have_been_carried_out(
         await transport.publish(QUEUE, message("c"))
 
 
+@pytest.mark.parametrize("trouble", ["alarm", "away", "frozen"])
+async def test_what_is_under_way_fails_when_its_transport_stops(
+    own_broker: Broker, own_vhost: str, ear: Ear, trouble: str
+) -> None:
+    """
+    Whoever sends in the midst of a stop is told at once, and not after all of `publish_timeout`.
+    """
+    telemetry = Telemetry()
+    telemetry.subscribe(ear.hear)
+    stopped = AmqpTransport(
+        read_url(
+            f"{own_broker.url_of(own_vhost)}?publish_timeout=1h",
+            exchange="gracekit",
+            profile="durable",
+        ),
+        process=Process(),
+        clock=Clock(),
+        telemetry=telemetry,
+    )
+    await stopped.start()
+    await stopped.declare([QUEUE])
+    await stopped.publish(QUEUE, message("before"))
+    match trouble:
+        case "alarm":
+            await asyncio.to_thread(own_broker.set_alarm)
+        case "away":
+            await asyncio.to_thread(own_broker.kill)
+            await ear.until("broker.lost", times=2)
+        case "frozen":
+            own_broker.freeze()
+    sending = [
+        asyncio.create_task(stopped.publish(QUEUE, message("a"))),
+        asyncio.create_task(stopped.publish_fanout("compute", message("b"))),
+    ]
+    await asyncio.sleep(0.1)  # they are sent, or wait
+
+    stopping = asyncio.create_task(stopped.stop())
+    async with asyncio.timeout(1):
+        found = await asyncio.gather(*sending, return_exceptions=True)
+    await stopping
+
+    assert [type(error) for error in found] == [DependencyError] * 2
+    assert all("the transport was stopped" in str(error) for error in found)
+
+
 async def test_a_reply_queue_keeps_its_name_over_a_restart_of_the_broker(
     transport, own_broker: Broker, ear: Ear
 ) -> None:
@@ -218,6 +265,41 @@ async def test_a_cancelled_consumer_stays_cancelled(
     assert queues["compute"].consumers == 0
     assert queues["compute"].ready == 1
     assert queues["compute-ops"].consumers == 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "lost"),
+    [
+        ([0, 1, 0, 1], None),
+        ([0, 0], "queue compute has no reader any more"),
+        ([0, None], "queue compute is gone"),
+        ([None], "queue compute is gone"),
+    ],
+)
+async def test_that_nobody_reads_is_believed_when_it_is_seen_twice(
+    transport, ear: Ear, monkeypatch: pytest.MonkeyPatch, counts: list[int | None], lost: str | None
+) -> None:
+    """
+    A broker may count a reader late, say where a queue has just moved; that a queue is missing it
+    knows at once.
+    """
+    played, over = [*counts], asyncio.Event()
+
+    async def count(self: Declarer, name: str) -> int | None:
+        if played:
+            return played.pop(0)
+        over.set()
+        return 1
+
+    monkeypatch.setattr(Declarer, "consumers_of", count)
+    monkeypatch.setattr(amqp_consumer, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(amqp_consumer, "LOOK_AGAIN_S", 0.01)
+    await transport.consume([QUEUE], Inbox().put, prefetch=1)
+    async with asyncio.timeout(30):
+        await over.wait()
+
+    reasons = [fields["error"] for event, fields in ear.heard if event == "consumer.lost"]
+    assert reasons == ([lost] if lost else [])
 
 
 # -- what a review has found --------------------------------------------------------------

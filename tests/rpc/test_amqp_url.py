@@ -29,6 +29,16 @@ def test_several_hosts_share_the_first_login_unless_they_have_their_own():
     assert broker.vhost == "v/host"
 
 
+@pytest.mark.parametrize(
+    "host", ["one", "a_b.c-d.", "10.0.0.1", "[::1]", "bücher.example", "x" * 63, "x." * 126 + "x"]
+)
+def test_a_host_is_a_name_or_an_address(host):
+    """
+    As resolvers take them, and containers are named.
+    """
+    assert read(f"amqp://u:p@{host}:5673/").hosts[0].port == 5673
+
+
 @pytest.mark.parametrize("path", ["", "/", "//", "/%2F"])
 def test_no_vhost_means_the_one_called_slash(path):
     """
@@ -92,7 +102,24 @@ def test_tls_checks_the_broker_unless_that_is_switched_off_in_words():
         ("amqp://u:secret\uff1fx@host/", "is no URL: in users and passwords write"),
         ("amqp://u:1?secret@host/", "an @ stands behind the host"),
         ("amqp://u:secret[abc]w@host/", "is no URL|a port is no number"),
-        ("amqp://u:secret@host?exchange=" + "x" * 128, "must have 1 to 127 bytes"),
+        ("amqp://u:secret@host?exchange=" + "x" * 128, "must be 1 to 127 of A-Z"),
+        ("amqp://u:secret@host?exchange=nova%0A", r"exchange 'nova\\n' must be"),
+        ("amqp://u:secret@host?exchange=caf%C3%A9", "exchange 'café' must be"),
+        ("amqp://u:secret@a..b", "a host is neither an address nor a name"),
+        ("amqp://u:secret@.a", "a host is neither an address nor a name"),
+        ("amqp://u:secret@" + "x" * 64, "with 1 to 63 between two dots"),
+        ("amqp://u:secret@" + "é" * 60, "with 1 to 63 between two dots"),
+        ("amqp://u:secret@" + "x." * 127 + "x", "of at most 253 letters"),
+        ("amqp://u:secret@one,ho st", "a host is neither an address nor a name"),
+        ("amqp://u:secret@ho%20st", "a host is neither an address nor a name"),
+        ("amqp://u:secret@a\\b", "a host is neither an address nor a name"),
+        ("amqp://u:secret@[::zz]", "is no URL"),
+        ("amqp://u:secret@host/" + "v" * 128, "must have 1 to 127 characters"),
+        ("amqp://u:secret@host/a%252Fb", "vhost 'a%2Fb' must have .* without %2F"),
+        ("amqp://u:secret@host/a/../b", "without . or .. alone or between slashes"),
+        ("amqp://u:secret@host/..", "without . or .. alone or between slashes"),
+        ("amqp://u\udcff:secret@host/v", "is no URL"),
+        ("amqp://u:secret@host/v\udcff", "is no URL"),
         ("amqp://u:secret@host?profle=quorum", "unknown option 'profle'; did you mean profile"),
         ("amqp://u:secret@host?profile=quorm", "did you mean quorum"),
         ("amqp://u:secret@host?amqp_durable_queues=true", "unknown option 'amqp_durable_queues'"),
@@ -119,6 +146,31 @@ def test_a_wrong_url_is_refused_with_the_remedy_and_no_secret(url, said):
         read(url)
 
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "login", ["", ":", "somebody", "somebody:", ":secret", "u:secret@one,", "u:secret@one,:"]
+)
+def test_a_login_that_is_not_whole_is_refused(login):
+    """
+    The client below takes guest for what is empty: whoever forgot a variable would log in as that.
+    """
+    with pytest.raises(ConfigError, match="before an @ stand a user and a password") as refused:
+        read(f"amqp://{login}@localhost/")
+
+    assert "secret" not in str(refused.value)
+    assert "somebody" not in str(refused.value)
+
+
+def test_no_login_at_all_is_guest_of_this_machine():
+    """
+    As everywhere with AMQP; guest from afar is refused.
+    """
+    (host,) = read("amqp://localhost/").hosts
+
+    assert (host.user, host.password) == ("guest", "guest")
+    with pytest.raises(ConfigError, match="user guest is for the broker's own machine"):
+        read("amqp://far/")
 
 
 def test_a_login_is_in_no_repr():

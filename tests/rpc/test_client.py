@@ -814,6 +814,26 @@ async def test_only_exceptions_can_be_registered(client):
             RpcClient("sqlite:///x.db", "compute", exceptions={"app.Lost": kind})
 
 
+@pytest.mark.parametrize("topic", ["", "x" * 121, "café", "a\nb", "\udcff"])
+def test_a_topic_that_names_no_queue_is_refused(topic):
+    """
+    At construction, on every transport: a broker's names are bounded, in length and letters.
+    """
+    with pytest.raises(ConfigError, match=r"topic '.*' of \d+ characters must be 1 to 120 of A-Z"):
+        RpcClient("sqlite:///x.db", topic)
+    with pytest.raises(ConfigError, match=r"give the one that its service has|give another ops_"):
+        RpcClient("sqlite:///x.db", "compute", ops_topic=topic or "é")
+
+
+@pytest.mark.parametrize("host", ["", "a\nb", "\udcff"])
+async def test_a_host_that_names_no_queue_is_refused(client, host):
+    """
+    Before anything is sent.
+    """
+    with pytest.raises(ConfigError, match=r"host='.*' names no host; leave it out"):
+        client.prepare(host=host)
+
+
 # -- life -----------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gracekit.config import LONGEST_TOPIC
 from gracekit.errors import DependencyError, Undeliverable
 from gracekit.rpc.transport import (
     DeadLetter,
@@ -456,6 +457,23 @@ async def test_a_delivery_is_settled_once(one, inbox):
     await delivery.dead_letter("no")
 
     assert (await inbox.next()).body == b"b"
+
+
+async def test_the_longest_names_carry_messages(one, other, inbox):
+    """
+    What is taken as a topic and as a host is good for all queues and exchanges named for them.
+    """
+    topic, host = "t" * LONGEST_TOPIC, "h" * 100
+    directed = directed_queue(topic, host)
+    fanout = Queue(f"{topic}_fanout_{'0' * 32}", QueueKind.FANOUT, topic)
+    await one.announce([shared_queue(topic)], store="file", label="l")
+    await one.consume([shared_queue(topic), directed, fanout], inbox.put, prefetch=10)
+
+    await publish(other, "a", queue=directed)
+    await other.publish_fanout(topic, message("b"))
+    await inbox.take(2)
+
+    assert set(inbox.bodies) == {"a", "b"}
 
 
 # -- who keeps what where -------------------------------------------------------------

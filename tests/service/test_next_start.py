@@ -22,6 +22,7 @@ from gracekit import (
 from gracekit.errors import AlreadyRunningError, TaskInterruptedError, UnknownCommitError
 from gracekit.process import Point
 from gracekit.runtime import MIGRATIONS
+from gracekit.shutdown import ServiceState
 from gracekit.store.migrate import load_migrations
 from gracekit.testing.ports import EPOCH_S
 from gracekit.tracker.task import TERMINAL, TaskState
@@ -1000,6 +1001,48 @@ async def test_a_left_over_hold_that_waits_lapses_in_its_time(world: World, svc:
     assert now() - begun == pytest.approx(600, abs=31)
     assert len(asked) > 5
     assert heard == []
+
+
+async def test_a_left_over_hold_that_waits_keeps_the_next_run(world: World, svc: Service):
+    """
+    Its operation goes on: a drain waits for a later request that ends it, as for a hold of its own.
+    """
+
+    @svc.ops
+    async def arrived(ctx: Context, vm: str) -> bool:
+        return await ctx.end_hold("migration", vm)
+
+    await left_over_hold(world, svc, Wait(45))
+    life = world.lives[-1]
+    await world.until(lambda: world.rows("SELECT owner FROM hold")[0]["owner"] is not None)
+    client: RpcClient = await world.client(svc)
+
+    life.ask_to_stop()
+    await asyncio.sleep(12)
+    assert life.runtime.phase.state is ServiceState.DRAINING
+    assert await client.call(arrived, vm="v") is True
+    report = await life.wait_end()
+
+    assert report.waited_s == pytest.approx(12, abs=0.6)
+    assert (report.exit_code, report.open_holds) == (0, 0)
+
+
+async def test_a_left_over_hold_is_asked_about_at_each_start(world: World, svc: Service):
+    """
+    A long Wait was the last run's; the next must know whether the hold keeps it too.
+    """
+    asked, _ = await left_over_hold(world, svc, Wait(500))
+    await world.until(lambda: len(asked) == 1)
+    await world.until(lambda: world.rows("SELECT owner FROM hold")[0]["owner"] is not None)
+    await world.lives[-1].crash()
+    await world.start(svc)
+    await world.until(lambda: len(asked) == 2, within_s=40)
+
+    await world.until(
+        lambda: world.rows("SELECT end_reason FROM hold")[0]["end_reason"] == "lapsed",
+        within_s=700,
+    )
+    assert len(asked) <= 3
 
 
 async def test_a_left_over_hold_without_probe_is_ended_and_told(world: World, svc: Service):

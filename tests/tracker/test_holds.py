@@ -40,7 +40,7 @@ async def left_over(engine: MemoryEngine) -> Hold:
     dead = holds_of(engine, "dead")
     await open_hold(dead)
     batch = Batch(Point.ADOPT)
-    batch.add("UPDATE hold SET owner = NULL")
+    batch.add("UPDATE hold SET owner = NULL WHERE owner = 'dead'")
     await engine.commit(batch)
     (hold,) = await dead.due()
     return hold
@@ -91,6 +91,47 @@ async def test_a_hold_that_was_prolonged_does_not_lapse(engine: MemoryEngine):
     await open_hold(holds)
 
     assert not await holds.settle(lapsed, "lapsed", errored=False)
+    assert len(await holds.mine()) == 1
+
+
+async def test_a_left_over_hold_that_waits_is_its_asker_s(engine: MemoryEngine):
+    """
+    It keeps whoever asked, and is asked about again; whoever opens it has it alone.
+    """
+    hold = await left_over(engine)
+    asker, sibling = holds_of(engine, "asker"), holds_of(engine, "sibling")
+
+    await asker.wait(hold, next_check=0.0)
+    (again,) = await asker.due()
+    assert (again.owner, [hold.key for hold in await asker.mine()]) == ("asker", ["vm-1"])
+    assert (await sibling.due(), await sibling.mine()) == ([], [])
+    await open_hold(sibling)
+
+    assert (await asker.due(), await asker.mine()) == ([], [])
+    assert len(await sibling.mine()) == 1
+
+
+async def test_an_answer_about_a_hold_that_was_opened_meanwhile_does_not_count(
+    engine: MemoryEngine,
+):
+    """
+    By the probe itself, or by a request while the probe was under way: it is as any other then.
+    """
+    holds = holds_of(engine, "next")
+    hold = await left_over(engine)
+    await open_hold(holds, at_most_s=1)
+    await holds.wait(hold, next_check=0.0)
+    assert await holds.due() == []
+
+    await holds_of(engine, "next").end("migration", "vm-1")
+    hold = await left_over(engine)
+    await holds.wait(hold, next_check=0.0)
+    (hold,) = await holds.due()
+    await open_hold(holds, at_most_s=1)
+    await holds.wait(hold, next_check=0.0)
+
+    assert await holds.due() == []
+    assert not await holds.settle(hold, "done", errored=False)
     assert len(await holds.mine()) == 1
 
 

@@ -36,6 +36,8 @@ LONGEST_PAUSE_S: Final = 3.0
 LOOK_EVERY_S: Final = 30.0
 """Between two questions whether the queues are still there and read by somebody: a channel
 that looks open proves neither."""
+LOOK_AGAIN_S: Final = 1.0
+"""Before it is believed that nobody reads: a broker may count a reader late."""
 
 
 class Declarer:
@@ -234,6 +236,9 @@ class AmqpConsumer:
         for queue in self.queues:
             try:
                 readers = await self._declarer.consumers_of(queue.name)
+                if readers == 0:
+                    await asyncio.sleep(LOOK_AGAIN_S)
+                    readers = await self._declarer.consumers_of(queue.name)
             except DependencyError:
                 return  # no proof of anything; the link has its own
             if not readers:

@@ -20,10 +20,11 @@ from aiormq.channel import Channel
 from aiormq.exceptions import (
     AMQPError,
     AuthenticationError,
+    ConnectionClosed,
     ConnectionNotAllowed,
-    InvalidFrameError,
     ProbableAuthenticationError,
 )
+from pamqp.commands import Connection
 
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, GracekitError
@@ -41,6 +42,13 @@ for _name, _level in (
 ):
     if logging.getLogger(_name).level == logging.NOTSET:
         logging.getLogger(_name).setLevel(_level)
+
+# A broker refuses a vhost by closing the connection. aiormq 7 reads that answer only where this
+# table of the protocol has it; else it drops code and reason, and tells of an unexpected frame.
+if Connection.Close.name not in Connection.Open.valid_responses:
+    Connection.Open.valid_responses.append(Connection.Close.name)
+
+NOT_ALLOWED: Final = 530
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 3.0
@@ -312,23 +320,25 @@ class Link:
                 f"broker {host} refused the login; check user and password in the transport URL, "
                 "and the user's permissions on the vhost"
             )
-        if isinstance(error, ConnectionNotAllowed) or _refuses_vhost(error):
-            return ConfigError(
-                f"broker {host} refused vhost {self._broker.vhost!r}; make it (rabbitmqctl "
-                "add_vhost), let the user in (rabbitmqctl set_permissions), or mend the "
-                "transport URL"
-            )
+        if isinstance(error, ConnectionClosed):
+            return self._refusal(host, error)
         return DependencyError(f"broker {host} cannot be reached: {said(error)}")
+
+    def _refusal(self, host: Host, error: ConnectionClosed) -> GracekitError:
+        """The broker closed the connection when it heard the vhost, and said why."""
+        why = str(error.args[-1]).replace(f" for user '{host.user}'", "")
+        forbidden = isinstance(error, ConnectionNotAllowed) or error.args[0] == NOT_ALLOWED
+        # A limit of the vhost, the user or the node is told by the same code as a missing vhost.
+        if not forbidden or why.endswith("is reached"):
+            return DependencyError(
+                f"broker {host} lets nobody into vhost {self._broker.vhost!r} now: {why}"
+            )
+        return ConfigError(
+            f"broker {host} refused vhost {self._broker.vhost!r}: {why}; make it (rabbitmqctl "
+            "add_vhost), let the user in (rabbitmqctl set_permissions), or mend the "
+            "transport URL"
+        )
 
     def _trusted(self) -> str:
         tls = self._broker.tls
         return (tls and tls.cafile) or "the system's own"
-
-
-def _refuses_vhost(error: AMQPError) -> bool:
-    """Whether the broker closed the connection when it heard the vhost.
-
-    aiormq 7 loses the broker's own words there, and shows what it expected instead.
-    """
-    text = str(error)
-    return isinstance(error, InvalidFrameError) and "Open" in text and "Connection.Close" in text

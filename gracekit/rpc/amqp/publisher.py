@@ -78,11 +78,15 @@ class Publisher:
         self._direct = _Lane(link, topology.declare_control_exchange, clock)
         self._fanouts: dict[str, _Lane] = {}
         self._stopped = False
+        self._under_way: set[asyncio.Timeout] = set()
         self._gone: dict[str, float] = {}  # reply queues that were given up, and until when
 
     def stop(self) -> None:
-        """Publish nothing more."""
+        """Publish nothing more; what is under way fails at once, with a DependencyError."""
         self._stopped = True
+        for bound in self._under_way:
+            if not bound.expired():
+                bound.reschedule(0.0)
         for lane in (self._direct, *self._fanouts.values()):
             lane.stop()
 
@@ -143,12 +147,14 @@ class Publisher:
             PublishError: no queue takes it.
             ConfigError: the exchange exists otherwise than we declare it.
             UnconfirmedError: no confirm in time.
-            DependencyError: no connection in time; nothing was sent.
+            DependencyError: no connection in time, and nothing was sent; or it was stopped.
         """
         properties = _properties(message)
         sent = False
+        bound = asyncio.timeout(self._timeout_s)
+        self._under_way.add(bound)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with bound:
                 while not self._stopped:
                     channel: Channel | None = None
                     try:
@@ -176,10 +182,10 @@ class Publisher:
                         await asyncio.sleep(self._clock.jitter(AGAIN_S))
                     else:
                         return
-            raise DependencyError(
-                f"the transport was stopped before a message to {key!r} was confirmed"
-            )
+            raise _stopped_before(key)
         except TimeoutError:
+            if self._stopped:
+                raise _stopped_before(key) from None
             if not sent:
                 raise DependencyError(
                     f"there was no connection to the broker for {self._timeout_s:g} s, and nothing "
@@ -189,6 +195,8 @@ class Publisher:
                 f"the broker did not confirm a message to {key!r} within {self._timeout_s:g} s: "
                 "it may be in the queue, or not; send it again under the same request id"
             ) from None
+        finally:
+            self._under_way.discard(bound)
 
     def _refused(self, exchange: str, error: AMQPError) -> ConfigError:
         return ConfigError(
@@ -203,6 +211,10 @@ class Publisher:
             f"here, or its owner is gone; start the service once or check the topic, and on both "
             f"sides GRACEKIT_EXCHANGE and the URL's vhost"
         )
+
+
+def _stopped_before(key: str) -> DependencyError:
+    return DependencyError(f"the transport was stopped before a message to {key!r} was confirmed")
 
 
 class _Lane:

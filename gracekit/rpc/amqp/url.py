@@ -10,13 +10,14 @@ user or a password.
 from __future__ import annotations
 
 import ipaddress
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from gracekit.config import did_you_mean, parse_duration, redact_url
+from gracekit.config import NAME_CHARACTERS, did_you_mean, parse_duration, redact_url
 from gracekit.errors import ConfigError
 from gracekit.rpc.amqp.profiles import OSLO_OPTIONS, PROFILES, Profile, profile_named
 
@@ -34,7 +35,11 @@ _TRUTH: Final = {"true": True, "1": True, "yes": True, "false": False, "0": Fals
 _ESCAPES: Final = (
     "in users and passwords write : as %3A, / as %2F, ? as %3F, # as %23, @ as %40, , as %2C"
 )
-LONGEST_EXCHANGE: Final = 127
+LONGEST_NAME: Final = 127
+"""Characters of an exchange or vhost, for the client below."""
+
+_EXCHANGE: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_NAME}}}")
+_HOST: Final = re.compile(r"[A-Za-z0-9_.-]{1,253}")
 
 # Names of oslo.messaging for what we call otherwise.
 _OSLO_NAMES: Final = {
@@ -145,6 +150,7 @@ def read_url(url: str, *, exchange: str, profile: str) -> Broker:
     """
     shown = redact_url(url)
     try:
+        url.encode()  # the client leaves out what is no UTF-8, and all of a login that has some
         parts = urlsplit(url)
         if "@" in parts.path + parts.query + parts.fragment:
             raise ConfigError(f"an @ stands behind the host; {_ESCAPES}")  # noqa: TRY301 - one way out
@@ -176,8 +182,13 @@ def _hosts(netloc: str, port: int) -> tuple[Host, ...]:
     for entry in netloc.split(","):
         login, at, address = entry.rpartition("@")
         if at:
-            user, colon, secret = login.partition(":")
-            user, password = unquote(user), unquote(secret) if colon else ""
+            user, password = map(unquote, login.partition(":")[::2])
+            if not (user and password):  # the client would take guest for what is empty
+                raise ConfigError(
+                    "before an @ stand a user and a password, neither empty, as in "
+                    f"amqp://user:password@host; {_ESCAPES}; without a login leave out the @ too, "
+                    "which means user guest, of the broker's own machine alone"
+                )
         hosts.append(_host(address, port, user, password))
     return tuple(hosts)
 
@@ -189,17 +200,39 @@ def _host(address: str, port: int, user: str, password: str) -> Host:
         host, port = parts.hostname or "localhost", parts.port or port
     except ValueError:
         raise ConfigError(f"a port is no number from 1 to 65535; {_ESCAPES}") from None
+    if ":" not in host and not _is_host_name(host):
+        raise ConfigError(
+            "a host is neither an address nor a name of at most 253 letters, digits, - and _, with "
+            f"1 to 63 between two dots; {_ESCAPES}"
+        )
     return Host(host=host, port=port, user=user, password=password)
 
 
+def _is_host_name(host: str) -> bool:
+    try:
+        return _HOST.fullmatch(host.encode("idna").decode()) is not None
+    except UnicodeError:  # an empty or long label
+        return False
+
+
 def _check_exchange(name: str) -> None:
-    if not name or len(name.encode()) > LONGEST_EXCHANGE:
-        raise ConfigError(f"exchange {name[:50]!r} must have 1 to {LONGEST_EXCHANGE} bytes")
+    if not _EXCHANGE.fullmatch(name):
+        raise ConfigError(
+            f"exchange {name[:50]!r} must be 1 to {LONGEST_NAME} of A-Z a-z 0-9 space and "
+            "_ . : @ # , / + -; set GRACEKIT_EXCHANGE or exchange= to what the peers use"
+        )
 
 
 def _vhost(path: str) -> str:
     """`/name`; nothing, `/` and `//` all mean the vhost that is called `/`."""
-    return unquote(path.removeprefix("/")) or "/"
+    vhost = unquote(path.removeprefix("/")) or "/"
+    # The client has no place for long ones, and makes other names of the rest.
+    if len(vhost) > LONGEST_NAME or "%2F" in vhost or {".", ".."} & set(vhost.split("/")):
+        raise ConfigError(
+            f"vhost {vhost[:50]!r} must have 1 to {LONGEST_NAME} characters, without %2F and "
+            "without . or .. alone or between slashes; use one of another name"
+        )
+    return vhost
 
 
 def _check_guest(hosts: tuple[Host, ...]) -> None:
