@@ -26,7 +26,7 @@ def closed(own_broker: Broker, own_vhost: str) -> Iterator[Callable[[str], None]
             "rabbit_auth_backend_internal:"
             f"set_user_limits({user}, #{{{_CONNECTIONS} => 0}}, {user})"
         ),
-        "down": f"{{ok, P}} = rabbit_vhost_sup_sup:get_vhost_sup({vhost}), exit(P, kill)",
+        "down": f"rabbit_vhost_sup_sup:delete_on_all_nodes({vhost})",
         "no permission": f"rabbit_auth_backend_internal:clear_permissions({user}, {vhost}, {user})",
         "missing": f"rabbit_vhost:delete({vhost}, {user})",
     }
