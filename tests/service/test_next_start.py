@@ -805,6 +805,32 @@ async def test_rows_of_a_living_sibling_are_never_touched(world: World, svc: Ser
     assert job.row()["owner"] == second.runtime.run_id
 
 
+async def test_a_run_that_has_left_is_taken_over_while_its_process_lives(
+    world: World, svc: Service
+):
+    """
+    By its stop record nothing of it can act any more: a reply that no broker took need not wait
+    for the end of the program around it.
+    """
+
+    @svc.rpc
+    async def work(ctx: Context) -> int:
+        return 7
+
+    life = await world.start(svc, instance="a")
+    life.plan("publish", Fault.REFUSED, times=100)
+    client = await world.client(svc)
+    call = asyncio.create_task(client.prepare(request_id="w", timeout=600).call(work))
+    await life.hears("task.finished")
+    sibling = await world.start(svc, instance="b")
+    life.ask_to_stop()
+    await life.hears("drain.finished")
+
+    assert await call == 7
+    assert life.process.lives
+    assert world.task("w")["owner"] == sibling.runtime.run_id
+
+
 async def test_of_two_siblings_exactly_one_takes_over(world: World, svc: Service):
     """
     Both see the dead run; one adopts it, each task is settled once.

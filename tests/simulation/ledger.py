@@ -27,6 +27,9 @@ CREATE TEMP TRIGGER task_step AFTER UPDATE OF state, owner, cut ON main.task BEG
 CREATE TEMP TRIGGER lease_step AFTER UPDATE OF lver, owner ON main.lease BEGIN
     INSERT INTO step (what, key, before, after, owner_before, owner_after)
     VALUES ('lease', new.kind || ':' || new.id, old.lver, new.lver, old.owner, new.owner); END;
+CREATE TEMP TRIGGER run_left AFTER UPDATE OF report ON main.run
+    WHEN json_extract(new.report, '$.left') BEGIN
+    INSERT INTO step (what, key, after) VALUES ('run', new.run_id, 'left'); END;
 """
 
 
@@ -37,6 +40,7 @@ class Ledger:
         is_ready: The store has its tables.
         edges: How often each step of the state machine was taken.
         begun_late: (process, key) of attempts recorded after the intake was proven closed.
+        left: Runs whose stop record says that nothing of them can act any more.
     """
 
     def __init__(self, machine: Machine, truth: Truth, tell: Callable[[str], None]) -> None:
@@ -49,6 +53,7 @@ class Ledger:
         self.edges: Counter[tuple[str, str]] = Counter()
         self.reads_failed: Callable[[], bool] = lambda: False
         self.begun_late: set[tuple[str, str]] = set()
+        self.left: set[str] = set()
         self.runs: dict[str, Life] = {}
 
     def read(self, actor: Life) -> None:
@@ -70,10 +75,12 @@ class Ledger:
         disk.execute("DELETE FROM step")
         for _, what, key, before, after, owner_before, owner_after, cut, lane in steps:
             self._tell(f"{actor.name} {what} {key} {before}>{after} {cut or ''}")
+            if what == "run":
+                self._note_left(actor)
+                continue
             if what == "task":
                 self._judge_task(actor, key, before, after)
-                if after == "running" and before != after:
-                    self._note_begun(actor, key, lane)
+                self._note_begun(actor, key, before, after, lane)
             else:
                 self._judge_lease(actor, key, before, after, owner_before, owner_after)
             self._judge_owner(actor, key, owner_before)
@@ -97,7 +104,9 @@ class Ledger:
         if TaskState(after) not in _NEXT[TaskState(before)]:
             raise Violation(f"section 5: {key} went from {before} to {after} by {actor.name}")
 
-    def _note_begun(self, actor: Life, key: str, lane: str) -> None:
+    def _note_begun(self, actor: Life, key: str, before: str | None, after: str, lane: str) -> None:
+        if after != "running" or before == after:
+            return
         serves = actor.runtime.phase.state is ServiceState.SERVING
         if lane == "requests" and actor.closed and not serves:
             self.begun_late.add((actor.name, key))
@@ -124,12 +133,25 @@ class Ledger:
                         f"acts on it"
                     )
 
+    def _note_left(self, actor: Life) -> None:
+        """A run that says so has no handler at work: others act on its word."""
+        self.left.add(actor.runtime.run_id)
+        for act in self._truth.acting():
+            if act.life is actor:
+                raise Violation(f"I8: {actor.name} has left while {act.request_id} acts in it")
+
     def _judge_owner(self, actor: Life, key: str, owner_before: str | None) -> None:
-        """Only its owner, or somebody after the owner's death, changes a row."""
+        """Only its owner changes a row, or somebody after the owner has left or died.
+
+        A run leaves by its stop record, and its process goes on for a moment; an embedded one for
+        as long as the program around it.
+        """
+        if actor.runtime.run_id in self.left:
+            raise Violation(f"I8: {actor.name} changed {key} after it had left")
         if owner_before is None or owner_before == actor.runtime.run_id:
             return
         life = self.runs.get(owner_before)
-        if life is not None and life.process.lives:
+        if life is not None and life.process.lives and owner_before not in self.left:
             raise Violation(f"I8: {actor.name} changed {key} of {life.name}, which lives")
 
     def _judge_disowned(self, actor: Life, key: str, owner_before: str | None) -> None:
