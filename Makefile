@@ -4,6 +4,6 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: demo test check soak bench mutate lock
-demo test check soak bench mutate lock:
+.PHONY: demo test check soak bench bench-rabbitmq mutate lock
+demo test check soak bench bench-rabbitmq mutate lock:
 	@$(PYTHON) tools/dev.py $@ $(ARGS)

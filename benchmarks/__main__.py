@@ -3,6 +3,8 @@
 make bench                                  all of them, about half an hour
 make bench ARGS="durable service"           some of them
 make bench ARGS="--quick"                   tiny sizes: shows that they run, measures nothing
+
+Workers on RabbitMQ have a program of their own, `benchmarks.rabbitmq`.
 """
 
 from __future__ import annotations
@@ -17,16 +19,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from benchmarks import calls, drain, durable, growth, memory, rabbitmq, service, start, tracking
+from benchmarks import calls, drain, durable, growth, memory, service, start, tracking
 from benchmarks.machine import describe
 from benchmarks.measure import FEWEST_ROUNDS, Figure, Plan
 from benchmarks.picture import draw
+from benchmarks.plain import be_quiet
 from benchmarks.table import lines
-from benchmarks.workload import be_quiet
 
 Bench = Callable[[Plan], Iterator[Figure]]
 
-_MODULES: Final = (tracking, durable, service, calls, drain, start, growth, memory, rabbitmq)
+_MODULES: Final = (tracking, durable, service, calls, drain, start, growth, memory)
 BENCHES: Final[Mapping[str, Bench]] = MappingProxyType({one.NAME: one.run for one in _MODULES})
 
 

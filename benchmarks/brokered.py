@@ -5,7 +5,7 @@ the file `url`, and its handler only counts. The bare ones do what one would wri
 by hand: they decode, run the handler in the task that their library makes for a
 delivery, answer whom it concerns, and ack. They decode with msgspec as gracekit
 does, so that what is compared is not the JSON. Of each there is a second one, whose
-processor time is told by stage.
+processor time is told by stage, and a third, whose handlers do not return.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -27,14 +27,18 @@ from aiormq.channel import Channel
 from pamqp.commands import Basic
 
 from benchmarks.child import Measure, Prepare
+from benchmarks.plain import Count, parked, url_of
 from benchmarks.stages import Sampler
 from gracekit import Context, Service, Settings
 from gracekit.config import EXCHANGE
+from gracekit.process import Process
 from gracekit.rpc.amqp.profiles import PROFILES, Topology
 from gracekit.rpc.transport import Queue, shared_queue
-from gracekit.runtime import Runtime
+from gracekit.runtime import MIGRATIONS, Runtime
+from gracekit.store.engine import SqliteEngine
+from gracekit.store.files import Synchronous
+from gracekit.store.migrate import load_migrations
 
-URL_FILE: Final = "url"
 QUEUES_OF_A_LANE: Final = 3
 """Shared, directed and fanout: gracekit divides its prefetch among them."""
 
@@ -44,57 +48,39 @@ SETTLE_S: Final = 0.2
 PERSISTENT: Final = 2
 
 
-class Count:
-    """How many messages the handler has seen."""
-
-    def __init__(self) -> None:
-        self._seen = 0
-        self._wanted = 0
-        self._last = 0.0
-        self._enough = asyncio.Event()
-
-    def one(self) -> None:
-        """One more was seen."""
-        self._seen += 1
-        self._last = time.perf_counter()
-        if self._seen == self._wanted:
-            self._enough.set()
-
-    async def work(self, vm: str, note: str) -> None:  # noqa: ARG002 - as sent
-        """The handler of the bare ones."""
-        self.one()
-
-    async def more(self, number: int) -> list[float]:
-        """Wait until *number* more have come; when the last of them did, by the system's clock."""
-        self._wanted += number
-        if self._seen < self._wanted:
-            self._enough.clear()
-            await self._enough.wait()
-        return [self._last]
-
-
 # -- gracekit -----------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
 async def _gracekit(
-    on_interrupt: Literal["requeue", "retry"], prefetch: int, directory: Path
+    topic: str,
+    on_interrupt: Literal["requeue", "retry"],
+    synchronous: Synchronous,
+    handler: str,
+    prefetch: int,
+    directory: Path,
 ) -> AsyncIterator[Measure]:
-    count, service = Count(), Service(on_interrupt)
+    count, service, stays = Count(), Service(topic), handler == "park"
 
     @service.rpc(on_interrupt=on_interrupt)
     async def work(ctx: Context, vm: str, note: str) -> None:  # noqa: ARG001 - as declared
         count.one()
+        if stays:
+            await count.stay()
 
+    process, store = Process(), directory / f"{topic}.db"
     settings = Settings(
-        transport_url=_url(directory),
-        store_url=f"sqlite:///{directory / on_interrupt}.db",
+        transport_url=url_of(directory),
+        store_url=f"sqlite:///{store}",
         host="bench",
         prefetch=prefetch * QUEUES_OF_A_LANE,
         max_accepted=prefetch * QUEUES_OF_A_LANE,
         max_running=prefetch,
     )
-    async with Runtime(service, settings):
+    engine = SqliteEngine(
+        store, load_migrations(MIGRATIONS), process=process, synchronous=synchronous
+    )
+    async with Runtime(service, settings, process=process, engine=engine):
         yield count.more
 
 
@@ -102,9 +88,10 @@ async def _gracekit(
 
 
 @contextlib.asynccontextmanager
-async def _aiormq(prefetch: int, directory: Path) -> AsyncIterator[Measure]:
+async def _aiormq(handler: str, prefetch: int, directory: Path) -> AsyncIterator[Measure]:
     count = Count()
-    async with aiormq.connect(_url(directory)) as connection:
+    work = getattr(count, handler)
+    async with aiormq.connect(url_of(directory)) as connection:
         channel = await connection.channel(publisher_confirms=False)
         assert isinstance(channel, Channel)
         await declare(channel, shared_queue("aiormq"))
@@ -112,7 +99,7 @@ async def _aiormq(prefetch: int, directory: Path) -> AsyncIterator[Measure]:
 
         async def on_message(message: DeliveredMessage) -> None:
             request = opened(message.body)
-            await count.work(**request["args"])
+            await work(**request["args"])
             if "_reply_q" in request:
                 await channel.basic_publish(
                     _answer(request),
@@ -128,9 +115,10 @@ async def _aiormq(prefetch: int, directory: Path) -> AsyncIterator[Measure]:
 
 
 @contextlib.asynccontextmanager
-async def _aio_pika(prefetch: int, directory: Path) -> AsyncIterator[Measure]:
+async def _aio_pika(handler: str, prefetch: int, directory: Path) -> AsyncIterator[Measure]:
     count = Count()
-    async with await aio_pika.connect(_url(directory)) as connection:
+    work = getattr(count, handler)
+    async with await aio_pika.connect(url_of(directory)) as connection:
         channel = await connection.channel(publisher_confirms=False)
         underlay = await channel.get_underlay_channel()
         assert isinstance(underlay, Channel)
@@ -140,7 +128,7 @@ async def _aio_pika(prefetch: int, directory: Path) -> AsyncIterator[Measure]:
 
         async def on_message(message: aio_pika.abc.AbstractIncomingMessage) -> None:
             request = opened(message.body)
-            await count.work(**request["args"])
+            await work(**request["args"])
             if "_reply_q" in request:
                 reply = aio_pika.Message(
                     _answer(request),
@@ -189,13 +177,10 @@ def _answer(request: dict[str, Any]) -> bytes:
     return msgspec.json.encode({"oslo.version": "2.0", "oslo.message": text})
 
 
-def _url(directory: Path) -> str:
-    return (directory / URL_FILE).read_text()
-
-
-_WORKERS: Final[dict[str, Prepare]] = {
-    "requeue": partial(_gracekit, "requeue"),
-    "retry": partial(_gracekit, "retry"),
+_WORKERS: Final[dict[str, Callable[[str, int, Path], AbstractAsyncContextManager[Measure]]]] = {
+    "requeue": partial(_gracekit, "requeue", "requeue", "FULL"),
+    "retry": partial(_gracekit, "retry", "retry", "FULL"),
+    "retry-normal": partial(_gracekit, "retry-normal", "retry", "NORMAL"),
     "aiormq": _aiormq,
     "aio-pika": _aio_pika,
 }
@@ -225,6 +210,12 @@ def by_stage(kind: str) -> str:
     return f"{kind}, by stage"
 
 
-PREPARE: Final[dict[str, Prepare]] = _WORKERS | {
-    by_stage(kind): partial(_by_stage, prepare) for kind, prepare in _WORKERS.items()
+PREPARE: Final[dict[str, Prepare]] = {
+    name: prepare
+    for kind, worker in _WORKERS.items()
+    for name, prepare in (
+        (kind, partial(worker, "work")),
+        (parked(kind), partial(worker, "park")),
+        (by_stage(kind), partial(_by_stage, partial(worker, "work"))),
+    )
 }

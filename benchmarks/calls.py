@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.measure import Figure, Pair, Plan, against, latencies, quantile, turns
+from benchmarks.plain import ARGS
 from benchmarks.processes import Process, service
 from benchmarks.served import TOPIC, read, svc, work
-from benchmarks.workload import ARGS
 from gracekit import RpcClient
 from gracekit.clock import Clock
 from gracekit.process import Process as ProcessPort

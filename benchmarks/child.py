@@ -17,7 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from benchmarks.plain import be_quiet
+
 ROOT: Final = Path(__file__).resolve().parent.parent
+PATIENCE_S: Final = 60.0
+"""For a child to end by itself."""
 
 Measure = Callable[[int], Awaitable[list[float]]]
 Prepare = Callable[[int, Path], AbstractAsyncContextManager[Measure]]
@@ -31,10 +35,21 @@ class Child:
         kind: What it prepares.
         size: How much of it.
         directory: For its files.
+        python: Of the environment in which it runs; None for this one.
+        program: What it runs, if it is not this module.
     """
 
-    def __init__(self, module: str, kind: str, size: int, directory: Path) -> None:
-        command = [sys.executable, "-m", "benchmarks.child", module, kind, str(size)]
+    def __init__(
+        self,
+        module: str,
+        kind: str,
+        size: int,
+        directory: Path,
+        *,
+        python: Path | None = None,
+        program: str = "benchmarks.child",
+    ) -> None:
+        command = [str(python or sys.executable), "-m", program, module, kind, str(size)]
         self._popen = subprocess.Popen(  # noqa: S603 - ourselves
             [*command, str(directory)],
             stdin=subprocess.PIPE,
@@ -74,6 +89,11 @@ class Child:
         values: list[float] = json.loads(line)
         return values
 
+    def kill(self) -> None:
+        """End it at once, whatever it has in flight."""
+        self._popen.kill()
+        self._popen.wait()
+
     def __enter__(self) -> Self:
         return self
 
@@ -89,14 +109,15 @@ class Child:
         self._popen.stdout.close()
         if error is not None:
             self._popen.kill()
-        self._popen.wait()
+        try:
+            self._popen.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
 
 
 async def main(module: str, kind: str, size: str, directory: str) -> None:
     """In the child."""
     from importlib import import_module  # noqa: PLC0415 - only the child has a module to find
-
-    from benchmarks.workload import be_quiet  # noqa: PLC0415 - so do the modules that import us
 
     be_quiet()
     prepare: Prepare = import_module(f"benchmarks.{module}").PREPARE[kind]

@@ -17,7 +17,8 @@ import apsw
 
 from benchmarks.child import Child, Measure
 from benchmarks.measure import Figure, Goal, Plan, against
-from benchmarks.workload import ARGS, Site, park, serving
+from benchmarks.plain import ARGS
+from benchmarks.workload import Site, park, serving
 
 NAME: Final = "growth"
 GOAL: Final = Goal(1.2)

@@ -45,17 +45,32 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A limit that a figure is to keep."""
+    """A limit that a figure is to keep.
+
+    Attributes:
+        limit: Kept or not.
+        at_least: Whether it is the lowest that will do, and not the highest.
+        beyond: What would be better still; None if nothing is said of it.
+    """
 
     limit: float
     at_least: bool = False
+    beyond: float | None = None
 
     def met(self, value: float) -> bool:
         """Whether *value* keeps it."""
-        return value >= self.limit if self.at_least else value <= self.limit
+        return self._keeps(value, self.limit)
+
+    def beaten(self, value: float) -> bool:
+        """Whether *value* is beyond it as well."""
+        return self.beyond is not None and self._keeps(value, self.beyond)
+
+    def _keeps(self, value: float, limit: float) -> bool:
+        return value >= limit if self.at_least else value <= limit
 
     def __str__(self) -> str:
-        return f"{'>=' if self.at_least else '<='} {self.limit:g}"
+        beyond = "" if self.beyond is None else f" ({self.beyond:g})"
+        return f"{'>=' if self.at_least else '<='} {self.limit:g}{beyond}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

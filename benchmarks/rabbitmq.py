@@ -1,57 +1,57 @@
-"""What a worker costs on RabbitMQ: casts and calls, against aiormq used by hand.
+"""What a worker on RabbitMQ costs, beside other libraries.
 
-One private broker; a worker of each kind in a process of its own, whose processor
-time (all threads, user and system) is read from outside; this process casts and
-calls. Casts lie in the queue before the worker may read: it is stopped until all of
-them are confirmed, so the time is that of draining them and nothing else.
+make bench-rabbitmq                              all workers, seven rounds, then stages and memory
+make bench-rabbitmq ARGS="requeue faststream"    some of them; aiormq by hand is always there
+make bench-rabbitmq ARGS="--quick --rounds 1"    tiny sizes: shows that they run, measures nothing
 
-All read the same kind of queue (durable, classic) with the same prefetch, in the
-oslo envelope, persistent, 200 bytes of arguments. The bare worker acks each delivery
-and does not wait for confirms of its replies; gracekit's are confirmed.
+One private broker; a worker of each kind in a process of its own, of the libraries in an
+environment of their own, whose processor time (all threads, user and system) is read from outside;
+this process casts and calls. Casts lie in the queue before the worker may read: it is stopped
+until all of them are confirmed, so the time is that of draining them and nothing else.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import gc
+import json
 import os
-import signal
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-import aiormq
-from aiormq.abc import DeliveredMessage
-from aiormq.channel import Channel
-
-from benchmarks.brokered import (
-    KINDS,
-    SETTLE_S,
-    URL_FILE,
-    by_stage,
-    declare,
-    opened,
-    properties,
-)
-from benchmarks.child import Child
-from benchmarks.measure import Figure, Plan, against, latencies, numbered, quantile
+from benchmarks.brokered import KINDS as MINE
+from benchmarks.brokered import by_stage
+from benchmarks.caller import Caller, Wire, calling
+from benchmarks.machine import describe
+from benchmarks.measure import FEWEST_ROUNDS, Figure, Goal, Plan, against, quantile
+from benchmarks.plain import URL_FILE, be_quiet, parked
 from benchmarks.stages import STAGES
-from benchmarks.workload import ARGS
-from gracekit.config import EXCHANGE
-from gracekit.rpc.message import ReplyAddress, Request
-from gracekit.rpc.oslo_wire import encode_request
-from gracekit.rpc.transport import reply_queue
+from benchmarks.standings import (
+    CPU_OF_A_CALL,
+    CPU_OF_A_CAST,
+    KEPT,
+    RATE_OF_CASTS,
+    Standing,
+    draw,
+    latency,
+    rate_of_calls,
+    side_by_side,
+)
+from benchmarks.table import lines
+from benchmarks.workers import BARE, KINDS, OURS, Kind, Worker, wire_of, working
 
 # Found at run time: mypy checks no tests.
 brokers: Any = import_module("tests.rabbit.broker")
 erlang: Any = import_module("tests.rabbit.erlang")
 
 NAME: Final = "rabbitmq"
-BARE: Final = "aiormq"
 PREFETCH: Final = 256
 CASTS: Final = 5000
 CALLS: Final = {1: 400, 32: 2048, 256: 2048}
@@ -60,241 +60,249 @@ WIDTH: Final = 32
 """With so many waiting, processor time is told."""
 BY_STAGE: Final = 20_000
 """Casts, and calls, whose processor time is told by stage."""
-AT_ONCE: Final = 250
-"""Casts whose confirms are waited for together."""
+IN_FLIGHT: Final = 50_000
+"""Held at one time, when memory is measured."""
+ROOM: Final = 60_000
+"""Prefetch of who holds them; AMQP has 16 bits for it."""
+HOLDS: Final = 3
+"""Rounds of the memory, which take long."""
 
-Found = Mapping[str, tuple[float, str]]
-"""Case to value and unit."""
+UNITS: Final = {
+    CPU_OF_A_CAST: "us",
+    RATE_OF_CASTS: "casts/s",
+    rate_of_calls(1): "calls/s",
+    latency("p50", 1): "ms",
+    latency("p99", 1): "ms",
+    CPU_OF_A_CALL: "us",
+    rate_of_calls(32): "calls/s",
+    rate_of_calls(256): "calls/s",
+    KEPT: "KiB",
+}
+"""Cases that are set against another worker's."""
+
+GOALS: Final = {
+    ("requeue", CPU_OF_A_CAST, BARE): Goal(1.0, beyond=0.5),
+    ("retry", CPU_OF_A_CAST, BARE): Goal(1.3),
+    ("requeue", RATE_OF_CASTS, "faststream"): Goal(2.0, at_least=True, beyond=4.0),
+    ("requeue", RATE_OF_CASTS, "oslo.messaging"): Goal(3.5, at_least=True, beyond=7.0),
+    ("requeue", CPU_OF_A_CALL, BARE): Goal(0.7, beyond=0.4),
+    ("requeue", rate_of_calls(WIDTH), BARE): Goal(1.2, at_least=True, beyond=2.0),
+    ("requeue", rate_of_calls(WIDTH), "oslo.messaging"): Goal(6.0, at_least=True, beyond=10.0),
+    ("requeue", latency("p50", 1), BARE): Goal(1.1),
+    ("requeue", KEPT, BARE): Goal(1.1),
+}
+"""Of a worker of ours, in a case, against whom."""
+
+AGAINST_TOO: Final = ("faststream", "oslo.messaging")
+CASES_TOO: Final = (RATE_OF_CASTS, rate_of_calls(WIDTH))
+
+Found = Mapping[str, float]
+"""Case to value; or worker to value."""
 
 
-def run(plan: Plan) -> Iterator[Figure]:
-    """Each kind of worker against the bare one; nothing where no RabbitMQ is installed."""
-    directory = plan.directory / NAME
-    try:
-        broker = brokers.Broker(directory / "broker")
-    except erlang.NoRabbitError as error:
-        print(f"{NAME}: left out: {error}")
-        return
-    with contextlib.closing(broker):
-        broker.start()
-        version = broker.eval("rabbit_misc:version()").strip('"')
-        print(f"{NAME}: RabbitMQ {version}", flush=True)
-        (directory / URL_FILE).touch(0o600)
-        (directory / URL_FILE).write_text(broker.url)
-        bench = _Bench(plan, directory, broker.url)
-        rounds = asyncio.run(bench.rounds())
-        for kind in KINDS:
-            if kind != BARE:
-                yield from _figures(kind, [(one[kind], one[BARE]) for one in rounds])
-        print("\n".join(_table(asyncio.run(bench.stages()))), flush=True)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, and tell; 0 also when a goal is missed, which the table shows."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.names if name not in KINDS]:
+        parser.error(f"there is no worker {unknown[0]!r}: there are {', '.join(KINDS)}")
+    wanted = {*(options.names or KINDS), BARE}
+    kinds = [kind for kind in KINDS.values() if kind.name in wanted]
+    notes = describe(options.dir)
+    for kind in kinds:
+        notes |= kind.versions()
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=options.dir) as directory:
+        plan = Plan(rounds=options.rounds, quick=options.quick, directory=Path(directory))
+        try:
+            broker = brokers.Broker(plan.directory / "broker")
+        except erlang.NoRabbitError as error:
+            sys.exit(str(error))
+        with contextlib.closing(broker):
+            broker.start()
+            notes["RabbitMQ"] = broker.eval("rabbit_misc:version()").strip('"')
+            print("\n".join(f"- {name}: {value}" for name, value in notes.items()), flush=True)
+            bench = _Bench(plan, broker, kinds)
+            rounds, held, stages = asyncio.run(bench.all())
+    notes["load after"] = load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    standings = {kind.name: _standing(kind, rounds, held) for kind in kinds}
+    figures = [*_figures(standings)]
+    print(f"- load after: {load}\n")
+    for table in (side_by_side([*standings.values()]), lines(figures), _stages(stages)):
+        print("\n".join(table) + "\n")
+    if options.json is not None:
+        told = {
+            "machine": notes,
+            "figures": [asdict(figure) for figure in figures],
+            "workers": {name: asdict(one) for name, one in standings.items()},
+            "stages": stages,
+        }
+        options.json.write_text(json.dumps(told, indent=1) + "\n")
+    if options.svg is not None:
+        options.svg.write_text(draw([*standings.values()], notes))
+    return 0
 
 
-def _figures(kind: str, rounds: list[tuple[Found, Found]]) -> Iterator[Figure]:
-    for case, (_, unit) in rounds[0][0].items():
-        pairs = [(ours[case][0], bare[case][0]) for ours, bare in rounds]
-        yield against(NAME, f"{kind}, {case}", pairs, unit)
+def _standing(kind: Kind, rounds: list[dict[str, Found]], held: list[Found]) -> Standing:
+    mine = [one[kind.name] for one in rounds]
+    values = {case: [one[case] for one in mine] for case in mine[0]}
+    if kind.parks:
+        values[KEPT] = [one[kind.name] for one in held]
+    return Standing(kind.label, kind.name in OURS, values)
 
 
-def _table(columns: Mapping[str, list[float]]) -> Iterator[str]:
+def _figures(standings: Mapping[str, Standing]) -> Iterator[Figure]:
+    """Ours against the bare one in every case, and against others in some."""
+    for ours in (name for name in OURS if name in standings):
+        wanted = [(case, BARE) for case in UNITS]
+        wanted += [(case, other) for other in AGAINST_TOO for case in CASES_TOO]
+        for case, other in wanted:
+            if other in standings:
+                yield _figure(standings, ours, case, other)
+
+
+def _figure(standings: Mapping[str, Standing], ours: str, case: str, other: str) -> Figure:
+    pairs = zip(standings[ours].values[case], standings[other].values[case], strict=True)
+    told = f"{ours}, {case}" if other == BARE else f"{ours}, {case} / {other}"
+    return against(NAME, told, list(pairs), UNITS[case], GOALS.get((ours, case, other)))
+
+
+def _stages(columns: Mapping[str, list[float]]) -> Iterator[str]:
     """The stages as Markdown, microseconds a message."""
-    yield f"\n| us of the worker | {' | '.join(columns)} |"
+    yield f"| us of the worker | {' | '.join(columns)} |"
     yield f"|---|{'---:|' * len(columns)}"
     for number, stage in enumerate(STAGES):
         yield f"| {stage} | {' | '.join(f'{one[number]:.1f}' for one in columns.values())} |"
-    yield f"| all | {' | '.join(f'{sum(one):.1f}' for one in columns.values())} |\n"
+    yield f"| all | {' | '.join(f'{sum(one):.1f}' for one in columns.values())} |"
 
 
 class _Bench:
     """The workers on one broker."""
 
-    def __init__(self, plan: Plan, directory: Path, url: str) -> None:
+    def __init__(self, plan: Plan, broker: Any, kinds: Sequence[Kind]) -> None:
         self._plan = plan
-        self._directory = directory
-        self._url = url
+        self._broker = broker
+        self._kinds = kinds
+        self._wires: dict[str, Wire] = {}
+
+    async def all(self) -> tuple[list[dict[str, Found]], list[Found], dict[str, list[float]]]:
+        """What the rounds, the memory and the stages told."""
+        return await self.rounds(), await self.held(), await self.stages()
 
     async def rounds(self) -> list[dict[str, Found]]:
         """In each round every worker has its turn, and another is first."""
-        async with contextlib.AsyncExitStack() as stack:
-            caller = await stack.enter_async_context(_calling(self._url))
-            workers = [stack.enter_context(self._worker(kind, caller)) for kind in KINDS]
-            for worker in workers:
-                await worker.warm_up()
-            found = []
-            for number in range(self._plan.rounds):
-                first = number % len(workers)
-                order = workers[first:] + workers[:first]
-                found.append({worker.topic: await self._turn(worker) for worker in order})
-            return found
+        async with self._site("rounds") as (directory, caller):
+            for kind in self._kinds:
+                self._wires[kind.name] = await wire_of(kind, caller, directory)
+            with contextlib.ExitStack() as stack:
+                workers = [
+                    stack.enter_context(self._working(kind, caller, directory))
+                    for kind in self._kinds
+                ]
+                for worker in workers:
+                    await self._warm_up(worker)
+                found = []
+                for number in range(self._plan.rounds):
+                    first = number % len(workers)
+                    order = workers[first:] + workers[:first]
+                    found.append({one.kind.name: await self._turn(one) for one in order})
+                    print(f"round {number + 1} of {self._plan.rounds}", file=sys.stderr)
+                return found
 
-    async def _turn(self, worker: _Worker) -> Found:
+    async def _warm_up(self, worker: Worker) -> None:
+        """Connections, caches and the first pages of the store are there afterwards."""
+        await worker.casts(self._plan.size(500, 4))
+        if worker.kind.calls:
+            await worker.calls(WIDTH, self._plan.size(500, WIDTH))
+
+    async def _turn(self, worker: Worker) -> Found:
         """Casts, then calls at each width."""
         gc.collect()
         took = await worker.casts(self._plan.size(CASTS, 8))
-        found = {"processor time of a cast": (took.cpu_us, "us"), "casts": (took.rate, "casts/s")}
-        for at_once, number in CALLS.items():
+        found = {CPU_OF_A_CAST: took.cpu_us, RATE_OF_CASTS: took.rate}
+        for at_once, number in CALLS.items() if worker.kind.calls else ():
             took = await worker.calls(at_once, self._plan.size(number, at_once))
             if at_once == WIDTH:
-                found[f"processor time of a call, {at_once}"] = (took.cpu_us, "us")
-            found[f"calls, {at_once} waiting"] = (took.rate, "calls/s")
-            if at_once == 1:
-                found["p50 of a call, 1"] = (1e3 * quantile(took.latencies, 0.5), "ms")
-                found["p99 of a call, 1"] = (1e3 * quantile(took.latencies, 0.99), "ms")
+                found[CPU_OF_A_CALL] = took.cpu_us
+            found[rate_of_calls(at_once)] = took.rate
+            found[latency("p50", at_once)] = 1e3 * quantile(took.latencies, 0.5)
+            found[latency("p99", at_once)] = 1e3 * quantile(took.latencies, 0.99)
         return found
+
+    async def held(self) -> list[Found]:
+        """KiB of a request that stays in flight, of each worker that can hold so many.
+
+        A fresh process and a fresh virtual host each time; what it has after the first hundred
+        is not counted.
+        """
+        few, number = self._plan.size(100, 10), self._plan.size(IN_FLIGHT, 1000)
+        holding = [kind for kind in self._kinds if kind.parks]
+        return [
+            {kind.name: await self._hold(kind, turn, few, number) for kind in holding}
+            for turn in range(self._plan.few(HOLDS))
+        ]
+
+    async def _hold(self, kind: Kind, turn: int, few: int, number: int) -> float:
+        async with self._site(f"held-{turn}-{kind.name}") as (directory, caller):
+            wire, called = self._wires[kind.name], parked(kind.name)
+            with working(
+                kind, caller, wire, prefetch=ROOM, directory=directory, called=called
+            ) as worker:
+                before = await worker.hold(few)
+                after = await worker.hold(number - few)
+                worker.kill()
+            return (after - before) / (number - few)
 
     async def stages(self) -> dict[str, list[float]]:
         """What is done to which worker, and the microseconds of each stage."""
         found: dict[str, list[float]] = {}
         number = self._plan.size(BY_STAGE, WIDTH)
-        async with _calling(self._url) as caller:
-            for kind in KINDS:
-                with self._worker(kind, caller, by_stage(kind)) as worker:
-                    await worker.warm_up()
-                    found[f"{kind}, cast"] = (await worker.casts(number)).stages_us
-                    found[f"{kind}, call"] = (await worker.calls(WIDTH, number)).stages_us
+        async with self._site("stages") as (directory, caller):
+            for kind in self._kinds:
+                if kind.name in MINE:
+                    name = kind.name
+                    with self._working(kind, caller, directory, by_stage(name)) as worker:
+                        await self._warm_up(worker)
+                        found[f"{name}, cast"] = (await worker.casts(number)).stages_us
+                        found[f"{name}, call"] = (await worker.calls(WIDTH, number)).stages_us
         return found
 
-    @contextlib.contextmanager
-    def _worker(self, kind: str, caller: _Caller, called: str = "") -> Iterator[_Worker]:
-        with Child("brokered", called or kind, PREFETCH, self._directory) as child:
-            yield _Worker(kind, child.ready(), caller, self._plan)
+    def _working(
+        self, kind: Kind, caller: Caller, directory: Path, called: str = ""
+    ) -> contextlib.AbstractContextManager[Worker]:
+        wire = self._wires[kind.name]
+        return working(kind, caller, wire, prefetch=PREFETCH, directory=directory, called=called)
+
+    @contextlib.asynccontextmanager
+    async def _site(self, name: str) -> AsyncIterator[tuple[Path, Caller]]:
+        """A directory and a virtual host that nobody has used, and a caller there."""
+        directory = self._plan.directory / name
+        directory.mkdir()
+        self._broker.add_vhost(name)
+        url = self._broker.url_of(name)
+        (directory / URL_FILE).touch(0o600)
+        (directory / URL_FILE).write_text(url)
+        async with calling(url) as caller:
+            yield directory, caller
+        self._broker.delete_vhost(name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Took:
-    """What some messages took.
-
-    Attributes:
-        cpu_us: Of the worker's processor time, a message.
-        rate: Messages a second.
-        stages_us: As `cpu_us`, by stage, if the worker tells it.
-        latencies: Seconds that each call took, sorted.
-    """
-
-    cpu_us: float
-    rate: float
-    stages_us: list[float]
-    latencies: list[float] = field(default_factory=list)
-
-
-class _Worker:
-    """One worker, and what is asked of it."""
-
-    def __init__(self, topic: str, child: Child, caller: _Caller, plan: Plan) -> None:
-        self.topic = topic
-        self._child = child
-        self._caller = caller
-        self._plan = plan
-
-    async def warm_up(self) -> None:
-        """Connections, caches and the first pages of the store are there afterwards."""
-        await self.casts(self._plan.size(500, 4))
-        await self.calls(WIDTH, self._plan.size(500, WIDTH))
-
-    async def casts(self, number: int) -> _Took:
-        """Let it drain so many casts."""
-        before = _cpu_s(self._child.pid)
-        os.kill(self._child.pid, signal.SIGSTOP)
-        try:
-            await self._caller.cast(self.topic, number)
-            self._child.ask(number)
-        finally:
-            begun = time.perf_counter()
-            os.kill(self._child.pid, signal.SIGCONT)
-        ended, *stages = await self._answer()
-        return _Took(
-            cpu_us=1e6 * (_cpu_s(self._child.pid) - before) / number,
-            rate=number / (ended - begun),
-            stages_us=[1e6 * one / number for one in stages],
-        )
-
-    async def calls(self, at_once: int, number: int) -> _Took:
-        """Call it, *at_once* at a time, about *number* times in all."""
-        repeats = number // at_once
-        number = repeats * at_once
-        step = self._caller.calls(self.topic, number)
-        before = _cpu_s(self._child.pid)
-        self._child.ask(number)
-        taken, all_s = await latencies(at_once, repeats, step)
-        _, *stages = await self._answer()
-        return _Took(
-            cpu_us=1e6 * (_cpu_s(self._child.pid) - before) / number,
-            rate=number / all_s,
-            stages_us=[1e6 * one / number for one in stages],
-            latencies=taken,
-        )
-
-    async def _answer(self) -> list[float]:
-        answer = await asyncio.to_thread(self._child.answer)
-        await asyncio.sleep(SETTLE_S)
-        return answer
-
-
-def _cpu_s(pid: int) -> float:
-    """Processor time of a process, by the clock that clock_getcpuclockid(3) tells."""
-    return time.clock_gettime(~pid << 3 | 2)
-
-
-# -- casts and calls ----------------------------------------------------------------
-
-
-class _Caller:
-    """Sends to every worker in the same way; as lean as aiormq allows."""
-
-    def __init__(self, casting: Channel, calling: Channel) -> None:
-        self._casting = casting  # with confirms
-        self._calling = calling
-        self._ids = numbered(f"{time.time_ns():x}")  # no journal has seen them
-        self._queue = reply_queue(f"reply_{'b' * 32}")
-        self._waiting: dict[str, asyncio.Future[None]] = {}
-
-    async def listen(self) -> None:
-        """Take replies."""
-        await declare(self._calling, self._queue)
-        await self._calling.basic_consume(self._queue.name, self._take, no_ack=True)
-
-    async def _take(self, message: DeliveredMessage) -> None:
-        self._waiting.pop(opened(message.body)["_msg_id"]).set_result(None)
-
-    async def cast(self, topic: str, number: int) -> None:
-        """Put *number* casts into the queue; they are there when it returns."""
-        bodies = [self._encoded(next(self._ids)) for _ in range(number)]
-        while bodies:
-            some, bodies = bodies[:AT_ONCE], bodies[AT_ONCE:]
-            await asyncio.gather(*(_publish(self._casting, topic, body) for body in some))
-
-    def calls(self, topic: str, number: int) -> Callable[[], Awaitable[None]]:
-        """What makes a call each time, *number* of them, written before they are timed."""
-        ids = [next(self._ids) for _ in range(number)]
-        rest = iter([(one, self._encoded(one, self._queue.name)) for one in ids])
-
-        async def call() -> None:
-            call_id, body = next(rest)
-            answered = self._waiting[call_id] = asyncio.get_running_loop().create_future()
-            await _publish(self._calling, topic, body)
-            await answered
-
-        return call
-
-    def _encoded(self, request_id: str, reply_to: str | None = None) -> bytes:
-        reply = ReplyAddress(queue=reply_to, msg_id=request_id) if reply_to else None
-        return encode_request(
-            Request(method="work", args=dict(ARGS), request_id=request_id, reply=reply)
-        )
-
-
-async def _publish(channel: Channel, topic: str, body: bytes) -> None:
-    await channel.basic_publish(
-        body, exchange=EXCHANGE, routing_key=topic, properties=properties(), wait=False
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rabbitmq",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("names", nargs="*", metavar="WORKER", help=", ".join(KINDS))
+    parser.add_argument("--rounds", type=int, default=FEWEST_ROUNDS, help="default %(default)s")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw them there")
+    parser.add_argument(
+        "--dir", type=Path, default=Path.cwd(), help="on the disk to measure; default: here"
+    )
+    return parser
 
 
-@contextlib.asynccontextmanager
-async def _calling(url: str) -> AsyncIterator[_Caller]:
-    async with aiormq.connect(url) as connection:
-        casting = await connection.channel(publisher_confirms=True)
-        calling = await connection.channel(publisher_confirms=False)
-        assert isinstance(casting, Channel)
-        assert isinstance(calling, Channel)
-        caller = _Caller(casting, calling)
-        await caller.listen()
-        yield caller
+if __name__ == "__main__":
+    be_quiet()
+    sys.exit(main())

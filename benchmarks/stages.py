@@ -54,6 +54,7 @@ TABLE: Final[Mapping[str, Sequence[str]]] = {
         "gracekit/request/attempt.py:",
         "gracekit/request/context.py:",
         "benchmarks/brokered.py:",
+        "benchmarks/plain.py:",
     ),
     "journal, on the loop": (
         "gracekit/request/custody.py:",

@@ -33,6 +33,8 @@ def _row(figure: Figure) -> str:
     quartiles = f"{number(figure.low)} - {number(figure.high)}"
     goal = "" if figure.goal is None else str(figure.goal)
     verdict = {None: "", True: "met", False: "MISSED"}[figure.met]
+    if figure.goal is not None and figure.goal.beaten(figure.value):
+        verdict = "beyond"
     ours = number(figure.ours)
     cells = (figure.bench, figure.case, ours, bare, figure.unit, ratio, quartiles)
     return _line((*cells, number(figure.worst), goal, verdict))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.measure import Taken, numbered, timed
+from benchmarks.plain import ARGS
 from gracekit import Context, Service, Settings
 from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
@@ -21,17 +21,11 @@ from gracekit.runtime import Runtime
 from gracekit.tracker.task import TrackedTask
 
 TOPIC: Final = "bench"
-ARGS: Final[Mapping[str, Any]] = {"vm": "vm-1", "note": "x" * 170}  # about 200 bytes of JSON
 ROOMY: Final = 200_000
 """Places and slots: no bench but its own question should meet a limit."""
 
 AHEAD: Final = 512
 """How far sending may run ahead of starting."""
-
-
-def be_quiet() -> None:
-    """No line for each event: a bench measures the product, not its log."""
-    logging.getLogger("gracekit").setLevel(logging.WARNING)
 
 
 class Site:

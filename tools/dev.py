@@ -1,4 +1,4 @@
-"""One door to every chore: demo, test, check, soak, bench, mutate, lock.
+"""One door to every chore: demo, test, check, soak, bench, bench-rabbitmq, mutate, lock.
 
 Needs nothing but Python and its pip. The pinned tools go once into
 `.deps/<digest>/`, an environment made by hand: `pip install --target` works
@@ -29,6 +29,7 @@ RUNTIME_LOCK: Final = ROOT / "requirements" / "runtime.lock"
 DEV_LOCK: Final = ROOT / "requirements" / "dev.lock"
 MUTATE_LOCK: Final = ROOT / "requirements" / "mutate.lock"
 OSLO_LOCK: Final = ROOT / "requirements" / "oslo.lock"
+PEERS_LOCK: Final = ROOT / "requirements" / "peers.lock"
 
 # oslo.service asks for eventlet although its threads do without; a peer that cannot import it
 # is sure to run on real threads.
@@ -242,6 +243,12 @@ def bench(arguments: Sequence[str]) -> int:
     return run(DEV_LOCK, "benchmarks", *arguments)
 
 
+def bench_rabbitmq(arguments: Sequence[str]) -> int:
+    """Measure workers on RabbitMQ, beside other libraries in environments of their own."""
+    rabbit(())
+    return run(DEV_LOCK, "benchmarks.rabbitmq", *arguments)
+
+
 def mutate(arguments: Sequence[str]) -> int:
     """Break the core on purpose, and list what no test notices; see tests/MUTATION.md."""
     if "--sql" in arguments:
@@ -265,7 +272,8 @@ def lock(arguments: Sequence[str]) -> int:
         code = code or _compile([*runtime, *_group(project, name)], target, arguments)
     left_out = [option for name in LEFT_OUT for option in ("--unsafe-package", name)]
     options = ("--no-allow-unsafe", *left_out, *arguments)
-    return code or _compile([*runtime, *_group(project, "oslo")], OSLO_LOCK, options)
+    code = code or _compile([*runtime, *_group(project, "oslo")], OSLO_LOCK, options)
+    return code or _compile(_group(project, "peers"), PEERS_LOCK, arguments)
 
 
 def _group(project: dict[str, dict[str, list[str | dict[str, str]]]], name: str) -> list[str]:
@@ -295,6 +303,7 @@ COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
     "check": check,
     "soak": soak,
     "bench": bench,
+    "bench-rabbitmq": bench_rabbitmq,
     "mutate": mutate,
     "lock": lock,
 }

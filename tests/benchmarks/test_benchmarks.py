@@ -19,7 +19,6 @@ from benchmarks.measure import Figure, Goal, against, alone, quantile
 from benchmarks.picture import draw
 from benchmarks.stages import TABLE
 from benchmarks.table import lines
-from tests.rabbit import erlang
 
 FIELDS = {"bench", "case", "unit", "ours", "bare", "value", "low", "high", "worst", "goal"}
 
@@ -33,11 +32,6 @@ CASES = {
     "start": {"60 rows: ready", "60 rows: settled"},
     "growth": {"20 in flight / 1", "20 in history / 0", "20 methods / 1", "20 resources / 1"},
     "memory": {"tracked above bare, 200", "full collection, 200 served"},
-    "rabbitmq": {
-        f"{kind}, processor time of a {what}"
-        for kind in ("requeue", "retry", "aio-pika")
-        for what in ("cast", "call, 32")
-    },
 }
 
 
@@ -69,20 +63,6 @@ def test_every_bench_is_expected_to_tell_something():
     A new bench comes with the cases that it must tell.
     """
     assert set(CASES) == set(BENCHES)
-
-
-def test_where_no_broker_is_installed_its_bench_is_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    """
-    The others go on without it, and it is said.
-    """
-    monkeypatch.setattr(erlang, "_DEBIAN", "no/such/place")
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    assert main(["rabbitmq", "--quick", "--dir", str(tmp_path)]) == 0
-
-    assert "rabbitmq: left out: There is no RabbitMQ" in capsys.readouterr().out
 
 
 @pytest.mark.process
