@@ -26,7 +26,8 @@ from gracekit.tracker.journal import Address, Journal, Outcome, from_json
 from gracekit.tracker.task import TaskState
 
 REPLY_TIMEOUT_S: Final = 5.0
-"""Bound of one try."""
+"""Bound of one try; some `SWEEP_S` more, as one timer looks after all of them."""
+SWEEP_S: Final = 1.0
 LAST_TRY_S: Final = 0.5
 REPLY_AGAIN_S: Final = 1.0
 """Pause before the next, where a transport takes nothing for now."""
@@ -59,7 +60,8 @@ class Answers:
         self._telemetry = telemetry
         self._clock = clock
         self._stopped = asyncio.Event()
-        self._trying: set[asyncio.Timeout] = set()
+        self._trying: dict[asyncio.Timeout, float] = {}  # and when each must end; the first first
+        self._sweep: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
         """Try nothing twice any more: the process goes. What is due stays due, for the next start.
@@ -87,7 +89,7 @@ class Answers:
         until = address.expires_at if address.expires_at is not None else now + CALLER_WAITS_S
         while True:
             try:
-                await self._publish(address, body, REPLY_TIMEOUT_S)
+                await self._publish(address, body)
             except (TimeoutError, StoreError, DependencyError) as error:
                 final = isinstance(error, StoreBrokenError) or self._clock.wall() >= until
                 if final:
@@ -114,22 +116,34 @@ class Answers:
         """Publish one heartbeat; false if it found no way, which hurts nobody but its caller."""
         beat = Reply(msg_id=address.msg_id, reply_id=self._clock.new_id(), ending=False)
         try:
-            await self._publish(address, encode_reply(beat), within_s)
+            async with asyncio.timeout(within_s):
+                await self._publish(address, encode_reply(beat))
         except Exception as error:  # noqa: BLE001 - whatever the transport met, the task goes on
             told = str(error) or type(error).__name__
             self._telemetry.emit("heartbeat.lost", queue=address.queue, error=told)
             return False
         return True
 
-    async def _publish(self, address: Address, body: bytes, within_s: float) -> None:
+    async def _publish(self, address: Address, body: bytes) -> None:
         self._process.reach(Point.REPLY, "before")
-        async with asyncio.timeout(LAST_TRY_S if self._stopped.is_set() else within_s) as scope:
-            self._trying.add(scope)
+        # Nearly all replies leave at once, and a timer for each costs 4 us.
+        async with asyncio.timeout(LAST_TRY_S if self._stopped.is_set() else None) as scope:
+            self._trying[scope] = self._clock.loop() + REPLY_TIMEOUT_S
+            if self._sweep is None:
+                self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._end_overdue)
             try:
                 await self._transport.publish(reply_queue(address.queue), Message(body=body))
             finally:
-                self._trying.discard(scope)
+                del self._trying[scope]
         self._process.reach(Point.REPLY, "after")
+
+    def _end_overdue(self) -> None:
+        now = self._clock.loop()
+        for scope, until in self._trying.items():
+            if until <= now and scope.when() is None:
+                scope.reschedule(now)
+        loop = asyncio.get_running_loop()
+        self._sweep = loop.call_later(SWEEP_S, self._end_overdue) if self._trying else None
 
     async def send_due(
         self, row_id: int, address: Address, outcome: Outcome, *, patient: bool = True
