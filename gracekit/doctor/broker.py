@@ -22,7 +22,8 @@ from gracekit.doctor.answers import EXCHANGE_GUARD, QUEUE_GUARD, Answer, Fit, re
 from gracekit.doctor.things import Flags, Thing
 from gracekit.doctor.versions import is_accepted, read_version
 from gracekit.errors import ConfigError, DependencyError, GracekitError
-from gracekit.rpc.amqp.link import Link, bounded
+from gracekit.rpc.amqp.bounds import bounded
+from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.profiles import PROFILES, ExchangeFlags, Profile
 from gracekit.rpc.amqp.transport import find_foreign
 from gracekit.rpc.amqp.url import Broker, Host

@@ -25,7 +25,7 @@ from tests.scale import scale
 QUEUE = shared_queue("compute")
 
 
-@pytest.fixture(params=["memory", "sqlite", "amqp"])
+@pytest.fixture(params=["memory", "sqlite", "amqp", "amqp-plain"])
 async def machine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Machine]:
     tmp_path.chmod(0o700)
     machine: Machine
@@ -34,8 +34,10 @@ async def machine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
             machine = MemoryMachine()
         case "sqlite":
             machine = SqliteMachine(tmp_path)
-        case _:
+        case "amqp":
             machine = AmqpMachine(request.getfixturevalue("rabbit_url"))
+        case _:
+            machine = AmqpMachine(f"{request.getfixturevalue('rabbit_url')}?frames=plain")
     yield machine
     await machine.close()
 

@@ -24,8 +24,9 @@ from aiormq.exceptions import (
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.process import Process
+from gracekit.rpc.amqp.bounds import bounded, close_channel, said
 from gracekit.rpc.amqp.intake import Intake
-from gracekit.rpc.amqp.link import Link, bounded, close_channel, is_told, said
+from gracekit.rpc.amqp.link import Link, is_told
 from gracekit.rpc.amqp.profiles import Topology
 from gracekit.rpc.transport import OnDelivery, Queue
 from gracekit.telemetry import Telemetry
@@ -265,7 +266,7 @@ class AmqpConsumer:
 
     async def _open(self) -> Intake:
         await self._declarer.declare(self.queues)
-        channel = await self._link.channel()
+        channel = await self._link.messages()
         intake = Intake(channel, self._on_delivery, self._process, self._count_stale)
         try:
             await intake.open(self.queues, prefetch=self._prefetch)

@@ -9,16 +9,15 @@ the message back. Acks of one turn of the loop leave as few frames: one
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from aiormq.abc import DeliveredMessage
-from aiormq.channel import Channel
-from pamqp.commands import Basic
-
 from gracekit.process import Point, Process
-from gracekit.rpc.amqp.link import TROUBLE, bounded, close_channel, said
+from gracekit.rpc.amqp.bounds import TROUBLE, bounded, close_channel, said
+from gracekit.rpc.amqp.channels import MessageChannel
+from gracekit.rpc.amqp.frames import Delivered, Properties
 from gracekit.rpc.transport import Delivery, OnDelivery, Queue, Settlement
 
 ANSWER_S: Final = 10.0
@@ -38,7 +37,7 @@ class Intake:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: MessageChannel,
         on_delivery: OnDelivery,
         process: Process,
         on_stale: Callable[[], None],
@@ -50,15 +49,14 @@ class Intake:
         self._queues: dict[str, Queue] = {}  # by consumer tag
         self._unsettled: dict[int, None] = {}  # by delivery tag, which only rises
         self._acked: list[int] = []  # not yet told to the broker
-        self._telling: asyncio.Task[None] | None = None
         self._closing = False
-        self._ending: asyncio.Task[None] | None = None
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._idle = asyncio.Event()
         self._idle.set()
-        closing = channel.closing
+        channel.deliver_to(self._on_message)
+        closing = channel.amqp.closing
         closing.add_done_callback(self._channel_closed)
-        channel.on_consumer_cancel_callbacks.add(self._broker_cancelled)
+        channel.amqp.on_consumer_cancel_callbacks.add(self._broker_cancelled)
 
     # -- reading -------------------------------------------------------------------------
 
@@ -69,11 +67,11 @@ class Intake:
         queues refuse that): *prefetch* is divided among the queues, at least one each.
         """
         each = max(1, prefetch // len(queues))
-        await bounded(self._channel.basic_qos(prefetch_count=each), ANSWER_S, "prefetch")
+        await bounded(self._channel.amqp.basic_qos(prefetch_count=each), ANSWER_S, "prefetch")
         for number, queue in enumerate(queues, 1):
             tag = str(number)
             self._queues[tag] = queue
-            consuming = self._channel.basic_consume(queue.name, self._on_message, consumer_tag=tag)
+            consuming = self._channel.consume(queue.name, tag)
             await bounded(consuming, ANSWER_S, f"consuming from {queue.name}")
 
     async def wait_ended(self) -> str:
@@ -94,24 +92,20 @@ class Intake:
         queue = self._queues.get(frame.consumer_tag)
         self.end(f"the broker ended the reading of {queue.name if queue else 'a queue'}")
 
-    async def _on_message(self, message: DeliveredMessage) -> None:
-        # aiormq cancels this task when the channel ends: nothing here waits.
-        delivered = message.delivery
-        assert isinstance(delivered, Basic.Deliver)
-        tag, consumer_tag = delivered.delivery_tag, delivered.consumer_tag
-        assert tag is not None
-        assert consumer_tag is not None
+    def _on_message(self, delivered: Delivered, properties: Properties, body: bytes) -> None:
+        if self._closing:
+            return  # the broker takes it back with the channel
+        tag = delivered.delivery_tag
         self._unsettled[tag] = None
         self._idle.clear()
         self._process.reach(Point.DELIVER, "before")
-        properties = message.header.properties
         self._on_delivery(
             Delivery(
-                body=message.body,
-                queue=self._queues[consumer_tag],
-                redelivered=bool(delivered.redelivered),
-                expires_in_s=_seconds(properties.expiration),
-                headers=_texts(properties.headers),
+                body=body,
+                queue=self._queues[delivered.consumer_tag],
+                redelivered=delivered.redelivered,
+                expires_in_s=properties.expires_in_s,
+                headers=properties.headers,
                 process=self._process,
                 settle=partial(self._settle, tag),
             )
@@ -121,59 +115,26 @@ class Intake:
     # -- settling ------------------------------------------------------------------------
 
     async def _settle(self, tag: int, how: Settlement, reason: str) -> None:  # noqa: ARG002 - the reason is on record
-        if self._closing or self._channel.is_closed:
+        if self._closing or not self._channel.is_open:
             self._on_stale()
             return
-        if how is Settlement.ACK:
-            self._settled(tag)
-            self._acked.append(tag)
-            self._tell_soon()
-            return
-        requeue = how is Settlement.GIVE_BACK
-        # nack, never reject: from RabbitMQ 4.3 on only reject uses up the delivery limit.
-        try:
-            await bounded(
-                self._channel.basic_nack(tag, requeue=requeue, wait=False), ANSWER_S, "nack"
-            )
-        except BaseException as error:
-            # The frame may not have left: unsettled, the tag keeps a later ack from including it.
-            self._give_up(error)
-            if not isinstance(error, TROUBLE):
-                raise
-        else:
-            self._settled(tag)
-
-    def _settled(self, tag: int) -> None:
         self._unsettled.pop(tag, None)
         if not self._unsettled:
             self._idle.set()
+        if how is Settlement.ACK:
+            if not self._acked:
+                asyncio.get_running_loop().call_soon(self._tell)
+            self._acked.append(tag)
+            return
+        # nack, never reject: from RabbitMQ 4.3 on only reject uses up the delivery limit.
+        self._channel.nack(tag, requeue=how is Settlement.GIVE_BACK)
+        await self._channel.flush()
 
-    def _tell_soon(self) -> None:
-        if self._telling is None:
-            self._telling = asyncio.create_task(self._tell())
-
-    async def _tell(self) -> None:
-        """Send the acks that have gathered, and those that gather meanwhile."""
-        try:
-            while self._acked:
-                acked, self._acked = sorted(self._acked), []
-                for tag, multiple in grouped(acked, next(iter(self._unsettled), None)):
-                    await bounded(
-                        self._channel.basic_ack(tag, multiple=multiple, wait=False),
-                        ANSWER_S,
-                        "ack",
-                    )
-        except TROUBLE as error:
-            self._give_up(error)
-        finally:
-            self._telling = None
-
-    def _give_up(self, error: BaseException) -> None:
-        """A settlement did not leave: only the end of the channel makes the broker forget it."""
-        self._on_stale()
-        self.end(said(error))
-        if self._ending is None:
-            self._ending = asyncio.create_task(self.close())
+    def _tell(self) -> None:
+        """Send the acks of one turn of the loop."""
+        if self._acked and not self._closing:
+            acked, self._acked = sorted(self._acked), []
+            self._channel.ack(grouped(acked, next(iter(self._unsettled), None)))
 
     # -- the end -------------------------------------------------------------------------
 
@@ -186,11 +147,10 @@ class Intake:
         if self._ended.done():  # one of several queues may still be read
             await self.close()
             return
-        self._channel.on_consumer_cancel_callbacks.discard(self._broker_cancelled)
+        self._channel.amqp.on_consumer_cancel_callbacks.discard(self._broker_cancelled)
         try:
             for tag in self._queues:
-                await bounded(self._channel.basic_cancel(tag), ANSWER_S, "cancel")
-            await asyncio.sleep(0)  # deliveries that came before the confirmation are on their way
+                await bounded(self._channel.cancel(tag), ANSWER_S, "cancel")
         except TROUBLE as error:
             self.end(said(error))
             await self.close()
@@ -200,10 +160,12 @@ class Intake:
 
         The broker reads frames in order, so its confirmation proves that it read the acks.
         """
-        if self._telling is not None:
-            await asyncio.wait({self._telling}, timeout=CLOSE_S)
+        self._tell()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._channel.flush()
         self._closing = True  # an ack after the close would cost the whole connection
-        await close_channel(self._channel, CLOSE_S)
+        await close_channel(self._channel.amqp, CLOSE_S)
         self.end("closed")
 
     async def wait_idle(self) -> None:
@@ -226,17 +188,3 @@ def grouped(acked: Sequence[int], lowest_unsettled: int | None) -> list[tuple[in
     whole = [tag for tag in acked if lowest_unsettled is None or tag < lowest_unsettled]
     frames = [(whole[-1], len(whole) > 1)] if whole else []
     return frames + [(tag, False) for tag in acked[len(whole) :]]
-
-
-def _seconds(expiration: str | None) -> float | None:
-    """The sender's patience; how long the message has waited already is not on the wire."""
-    try:
-        return None if expiration is None else max(0.0, int(expiration) / 1000)
-    except ValueError:
-        return None
-
-
-def _texts(headers: Any) -> dict[str, str]:
-    if not headers:
-        return {}
-    return {key: value for key, value in headers.items() if isinstance(value, str)}

@@ -12,26 +12,27 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Awaitable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, Final
 
 import aio_pika
+import aio_pika.connection
 from aiormq.channel import Channel
 from aiormq.exceptions import (
     AMQPError,
     AuthenticationError,
-    ConnectionClosed,
-    ConnectionNotAllowed,
     ProbableAuthenticationError,
 )
-from pamqp.commands import Connection
+from yarl import URL
 
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, GracekitError
+from gracekit.rpc.amqp.bounds import TROUBLE, bounded, said
+from gracekit.rpc.amqp.channels import FramedChannel, MessageChannel, PlainChannel
 from gracekit.rpc.amqp.url import Broker, Host
+from gracekit.rpc.amqp.wire import Goodbye, Wire, Wires
 from gracekit.telemetry import Telemetry
-
-T = TypeVar("T")
 
 # At DEBUG they log every frame, and at ERROR a message that was returned too late, with the
 # arguments and contexts of requests; of a lost connection they tell users and stacks, where an
@@ -43,82 +44,30 @@ for _name, _level in (
     if logging.getLogger(_name).level == logging.NOTSET:
         logging.getLogger(_name).setLevel(_level)
 
-# A broker refuses a vhost by closing the connection. aiormq 7 reads that answer only where this
-# table of the protocol has it; else it drops code and reason, and tells of an unexpected frame.
-if Connection.Close.name not in Connection.Open.valid_responses:
-    Connection.Open.valid_responses.append(Connection.Close.name)
-
 NOT_ALLOWED: Final = 530
+KNOWN_AIORMQ: Final = frozenset({"7.2.4"})
+"""With which our frames were tested; with any other all messages go through aiormq."""
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 3.0
 READY_S: Final = 0.05
 CLOSE_TIMEOUT_S: Final = 3.0
 """A broker that does not answer must not hold the end of a process."""
-
-TROUBLE: Final = (AMQPError, DependencyError)
-"""What `bounded` raises."""
-
-
-async def bounded(exchange: Awaitable[T], timeout_s: float, what: str) -> T:
-    """One exchange with the broker.
-
-    Args:
-        exchange: Of aio-pika or aiormq, without a timeout of theirs: they bound by `wait_for`,
-            which before Python 3.12 now and then keeps the end of a connection from who waits.
-        timeout_s: Its bound, in seconds.
-        what: Names it in the error.
-
-    Raises:
-        DependencyError: the connection was lost, or the time is up; whether it was carried
-            out is not known. AMQP errors that say more are raised as they are.
-    """
-    task = asyncio.current_task()
-    cancels = task.cancelling() if task is not None else 0
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await exchange
-    except TimeoutError:
-        raise DependencyError(f"{what}: the broker did not answer in {timeout_s:g} s") from None
-    except BaseException as error:
-        if task is not None and task.cancelling() > cancels:
-            # aiormq may raise an error of its own in the place of our cancellation.
-            raise asyncio.CancelledError from error
-        if isinstance(error, AMQPError):
-            raise
-        # aiormq cancels who waits when a connection dies under them, or throws a bare Exception; a
-        # closed channel or connection is a RuntimeError.
-        if isinstance(error, asyncio.CancelledError) or type(error) is Exception:
-            raise DependencyError(f"{what}: the connection to the broker was lost") from error
-        if isinstance(error, OSError | RuntimeError):
-            raise DependencyError(f"{what}: {said(error)}") from error
-        raise
-
-
-async def close_channel(channel: Channel, timeout_s: float) -> None:
-    """Close a channel; one that the broker does not confirm in time goes with its connection.
-
-    In a task of its own: a close that is cancelled would be sent twice, for which the broker
-    closes the whole connection.
-    """
-    closing = asyncio.ensure_future(channel.close())
-    closing.add_done_callback(_ignore_end)
-    await asyncio.wait({closing}, timeout=timeout_s)
-
-
-def _ignore_end(task: asyncio.Future[Any]) -> None:
-    if not task.cancelled():
-        task.exception()  # seen: what a close meets is of no interest
-
-
-def said(error: BaseException) -> str:
-    """What an error of the broker or the network says, in one line."""
-    return (str(error) or type(error).__name__).replace("\n", " ")
+CUT_AFTER_S: Final = 2.0
+"""For aiormq to say goodbye; then its socket is cut."""
 
 
 def is_told(tries: int) -> bool:
     """Whether a failed try is worth a line: the 1st, 2nd, 4th, 8th, ... and not one every 3 s."""
     return tries & (tries - 1) == 0
+
+
+class _Connection(aio_pika.Connection):
+    """A connection on a socket of ours."""
+
+    def __init__(self, url: URL, wires: Wires, **options: Any) -> None:
+        super().__init__(url, **options)
+        self.kwargs["transport_factory"] = self.wires = wires
 
 
 class Link:
@@ -139,7 +88,8 @@ class Link:
         self._clock = clock
         self._telemetry = telemetry
         self._tls = broker.tls.context() if broker.tls is not None else None
-        self._connection: aio_pika.abc.AbstractConnection | None = None
+        self._own_frames = broker.own_frames and version("aiormq") in KNOWN_AIORMQ
+        self._connection: _Connection | None = None
         self._up = asyncio.Event()
         self._changing = asyncio.Lock()  # two first users start one connection
         self._keeper: asyncio.Task[None] | None = None
@@ -166,13 +116,25 @@ class Link:
                 await asyncio.wait({keeper}, timeout=CLOSE_TIMEOUT_S)
             await self._drop()
 
-    async def channel(self, *, confirms: bool = False) -> Channel:
-        """A new channel, as soon as there is a connection.
+    async def channel(self) -> Channel:
+        """A new channel for exchanges with the broker, as soon as there is a connection.
 
         Raises:
             DependencyError: the connection was lost meanwhile.
         """
         await self._up.wait()
+        return await self._open_channel()
+
+    async def messages(self, *, confirms: bool = False) -> MessageChannel:
+        """A new channel for messages; see `channel`."""
+        await self._up.wait()
+        wire = self._wire
+        channel = await self._open_channel(confirms=confirms)
+        if wire is None or not self._own_frames:
+            return PlainChannel(channel)
+        return FramedChannel(channel, wire)
+
+    async def _open_channel(self, *, confirms: bool = False) -> Channel:
         assert self._connection is not None
         transport = self._connection.transport
         if transport is None:
@@ -237,18 +199,31 @@ class Link:
         await asyncio.wait({closing})
         return (not closing.cancelled() and closing.exception()) or ConnectionError("closed")
 
-    def _take(self, connection: aio_pika.abc.AbstractConnection) -> None:
+    @property
+    def _wire(self) -> Wire | None:
+        """The present connection's."""
+        connection = self._connection
+        return None if connection is None else connection.wires.wire
+
+    def _take(self, connection: _Connection) -> None:
         self._connection = connection
         self._up.set()
 
     async def _drop(self) -> None:
         self._up.clear()
         connection, self._connection = self._connection, None
-        if connection is not None:
+        if connection is None:
+            return
+        # aiormq would wait, deaf to a cancellation, for bytes that cannot leave.
+        loop = asyncio.get_running_loop()
+        cut = loop.call_later(CUT_AFTER_S, connection.wires.abort)
+        try:
             with contextlib.suppress(*TROUBLE):
                 await bounded(connection.close(), CLOSE_TIMEOUT_S, "close")
+        finally:
+            cut.cancel()
 
-    async def _reconnect(self) -> aio_pika.abc.AbstractConnection:
+    async def _reconnect(self) -> _Connection:
         pause_s, tries = FIRST_PAUSE_S, 0
         while True:
             await asyncio.sleep(self._clock.jitter(pause_s))
@@ -265,7 +240,7 @@ class Link:
                 self._telemetry.emit("broker.connected", purpose=self._purpose, tries=tries)
                 return connection
 
-    async def _connect(self) -> aio_pika.abc.AbstractConnection:
+    async def _connect(self) -> _Connection:
         """Try each host once, beginning with the one after the last that failed."""
         hosts = self._broker.hosts
         failures: list[str] = []
@@ -284,24 +259,32 @@ class Link:
             raise refusal
         raise DependencyError("; ".join(failures))
 
-    async def _connect_to(self, host: Host) -> aio_pika.abc.AbstractConnection:
-        attempt = aio_pika.connect(
-            host=host.host,
-            port=host.port,
-            login=host.user,
-            password=host.password,
-            virtualhost=self._broker.vhost,
-            ssl=self._tls is not None,
+    async def _connect_to(self, host: Host) -> _Connection:
+        wires = Wires()
+        connection = _Connection(
+            aio_pika.connection.make_url(
+                host=host.host,
+                port=host.port,
+                login=host.user,
+                password=host.password,
+                virtualhost=self._broker.vhost,
+                ssl=self._tls is not None,
+                heartbeat=int(self._broker.heartbeat_s),
+            ),
+            wires,
             ssl_context=self._tls,
-            heartbeat=int(self._broker.heartbeat_s),
             client_properties={"connection_name": f"{self._label} {self._purpose}"},
         )
         try:
-            return await bounded(attempt, self._broker.connect_timeout_s, f"broker {host}")
+            await bounded(connection.connect(), self._broker.connect_timeout_s, f"broker {host}")
         except AMQPError as error:
-            raise self._explained(host, error) from None
+            raise self._explained(host, error, wires.goodbye) from None
+        finally:
+            if connection.transport is None:
+                await connection.close()  # else its finalizer would, in whatever loop runs then
+        return connection
 
-    def _explained(self, host: Host, error: AMQPError) -> GracekitError:
+    def _explained(self, host: Host, error: AMQPError, goodbye: Goodbye | None) -> GracekitError:
         """What is wrong, and whether time can mend it; the login is in no text."""
         cause = error.__cause__
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -320,16 +303,15 @@ class Link:
                 f"broker {host} refused the login; check user and password in the transport URL, "
                 "and the user's permissions on the vhost"
             )
-        if isinstance(error, ConnectionClosed):
-            return self._refusal(host, error)
+        if goodbye is not None:
+            return self._refusal(host, goodbye)
         return DependencyError(f"broker {host} cannot be reached: {said(error)}")
 
-    def _refusal(self, host: Host, error: ConnectionClosed) -> GracekitError:
+    def _refusal(self, host: Host, goodbye: Goodbye) -> GracekitError:
         """The broker closed the connection when it heard the vhost, and said why."""
-        why = str(error.args[-1]).replace(f" for user '{host.user}'", "")
-        forbidden = isinstance(error, ConnectionNotAllowed) or error.args[0] == NOT_ALLOWED
+        why = goodbye.text.replace(f" for user '{host.user}'", "")
         # A limit of the vhost, the user or the node is told by the same code as a missing vhost.
-        if not forbidden or why.endswith("is reached"):
+        if goodbye.code != NOT_ALLOWED or why.endswith("is reached"):
             return DependencyError(
                 f"broker {host} lets nobody into vhost {self._broker.vhost!r} now: {why}"
             )

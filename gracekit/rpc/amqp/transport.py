@@ -17,8 +17,9 @@ from typing import Final
 from gracekit.clock import Clock
 from gracekit.errors import DependencyError, StoreBrokenError
 from gracekit.process import Process
+from gracekit.rpc.amqp.bounds import TROUBLE
 from gracekit.rpc.amqp.consumer import AmqpConsumer, Declarer
-from gracekit.rpc.amqp.link import TROUBLE, Link
+from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.profiles import Topology, dead_letter_queue
 from gracekit.rpc.amqp.publisher import Publisher
 from gracekit.rpc.amqp.url import Broker

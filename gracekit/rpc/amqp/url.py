@@ -58,7 +58,9 @@ _OPTIONS: Final = (
     "certfile",
     "keyfile",
     "verify",
+    "frames",
 )
+FRAMES: Final = ("own", "plain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,7 @@ class Broker:
         heartbeat_s: Seconds; a peer that is silent for about three times as long is dead.
         connect_timeout_s: Bound of one attempt to connect.
         publish_timeout_s: Bound of a cast or fanout, reconnections included.
+        own_frames: Whether the frames of messages are read and written by us, or by aiormq.
         shown: The URL without its users and passwords.
     """
 
@@ -134,6 +137,7 @@ class Broker:
     heartbeat_s: float = HEARTBEAT_S
     connect_timeout_s: float = CONNECT_TIMEOUT_S
     publish_timeout_s: float = PUBLISH_TIMEOUT_S
+    own_frames: bool = True
     shown: str = ""
 
 
@@ -168,6 +172,7 @@ def read_url(url: str, *, exchange: str, profile: str) -> Broker:
             heartbeat_s=_whole_seconds(options, "heartbeat", HEARTBEAT_S),
             connect_timeout_s=_seconds(options, "connect_timeout", CONNECT_TIMEOUT_S),
             publish_timeout_s=_seconds(options, "publish_timeout", PUBLISH_TIMEOUT_S),
+            own_frames=_own_frames(options),
             shown=shown,
         )
     except ConfigError as error:
@@ -306,6 +311,13 @@ def _oslo_profile(asked: Mapping[str, bool]) -> str:
     if transient_quorum:
         return "oslo-durable-all"
     return "oslo-durable" if durable else "oslo-transient"
+
+
+def _own_frames(options: dict[str, str]) -> bool:
+    frames = options.pop("frames", "own")
+    if frames not in FRAMES:
+        raise ConfigError(f"frames={frames!r} is neither {' nor '.join(map(repr, FRAMES))}")
+    return frames == "own"
 
 
 def _truth(options: dict[str, str], name: str) -> bool:

@@ -1,0 +1,435 @@
+"""Messages on one channel: deliveries in, acks and publishes out.
+
+Two ways to the same end. `FramedChannel` reads and writes the frames of messages itself, on the
+socket that aiormq uses; `PlainChannel` has aiormq do it, as any program would. Opening,
+closing, prefetch, consuming and declaring are aiormq's in both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, Final, Protocol
+
+from aiormq.abc import DeliveredMessage
+from aiormq.channel import Channel
+from aiormq.exceptions import AMQPError, ChannelClosed, DeliveryError, PublishError
+from pamqp.commands import Basic
+
+from gracekit.errors import DependencyError
+from gracekit.rpc.amqp import frames
+from gracekit.rpc.amqp.bounds import close_channel
+from gracekit.rpc.amqp.frames import Delivered, Properties
+from gracekit.rpc.amqp.wire import Wire
+from gracekit.rpc.transport import Message
+
+OnMessage = Callable[[Delivered, Properties, bytes], None]
+
+FLUSH_S: Final = 10.0
+CLOSE_S: Final = 2.0
+_PERSISTENT: Final = 2
+
+
+class ReturnedError(Exception):
+    """No queue takes a message."""
+
+
+class NackedError(Exception):
+    """The broker could not take a message now."""
+
+
+class MessageChannel(Protocol):
+    """One channel."""
+
+    @property
+    def amqp(self) -> Channel:
+        """For all that is rare."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what is said on it still leaves, as far as we know."""
+        ...
+
+    @property
+    def takes_now(self) -> bool:
+        """Whether a message would leave at once; where that is not known, false."""
+        ...
+
+    def deliver_to(self, on_message: OnMessage) -> None:
+        """Call *on_message* for each delivery, in order; it must not block."""
+        ...
+
+    async def consume(self, queue: str, consumer_tag: str) -> None:
+        """Begin to read a queue."""
+        ...
+
+    async def cancel(self, consumer_tag: str) -> None:
+        """Read it no more; what was delivered before was told when this returns."""
+        ...
+
+    def ack(self, groups: Sequence[tuple[int, bool]]) -> None:
+        """Acknowledge: (delivery tag, multiple), in order with the nacks."""
+        ...
+
+    def nack(self, tag: int, *, requeue: bool) -> None:
+        """Give a delivery back, or have it dead-lettered."""
+        ...
+
+    async def flush(self) -> None:
+        """Wait until the acks and nacks have left; where they cannot, the channel is closed."""
+        ...
+
+    def publish(
+        self, exchange: str, key: str, message: Message, *, mandatory: bool
+    ) -> asyncio.Future[Any]:
+        """Send a message, persistent; the future ends with the broker's confirm.
+
+        It fails with ReturnedError (no queue takes it), NackedError, an AMQPError of the
+        channel, or DependencyError (the connection was lost): then it may be there, or not.
+        """
+        ...
+
+    async def wait_room(self) -> None:
+        """Wait while more waits to leave than the connection takes."""
+        ...
+
+
+class FramedChannel:
+    """See `MessageChannel`; frames of our own."""
+
+    def __init__(self, amqp: Channel, wire: Wire) -> None:
+        self.amqp: Final = amqp
+        self._wire = wire
+        self._number = amqp.number
+        self._frame_max = amqp.connection.connection_tune.frame_max
+        self._on_message: OnMessage = _unexpected
+        self._ended = False
+        # A message that has come in part: its method, properties, size and pieces.
+        self._delivered: Delivered | None = None
+        self._returned = ""
+        self._properties = Properties(None, {})
+        self._size = 0
+        self._body: list[bytes] = []
+        self._came = 0
+        # Publishes
+        self._last = 0  # number of the last one, which its confirm names
+        self._unconfirmed: dict[int, _Publish] = {}
+        wire.tap(self._number, self)
+        closing = amqp.closing
+        closing.add_done_callback(self._closed)
+
+    @property
+    def is_open(self) -> bool:
+        """See `MessageChannel`."""
+        return not (self._ended or self._wire.is_lost or self.amqp.is_closed)
+
+    @property
+    def takes_now(self) -> bool:
+        """See `MessageChannel`."""
+        return self.is_open and self._wire.takes_messages
+
+    # -- in ------------------------------------------------------------------------------
+
+    def deliver_to(self, on_message: OnMessage) -> None:
+        """See `MessageChannel`."""
+        self._on_message = on_message
+
+    async def consume(self, queue: str, consumer_tag: str) -> None:
+        """See `MessageChannel`."""
+        await self.amqp.basic_consume(queue, _never, consumer_tag=consumer_tag)
+
+    async def cancel(self, consumer_tag: str) -> None:
+        """See `MessageChannel`."""
+        await self.amqp.basic_cancel(consumer_tag)
+
+    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:
+        """See `Tap`."""
+        if kind == frames.METHOD:
+            return self._take_method(data, offset)
+        if kind == frames.HEADER:
+            self._properties = frames.read_properties(data, offset, end)
+            self._size = frames.read_body_size(data, offset)
+            if self._size == 0:
+                self._complete(b"")
+            return True
+        if kind == frames.BODY:
+            if end - offset == self._size:
+                self._complete(data[offset:end])
+            else:
+                self._take_piece(data[offset:end])
+            return True
+        return False
+
+    def _take_method(self, data: bytes, offset: int) -> bool:
+        (method,) = frames.METHOD_ID.unpack_from(data, offset)
+        if method == frames.DELIVER:
+            self._delivered = frames.read_deliver(data, offset)
+        elif method == frames.ACK:
+            self._confirmed(*frames.read_confirm(data, offset), None)
+        elif method == frames.NACK:
+            self._confirmed(*frames.read_confirm(data, offset), NackedError())
+        elif method == frames.RETURN:
+            self._returned = frames.read_returned_key(data, offset)
+        else:
+            if method in {frames.CHANNEL_CLOSE, frames.CHANNEL_CLOSE_OK}:
+                self._ended = True
+                self._wire.tap(self._number, None)  # the number may be another's soon
+            return False
+        return True
+
+    def _take_piece(self, piece: bytes) -> None:
+        self._body.append(piece)
+        self._came += len(piece)
+        if self._came >= self._size:
+            body, self._body, self._came = b"".join(self._body), [], 0
+            self._complete(body)
+
+    def _complete(self, body: bytes) -> None:
+        delivered, self._delivered = self._delivered, None
+        if delivered is None:
+            self._was_returned(self._returned, body)
+        else:
+            self._on_message(delivered, self._properties, body)
+
+    # -- settling ------------------------------------------------------------------------
+
+    def ack(self, groups: Sequence[tuple[int, bool]]) -> None:
+        """See `MessageChannel`."""
+        if self.is_open:
+            self._wire.send(
+                b"".join([frames.ack(self._number, tag, multiple=many) for tag, many in groups])
+            )
+
+    def nack(self, tag: int, *, requeue: bool) -> None:
+        """See `MessageChannel`."""
+        if self.is_open:
+            self._wire.send(frames.nack(self._number, tag, requeue=requeue))
+
+    async def flush(self) -> None:
+        """See `MessageChannel`."""
+        self._wire.flush()
+
+    # -- publishing ----------------------------------------------------------------------
+
+    def publish(
+        self, exchange: str, key: str, message: Message, *, mandatory: bool
+    ) -> asyncio.Future[Any]:
+        """See `MessageChannel`."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if not self.is_open:
+            future.set_exception(_lost())
+            return future
+        self._wire.send_soon(
+            frames.publish(
+                self._number,
+                exchange,
+                key,
+                _packed_properties(message),
+                message.body,
+                mandatory=mandatory,
+                frame_max=self._frame_max,
+            )
+        )
+        self._last += 1
+        self._unconfirmed[self._last] = _Publish(future, key, message.body)
+        return future
+
+    async def wait_room(self) -> None:
+        """See `MessageChannel`."""
+        await self._wire.wait_room()
+
+    def _confirmed(self, number: int, multiple: bool, error: Exception | None) -> None:  # noqa: FBT001 - as it is read
+        numbers = [number]
+        if multiple:  # they are numbered in the order of the dictionary
+            numbers = []
+            for one in self._unconfirmed:
+                if one > number:
+                    break
+                numbers.append(one)
+        for one in numbers:
+            publish = self._unconfirmed.pop(one, None)
+            if publish is not None:
+                publish.end(error)
+
+    def _was_returned(self, key: str, body: bytes) -> None:
+        """A return does not name its publish, and comes before its confirm."""
+        for publish in self._unconfirmed.values():
+            if not publish.future.done() and publish.key == key and publish.body == body:
+                publish.end(ReturnedError())
+                return
+
+    def _closed(self, closing: asyncio.Future[Any]) -> None:
+        self._ended = True
+        error = None if closing.cancelled() else closing.exception()
+        unconfirmed, self._unconfirmed = self._unconfirmed, {}
+        for publish in unconfirmed.values():
+            publish.end(error if isinstance(error, AMQPError) else _lost())
+
+
+class _Publish:
+    """One that waits for its confirm."""
+
+    __slots__ = ("body", "future", "key")
+
+    def __init__(self, future: asyncio.Future[Any], key: str, body: bytes) -> None:
+        self.future = future
+        self.key = key
+        self.body = body
+
+    def end(self, error: Exception | None) -> None:
+        """It was confirmed, or not."""
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(error)
+
+
+class PlainChannel:
+    """See `MessageChannel`; all of it by aiormq."""
+
+    def __init__(self, amqp: Channel) -> None:
+        self.amqp: Final = amqp
+        self._on_message: OnMessage = _unexpected
+        self._said: deque[Callable[[], Awaitable[Any]]] = deque()
+        self._saying: asyncio.Task[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """See `MessageChannel`."""
+        return not self.amqp.is_closed
+
+    @property
+    def takes_now(self) -> bool:
+        """See `MessageChannel`."""
+        return False
+
+    def deliver_to(self, on_message: OnMessage) -> None:
+        """See `MessageChannel`."""
+        self._on_message = on_message
+
+    async def consume(self, queue: str, consumer_tag: str) -> None:
+        """See `MessageChannel`."""
+        await self.amqp.basic_consume(queue, self._take, consumer_tag=consumer_tag)
+
+    async def cancel(self, consumer_tag: str) -> None:
+        """See `MessageChannel`."""
+        await self.amqp.basic_cancel(consumer_tag)
+        await asyncio.sleep(0)  # aiormq has made a task for what came before
+
+    async def _take(self, message: DeliveredMessage) -> None:
+        # aiormq cancels this task when the channel ends: nothing here waits.
+        deliver = message.delivery
+        assert isinstance(deliver, Basic.Deliver)
+        assert deliver.delivery_tag is not None
+        assert deliver.consumer_tag is not None
+        delivered = Delivered(deliver.consumer_tag, deliver.delivery_tag, bool(deliver.redelivered))
+        self._on_message(delivered, frames.properties_of(message.header.properties), message.body)
+
+    def ack(self, groups: Sequence[tuple[int, bool]]) -> None:
+        """See `MessageChannel`."""
+        for tag, multiple in groups:
+            self._say(partial(self.amqp.basic_ack, tag, multiple=multiple, wait=False))
+
+    def nack(self, tag: int, *, requeue: bool) -> None:
+        """See `MessageChannel`."""
+        self._say(partial(self.amqp.basic_nack, tag, requeue=requeue, wait=False))
+
+    def _say(self, frame: Callable[[], Awaitable[Any]]) -> None:
+        self._said.append(frame)
+        if self._saying is None:
+            self._saying = asyncio.create_task(self._say_all())
+
+    async def _say_all(self) -> None:
+        try:
+            while self._said and self.is_open:
+                await self._said.popleft()()
+        except Exception as error:  # noqa: BLE001 - aiormq throws a bare one at times
+            await self._fail(error)
+        finally:
+            self._saying = None
+
+    async def _fail(self, error: BaseException) -> None:
+        """A settlement did not leave: a later `multiple` would cover it."""
+        self._said.clear()
+        await close_channel(self.amqp, CLOSE_S, error)
+
+    async def flush(self) -> None:
+        """See `MessageChannel`."""
+        if self._saying is not None:
+            _, still = await asyncio.wait({self._saying}, timeout=FLUSH_S)
+            if still:
+                await self._fail(ChannelClosed(None, f"no acks leave for {FLUSH_S:g} s"))
+
+    def publish(
+        self, exchange: str, key: str, message: Message, *, mandatory: bool
+    ) -> asyncio.Future[Any]:
+        """See `MessageChannel`."""
+        return asyncio.ensure_future(self._publish(exchange, key, message, mandatory=mandatory))
+
+    async def _publish(self, exchange: str, key: str, message: Message, *, mandatory: bool) -> None:
+        try:
+            await self.amqp.basic_publish(
+                message.body,
+                exchange=exchange,
+                routing_key=key,
+                properties=_properties(message),
+                mandatory=mandatory,
+                wait=False,
+            )
+        except PublishError:
+            raise ReturnedError from None
+        except DeliveryError:
+            raise NackedError from None
+        except AMQPError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # aiormq cancels who waits when a connection dies, or throws a bare Exception.
+            raise _lost() from error
+
+    async def wait_room(self) -> None:
+        """See `MessageChannel`."""
+
+
+# -- parts --------------------------------------------------------------------------------
+
+
+def _lost() -> DependencyError:
+    return DependencyError("publish: the connection to the broker was lost")
+
+
+def _properties(message: Message) -> Basic.Properties:
+    expires = message.expires_in_s
+    return Basic.Properties(
+        content_type="application/json",
+        content_encoding="utf-8",
+        delivery_mode=_PERSISTENT,
+        expiration=None if expires is None else str(max(0, round(expires * 1000))),
+        headers=dict(message.headers) or None,
+    )
+
+
+def _packed_properties(message: Message) -> bytes:
+    if message.headers:
+        return frames.pack_properties(_properties(message))
+    return _packed_by_expiry(message.expires_in_s)
+
+
+@lru_cache(maxsize=256)
+def _packed_by_expiry(expires_in_s: float | None) -> bytes:
+    return frames.pack_properties(_properties(Message(body=b"", expires_in_s=expires_in_s)))
+
+
+def _unexpected(delivered: Delivered, properties: Properties, body: bytes) -> None:
+    """Nobody reads on this channel."""
+
+
+async def _never(message: DeliveredMessage) -> None:
+    """Aiormq sees no delivery of a channel that is tapped."""

@@ -1,0 +1,247 @@
+"""One socket to the broker, shared: aiormq speaks on it, and we do where every message passes.
+
+aiormq reads each frame through a stream, a queue and a task, which is half of what a message
+costs a worker. Here a block of bytes is cut into frames as it comes; those of a channel that is
+tapped go to its tap at once, and all others on to aiormq, which keeps connection, channels
+and everything rare. What the two write is whole frames, one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, NamedTuple, Protocol
+
+from aiormq.connection import TransportFactory
+from aiormq.exceptions import AMQPConnectionError
+from yarl import URL
+
+from gracekit.rpc.amqp.frames import (
+    BLOCKED,
+    CONNECTION_CLOSE,
+    END,
+    HEAD,
+    HEARTBEAT,
+    OVERHEAD,
+    UNBLOCKED,
+    read_close,
+)
+
+LIFE_SIGN_S: Final = 1.0
+"""aiormq takes a connection for stuck that brings it nothing; so often it hears that we read."""
+_LARGEST: Final = 1 << 24
+"""Bytes; a frame that claims more is none."""
+
+
+class Goodbye(NamedTuple):
+    """Why a broker closes a connection, in its own words, which aiormq does not always tell."""
+
+    code: int
+    text: str
+
+
+class Tap(Protocol):
+    """Takes the frames of one channel that it wants."""
+
+    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:
+        """Handle one frame, whose payload lies between *offset* and *end*; false: not wanted.
+
+        Must not block, must not raise.
+        """
+        ...
+
+
+class Wire(asyncio.StreamReaderProtocol):
+    """What comes on one socket, cut into frames.
+
+    Attributes:
+        is_lost: Nothing leaves any more.
+        goodbye: The broker has closed the connection.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        super().__init__(reader)
+        self.is_lost = False
+        self.goodbye: Goodbye | None = None
+        self._event_loop = asyncio.get_running_loop()
+        self._socket: asyncio.Transport | None = None
+        self._taps: dict[int, Tap] = {0: self}
+        self._rest = b""  # a frame that has come in part
+        self._is_garbled = False
+        self._is_blocked = False
+        self._passed_at = 0.0
+        self._waiting: list[bytes] = []  # to be sent
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def tap(self, channel: int, tap: Tap | None) -> None:
+        """From now on the frames of *channel* go to *tap* first; None ends it."""
+        if tap is None:
+            self._taps.pop(channel, None)
+        else:
+            self._taps[channel] = tap
+
+    def abort(self) -> None:
+        """Close the socket at once, whatever still waits to leave."""
+        if self._socket is not None:
+            self._socket.abort()
+
+    # -- in ------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        self._socket = transport
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self.is_lost = True
+        self._room.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._is_garbled:
+            super().data_received(data)
+            return
+        if self._rest:
+            data = self._rest + data
+        self._rest = data[self._cut(data) :]
+
+    def _cut(self, data: bytes) -> int:
+        """Hand over the whole frames in *data*; where the rest begins."""
+        at = passed = 0  # what lies between is aiormq's
+        whole = len(data)
+        while whole - at >= OVERHEAD:
+            kind, channel, size = HEAD.unpack_from(data, at)
+            end = at + size + OVERHEAD
+            if end > whole and size <= _LARGEST:
+                break
+            if size > _LARGEST or data[end - 1] != END:
+                self._is_garbled = True  # it is for aiormq to say so, and to end the connection
+                at = whole
+                break
+            tap = self._taps.get(channel)
+            if tap is not None and tap.take(kind, data, at + 7, end - 1):
+                if passed < at:
+                    self._pass(data[passed:at])
+                passed = end
+            at = end
+        if passed < at:
+            self._pass(data[passed:at])
+        elif self._event_loop.time() - self._passed_at > LIFE_SIGN_S:
+            self._pass(HEARTBEAT)
+        return at
+
+    def _pass(self, frames: bytes) -> None:
+        self._passed_at = self._event_loop.time()
+        super().data_received(frames)
+
+    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:  # noqa: ARG002 - as of any tap
+        """Note what the broker says of the connection itself, which is for aiormq too."""
+        method = data[offset : offset + 4]
+        if method in {BLOCKED, UNBLOCKED}:
+            self._is_blocked = method == BLOCKED
+        elif method == CONNECTION_CLOSE:
+            self.goodbye = Goodbye(*read_close(data, offset))
+        return False
+
+    # -- out -----------------------------------------------------------------------------
+
+    def send(self, frames: bytes) -> None:
+        """Send at once, after what waits."""
+        self._waiting.append(frames)
+        self.flush()
+
+    def send_soon(self, frames: bytes) -> None:
+        """Send in one write with whatever else this turn of the loop has to say."""
+        if not self._waiting:
+            self._event_loop.call_soon(self.flush)
+        self._waiting.append(frames)
+
+    def flush(self) -> None:
+        """Send what waits."""
+        if self._waiting:
+            frames, self._waiting = self._waiting, []
+            if self._socket is not None and not self.is_lost:
+                self._socket.write(b"".join(frames))
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether the broker reads what we publish, and the socket has room for it."""
+        return not self._is_blocked and self._room.is_set()
+
+    async def wait_room(self) -> None:
+        """Wait while more waits to leave than the socket takes; at once when it is lost."""
+        await self._room.wait()
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._room.clear()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._room.set()
+        super().resume_writing()
+
+
+class Wires(TransportFactory):
+    """Makes the socket of one aiormq connection.
+
+    Attributes:
+        wire: What it made.
+    """
+
+    def __init__(self) -> None:
+        self.wire: Wire | None = None
+
+    @property
+    def goodbye(self) -> Goodbye | None:
+        """Why the broker has closed the connection, if it did."""
+        return None if self.wire is None else self.wire.goodbye
+
+    def abort(self) -> None:
+        """See `Wire.abort`."""
+        if self.wire is not None:
+            self.wire.abort()
+
+    async def create(
+        self, url: URL, **options: Any
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """See `TransportFactory`."""
+        tls = options.pop("ssl_context_provider")
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(loop=loop)
+        wire = Wire(reader)
+        try:
+            transport, _ = await loop.create_connection(
+                lambda: wire,
+                str(url.host),
+                int(url.port or 0),
+                ssl=await tls.get_context() if url.scheme == "amqps" else None,
+                **options,
+            )
+        except OSError as error:
+            raise AMQPConnectionError(*error.args) from error
+        self.wire = wire
+        return reader, _Writer(transport, wire, reader, loop)
+
+
+class _Writer(asyncio.StreamWriter):
+    """aiormq's way out: behind what we said before."""
+
+    def __init__(
+        self,
+        transport: asyncio.WriteTransport,
+        wire: Wire,
+        reader: asyncio.StreamReader,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(transport, wire, reader, loop)
+        self._wire = wire
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See `asyncio.StreamWriter`."""
+        self._wire.flush()
+        super().write(data)

@@ -1,0 +1,252 @@
+"""Frames of our own beside pamqp's: both read what the other writes, however the bytes come."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pamqp.frame
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp import commands
+from pamqp.body import ContentBody
+from pamqp.header import ContentHeader
+from pamqp.heartbeat import Heartbeat
+
+from gracekit.rpc.amqp import frames
+from gracekit.rpc.amqp.wire import LIFE_SIGN_S, Wire
+
+Basic = commands.Basic
+
+names = st.text(max_size=60)
+exchanges = st.text("abcXYZ019._-:", max_size=60)  # pamqp takes no others
+tags = st.integers(1, 2**63 - 1)
+channels = st.integers(1, 65535)
+
+
+def payload(frame: Any) -> bytes:
+    """What `frames` calls data, with its payload from 7 on."""
+    return pamqp.frame.marshal(frame, 1)
+
+
+# -- one frame ----------------------------------------------------------------------------
+
+
+@given(names, tags, st.booleans(), exchanges, names)
+def test_a_delivery_is_read_as_it_was_written(consumer, tag, redelivered, exchange, key):
+    """
+    The tag that is settled later must be the one that the broker means.
+    """
+    written = payload(Basic.Deliver(consumer, tag, redelivered, exchange, key))
+
+    assert frames.read_deliver(written, 7) == frames.Delivered(consumer, tag, redelivered)
+
+
+@given(tags, st.booleans(), st.sampled_from([Basic.Ack, Basic.Nack]))
+def test_a_confirm_is_read_as_it_was_written(tag, multiple, kind):
+    """
+    One confirm may stand for many publishes.
+    """
+    assert frames.read_confirm(payload(kind(tag, multiple)), 7) == (tag, multiple)
+
+
+@given(names, exchanges, names)
+def test_a_return_names_its_routing_key(text, exchange, key):
+    """
+    By it and the body the publish is found.
+    """
+    assert frames.read_returned_key(payload(Basic.Return(312, text, exchange, key)), 7) == key
+
+
+properties = st.builds(
+    Basic.Properties,
+    content_type=st.none() | names,
+    content_encoding=st.none() | names,
+    headers=st.none()
+    | st.dictionaries(st.text(min_size=1, max_size=20), names | st.integers(0, 2**31)),
+    delivery_mode=st.none() | st.sampled_from([1, 2]),
+    priority=st.none() | st.integers(0, 9),
+    correlation_id=st.none() | names,
+    reply_to=st.none() | names,
+    expiration=st.none() | st.integers(0, 10**9).map(str) | st.just("soon"),
+    message_id=st.none() | names,
+)
+
+
+@given(properties, st.integers(0, 2**40))
+def test_a_header_says_size_patience_and_texts(written, size):
+    """
+    Headers of other kinds are not ours, and an odd expiration is none.
+    """
+    header = payload(ContentHeader(body_size=size, properties=written))
+
+    read = frames.read_properties(header, 7, len(header) - 1)
+
+    assert frames.read_body_size(header, 7) == size
+    texts = {key: text for key, text in (written.headers or {}).items() if isinstance(text, str)}
+    assert read.headers == texts
+    known = written.expiration is not None and written.expiration.isdecimal()
+    assert read.expires_in_s == (int(written.expiration) / 1000 if known else None)
+
+
+@given(channels, tags, st.booleans())
+def test_settlements_are_what_pamqp_reads(channel, tag, yes):
+    """
+    A wrong bit here gives a message up, or holds it for ever.
+    """
+    _, on, ack = pamqp.frame.unmarshal(frames.ack(channel, tag, multiple=yes))
+    assert (on, ack.delivery_tag, ack.multiple) == (channel, tag, yes)
+    _, on, nack = pamqp.frame.unmarshal(frames.nack(channel, tag, requeue=yes))
+    assert (on, nack.delivery_tag, nack.requeue, nack.multiple) == (channel, tag, yes, False)
+
+
+@given(exchanges, names, st.binary(max_size=300), st.booleans(), properties)
+def test_a_publish_is_what_pamqp_reads(exchange, key, body, mandatory, written):
+    """
+    Method, header and as many bodies as the largest frame asks for; none for an empty one.
+    """
+    packed = frames.publish(
+        3,
+        exchange,
+        key,
+        frames.pack_properties(written),
+        body,
+        mandatory=mandatory,
+        frame_max=64,
+    )
+
+    method, header, *bodies = read_all(packed)
+    assert (method.exchange, method.routing_key, method.mandatory) == (exchange, key, mandatory)
+    assert header.body_size == len(body)
+    assert (header.properties.headers or None) == (written.headers or None)
+    assert b"".join(one.value for one in bodies) == body
+    assert all(0 < len(one.value) <= 64 - frames.OVERHEAD for one in bodies)
+
+
+def read_all(data: bytes) -> list[Any]:
+    found = []
+    while data:
+        size, _, frame = pamqp.frame.unmarshal(data)
+        found.append(frame)
+        data = data[size:]
+    return found
+
+
+# -- a stream of them ---------------------------------------------------------------------
+
+
+class Noting:
+    """A tap that takes methods and contents of its channel, but no closes."""
+
+    def __init__(self) -> None:
+        self.taken: list[bytes] = []
+
+    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:
+        wanted = data[offset : offset + 4] != b"\x00\x14\x00\x28"
+        if wanted:
+            self.taken.append(bytes([kind]) + data[offset:end])
+        return wanted
+
+
+FRAMES = st.sampled_from(
+    [
+        (channel, frame)
+        for channel in (1, 2)
+        for frame in (
+            Basic.Deliver("1", 5, False, "x", "y"),
+            ContentHeader(body_size=3, properties=Basic.Properties(headers={"a": "b"})),
+            ContentBody(b"abc"),
+            ContentBody(b"\xce" * 40),
+            commands.Channel.Close(404, "no", 0, 0),
+            commands.Queue.DeclareOk("q", 0, 0),
+        )
+    ]
+    + [(0, Heartbeat()), (0, commands.Connection.Blocked("memory"))]
+)
+
+
+@given(st.lists(FRAMES, max_size=12), st.lists(st.integers(1, 200), max_size=30))
+def test_each_frame_goes_to_one_place_however_the_bytes_are_cut(sent, cuts):
+    """
+    What the tapped channel wants comes there whole and in order; all else reaches aiormq as sent.
+    """
+
+    async def play() -> None:
+        reader = asyncio.StreamReader()
+        wire, tap = Wire(reader), Noting()
+        wire.tap(2, tap)
+        data = b"".join(pamqp.frame.marshal(frame, channel) for channel, frame in sent)
+        for piece in pieces(data, cuts):
+            wire.data_received(piece)
+        reader.feed_eof()
+        passed = [frame for frame in read_all(await reader.read()) if not is_life_sign(frame)]
+
+        closes = commands.Channel.Close
+        ours = [f for channel, f in sent if channel == 2 and not isinstance(f, closes)]
+        others = [f for channel, f in sent if channel != 2 or isinstance(f, closes)]
+        assert len(tap.taken) == len(ours)
+        for taken, frame in zip(tap.taken, ours, strict=True):
+            marshalled = pamqp.frame.marshal(frame, 2)
+            assert taken == marshalled[:1] + marshalled[7:-1]
+        assert [type(one) for one in passed] == [
+            type(one) for one in others if not is_life_sign(one)
+        ]
+
+    asyncio.run(play())
+
+
+def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    found = []
+    for cut in cuts:
+        found.append(data[:cut])
+        data = data[cut:]
+    return [piece for piece in (*found, data) if piece]
+
+
+def is_life_sign(frame: Any) -> bool:
+    return isinstance(frame, Heartbeat)
+
+
+async def test_who_reads_only_deliveries_is_not_taken_for_stuck(looptime):
+    """
+    aiormq cuts a connection that brings it nothing for long; a busy broker sends no heartbeats.
+    """
+    reader = asyncio.StreamReader()
+    wire = Wire(reader)
+    wire.tap(2, Noting())
+    delivery = pamqp.frame.marshal(Basic.Deliver("1", 5, False, "x", "y"), 2)
+    signs = 0
+    for _ in range(10):
+        await asyncio.sleep(LIFE_SIGN_S + 0.1)
+        wire.data_received(delivery)
+        wire.data_received(delivery)
+    reader.feed_eof()
+    signs = len(read_all(await reader.read()))
+
+    assert signs == 10
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"AMQP\x00\x00\x09\x01",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\x01\x00\x01\x00\x00\x00\x01xy",
+    ],
+    ids=["other version", "no broker", "no end"],
+)
+async def test_what_is_no_frame_is_left_to_aiormq(garbage):
+    """
+    It ends the connection with its own error, and nothing waits for bytes that never come.
+    """
+    reader = asyncio.StreamReader()
+    wire = Wire(reader)
+    wire.data_received(garbage)
+    wire.data_received(b"more")
+    reader.feed_eof()
+
+    assert await reader.read() == garbage + b"more"
+
+
+# -- a channel of messages ----------------------------------------------------------------
