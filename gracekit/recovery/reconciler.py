@@ -380,7 +380,7 @@ class Reconciler:
             return
         open_rows = {resource for _, resource in await self._claims.unfinished_resources()}
         settling = {row.resource for row in self._settling.values()}
-        for resource in self._gated - open_rows - settling:
+        for resource in sorted(self._gated - open_rows - settling):
             self._leave(resource)
 
     async def _settle_rows(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pamqp.frame
 import pytest
+from aiormq.exceptions import ChannelClosed
 from pamqp.commands import Basic
 
 from gracekit.clock import Clock
@@ -119,6 +120,27 @@ async def test_a_lost_connection_ends_what_waits(channel, link):
         done, _ = await asyncio.wait({one}, timeout=10)
         assert done
     assert late.exception() is not None
+
+
+async def test_a_channel_that_is_abandoned_keeps_nobody(own_broker, own_vhost):
+    """
+    A broker that confirms nothing may not answer the close of the channel either.
+    """
+    made = link_to(own_broker.url_of(own_vhost))
+    await made.start()
+    channel = await made.messages(confirms=True)
+    await channel.amqp.queue_declare("q")
+    own_broker.freeze()
+    try:
+        sent = channel.publish("", "q", message("a"), mandatory=True)
+        abandoning = asyncio.create_task(channel.abandon(ChannelClosed(None, "no confirm")))
+        with pytest.raises(ChannelClosed, match="no confirm"):
+            await asyncio.wait_for(sent, 1)
+        await asyncio.wait_for(abandoning, 10)
+        assert not channel.is_open
+    finally:
+        own_broker.thaw()
+        await made.stop()
 
 
 async def test_with_an_aiormq_that_was_not_tested_messages_go_through_it(rabbit_url, monkeypatch):

@@ -96,6 +96,10 @@ class MessageChannel(Protocol):
         """Wait while more waits to leave than the connection takes."""
         ...
 
+    async def abandon(self, why: AMQPError) -> None:
+        """Wait for no confirm any more: whoever does hears *why*; the channel is closed."""
+        ...
+
 
 class FramedChannel:
     """See `MessageChannel`; frames of our own."""
@@ -261,12 +265,20 @@ class FramedChannel:
                 publish.end(ReturnedError())
                 return
 
+    async def abandon(self, why: AMQPError) -> None:
+        """See `MessageChannel`."""
+        self._end(why)  # first: a broker that confirms nothing may not answer a close either
+        await close_channel(self.amqp, CLOSE_S, why)
+
     def _closed(self, closing: asyncio.Future[Any]) -> None:
-        self._ended = True
         error = None if closing.cancelled() else closing.exception()
+        self._end(error if isinstance(error, AMQPError) else _lost())
+
+    def _end(self, error: Exception) -> None:
+        self._ended = True
         unconfirmed, self._unconfirmed = self._unconfirmed, {}
         for publish in unconfirmed.values():
-            publish.end(error if isinstance(error, AMQPError) else _lost())
+            publish.end(error)
 
 
 class _Publish:
@@ -396,6 +408,10 @@ class PlainChannel:
 
     async def wait_room(self) -> None:
         """See `MessageChannel`."""
+
+    async def abandon(self, why: AMQPError) -> None:
+        """See `MessageChannel`."""
+        await close_channel(self.amqp, CLOSE_S, why)
 
 
 # -- parts --------------------------------------------------------------------------------

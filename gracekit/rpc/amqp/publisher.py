@@ -8,7 +8,6 @@ is sent again under the same request id, which the receiver's journal knows.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -23,7 +22,7 @@ from aiormq.exceptions import (
 
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, UnconfirmedError, Undeliverable
-from gracekit.rpc.amqp.bounds import TROUBLE, bounded, said
+from gracekit.rpc.amqp.bounds import bounded, said
 from gracekit.rpc.amqp.channels import MessageChannel, NackedError, ReturnedError
 from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.profiles import Topology, fanout_exchange
@@ -322,6 +321,4 @@ class _Lane:
         channel = self._channel
         if channel is not None and now - max(oldest, self._well_since) > CONFIRM_S:
             self._channel = None
-            with contextlib.suppress(*TROUBLE):
-                why = ChannelClosed(None, f"no confirm for {CONFIRM_S:g} s")
-                await bounded(channel.amqp.close(why), DECLARE_S, "close")
+            await channel.abandon(ChannelClosed(None, f"no confirm for {CONFIRM_S:g} s"))
