@@ -34,7 +34,7 @@ from gracekit.config import EXCHANGE
 from gracekit.process import Process
 from gracekit.rpc.amqp.profiles import PROFILES, Topology
 from gracekit.rpc.transport import Queue, shared_queue
-from gracekit.runtime import MIGRATIONS, Runtime
+from gracekit.runtime import MIGRATIONS, Runtime, calm_collector
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.files import Synchronous
 from gracekit.store.migrate import load_migrations
@@ -80,6 +80,7 @@ async def _gracekit(
     engine = SqliteEngine(
         store, load_migrations(MIGRATIONS), process=process, synchronous=synchronous
     )
+    calm_collector()  # as `run_service` does
     async with Runtime(service, settings, process=process, engine=engine):
         yield count.more
 

@@ -256,6 +256,7 @@ class Dispatcher:
         while job.gate.is_open:
             match await self._custody.accept(job, begin=at_once):
                 case Entry.DONE:
+                    job.request = None  # its place is on record now
                     self._heartbeats.begin(job.task, job.reply)
                     if at_once:
                         self._mark_running(job)
@@ -370,6 +371,8 @@ class Dispatcher:
 
     def _mark_running(self, job: Job) -> None:
         task = job.task
+        if job.delivery is not None:
+            job.delivery.body = b""  # it was read, and others may run for hours too
         task.advance(TaskState.RUNNING)
         task.started_at = self._clock.loop()
         task.handler = asyncio.current_task()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from gracekit import Context, GracekitError, Runtime, Service, ServiceState, Settings
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.rpc.memory import MemoryBroker
+from gracekit.runtime import COLLECT_AFTER, calm_collector
 from gracekit.signals import STOP_SIGNALS
 from tests.service.kit import World
 
@@ -289,3 +292,30 @@ async def test_a_runtime_tells_its_state(svc: Service):
 
     states = (ServiceState.STARTING, ServiceState.SERVING, ServiceState.DRAINING)
     assert (*seen, runtime.state) == (*states, ServiceState.STOPPED)
+
+
+# -- the collector ---------------------------------------------------------------------------
+
+
+async def test_only_a_process_of_our_own_has_its_collector_calmed(collector, svc: Service):
+    """
+    The thresholds are the whole program's: what is around an embedded Runtime has its say.
+    """
+    async with embedded(svc):
+        assert gc.get_threshold() == (700, 10, 10)
+
+    calm_collector()
+    assert gc.get_threshold() == COLLECT_AFTER
+
+    gc.set_threshold(100_000, 3, 3)  # by who knows the program better
+    calm_collector()
+    assert gc.get_threshold() == (100_000, 3, 3)
+
+
+@pytest.fixture
+def collector() -> Iterator[None]:
+    """Set as Python sets it, and in the end as it was."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield
+    gc.set_threshold(*before)
