@@ -71,7 +71,8 @@ class Answers:
         self._stopped.set()
         soon = self._clock.loop() + LAST_TRY_S
         for scope in self._trying:
-            scope.reschedule(min(soon, scope.when() or soon))
+            if not scope.expired():
+                scope.reschedule(min(soon, scope.when() or soon))
 
     async def send(self, address: Address, outcome: Outcome, *, patient: bool = True) -> Sent:
         """Publish one reply.

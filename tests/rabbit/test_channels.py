@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +13,22 @@ from typing import Any
 import pamqp.frame
 import pytest
 from aiormq.exceptions import ChannelClosed
+from pamqp.body import ContentBody
 from pamqp.commands import Basic
+from pamqp.header import ContentHeader
 
 from gracekit.clock import Clock
+from gracekit.errors import DependencyError, UnconfirmedError
 from gracekit.rpc.amqp import link as amqp_link
 from gracekit.rpc.amqp.channels import FramedChannel, NackedError, PlainChannel, ReturnedError
+from gracekit.rpc.amqp.frames import Delivered
 from gracekit.rpc.amqp.link import KNOWN_AIORMQ, Link
+from gracekit.rpc.amqp.profiles import PROFILES, Topology
+from gracekit.rpc.amqp.publisher import Publisher
 from gracekit.rpc.amqp.url import read_url
+from gracekit.rpc.transport import Queue, QueueKind
 from gracekit.telemetry import Telemetry
+from tests.rabbit.broker import Broker
 from tests.rpc.kit import message
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,6 +107,24 @@ async def test_a_return_ends_the_message_that_came_back(channel):
     assert [type(one) for one in found] == [type(None)] * 3 + [ReturnedError] * 3
 
 
+async def test_a_return_is_of_the_first_of_those_that_are_alike(channel):
+    """
+    Its sender may have stopped to wait: who sent the same again has not had it back yet.
+    """
+    await channel.amqp.queue_declare("q")
+    first, again = (send(channel, "q", "a") for _ in range(2))
+    first.cancel()
+    for frame in (
+        Basic.Return(312, "NO_ROUTE", "", "q"),
+        ContentHeader(body_size=1),
+        ContentBody(b"a"),
+    ):
+        hear(channel, frame)
+
+    assert not again.done()
+    await asyncio.wait_for(again, 10)  # it is in the queue
+
+
 async def test_a_channel_that_the_broker_closes_ends_what_waits(channel):
     """
     An exchange that is missing closes the channel: whoever waits for a confirm hears why.
@@ -141,6 +170,158 @@ async def test_a_channel_that_is_abandoned_keeps_nobody(own_broker, own_vhost):
     finally:
         own_broker.thaw()
         await made.stop()
+
+
+async def test_a_broker_that_does_not_bound_its_frames_gets_whole_messages(link):
+    """
+    It says so by a bound of 0; without its bodies the broker would wait for them for ever.
+    """
+    assert link._connection is not None
+    link._connection.transport.connection.connection_tune.frame_max = 0
+    channel = await link.messages(confirms=True)
+    await channel.amqp.queue_declare("q")
+    for text in ("", "a", "a" * 300_000):
+        sent = channel.publish("", "q", message(text), mandatory=True)
+        await asyncio.wait_for(sent, 10)
+
+
+async def test_nothing_follows_a_close_of_ours(own_broker: Broker, own_vhost: str):
+    """
+    The broker may have closed the channel already: it would then close the whole connection.
+    """
+    link = link_to(own_broker.url_of(own_vhost))
+    await link.start()
+    channel = await link.messages(confirms=True)
+    heard: list[Delivered] = []
+    channel.deliver_to(lambda delivered, _properties, _body: heard.append(delivered))
+    own_broker.freeze()  # it confirms no close
+    try:
+        consuming = asyncio.ensure_future(channel.amqp.basic_consume("q", print))
+        await turns()
+        assert channel.is_open
+        consuming.cancel()  # upon which aiormq closes the channel
+        await turns()
+        late = channel.publish("", "q", message("a"), mandatory=True)
+        for frame in (Basic.Deliver("1", 1, False, "", "q"), ContentHeader(body_size=0)):
+            hear(channel, frame)
+
+        assert not channel.is_open
+        assert isinstance(late.exception(), DependencyError)
+        assert heard == []  # it will be another's
+    finally:
+        own_broker.thaw()
+        await link.stop()
+
+
+async def turns() -> None:
+    """Let all go on that need not wait for the broker."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_who_waits_for_the_end_of_an_alarm_does_not_outwait_the_connection(
+    own_broker: Broker, own_vhost: str
+):
+    """
+    The next one may be free of it; of one that is lost no end of the alarm is told.
+    """
+    link = link_to(own_broker.url_of(own_vhost))
+    await link.start()
+    channel = await link.messages(confirms=True)
+    await channel.amqp.queue_declare("q")
+    await asyncio.to_thread(own_broker.set_alarm)
+    sent = send(channel, "q", "a")
+    async with asyncio.timeout(10):
+        while channel.takes_now:  # it is told when the broker has read something
+            await asyncio.sleep(0.01)
+    waiting = asyncio.create_task(link.wait_unblocked())
+    await turns()
+    assert not waiting.done()
+    await asyncio.to_thread(own_broker.kill)
+    try:
+        await asyncio.wait_for(waiting, 5)
+        assert isinstance((await asyncio.gather(sent, return_exceptions=True))[0], Exception)
+    finally:
+        await link.stop()
+
+
+async def test_a_loss_does_not_lengthen_the_time_of_a_publish(own_broker: Broker, own_vhost: str):
+    """
+    It is sent again within the time that was promised, and not within as much again.
+    """
+    link = link_to(own_broker.url_of(own_vhost))
+    await link.start()
+    profile = PROFILES["durable"]
+    publisher = Publisher(
+        link,
+        Topology(profile, "gracekit"),
+        timeout_s=3.0,
+        clock=Clock(),
+        telemetry=Telemetry(),
+    )
+    queue = Queue("reply_1", QueueKind.REPLY)
+    await (await link.channel()).queue_declare(queue.name)
+    await publisher.publish(queue, message("a"))
+    own_broker.freeze()
+    begun = time.monotonic()
+    publishing = asyncio.create_task(publisher.publish(queue, message("b")))
+    await asyncio.sleep(2)
+    await asyncio.to_thread(own_broker.kill)
+    try:
+        with pytest.raises(UnconfirmedError):
+            await publishing
+        assert time.monotonic() - begun < 4
+    finally:
+        publisher.stop()
+        await link.stop()
+
+
+class Mute(asyncio.Protocol):
+    """A broker that freezes at the first word."""
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.pause_reading()
+
+
+async def test_a_frozen_broker_costs_no_more_than_the_time_to_connect(certificates, monkeypatch):
+    """
+    The end of TLS would wait half a minute for its answer, and the next host with it.
+    """
+    monkeypatch.setattr(amqp_link, "CUT_AFTER_S", 0.1)
+    shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    shown.load_cert_chain(certificates.good.certificate, certificates.good.key)
+    loop = asyncio.get_running_loop()
+    mute = Mute()
+    server = await loop.create_server(lambda: mute, "127.0.0.1", 0, ssl=shown)
+    port = server.sockets[0].getsockname()[1]
+    link = link_to(f"amqps://a:b@127.0.0.1:{port}/?verify=none&connect_timeout=0.5s")
+    async with server:
+        with pytest.raises(DependencyError, match=r"did not answer in 0\.5 s"):
+            await asyncio.wait_for(link.start(), 10)
+        mute.transport.abort()
+        await turns()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="there are no eager tasks")
+async def test_by_aiormq_acks_leave_where_tasks_are_eager(link):
+    """
+    A task may be over before who made it knows of it: that one is not waited for.
+    """
+    channel, news = PlainChannel(await link.channel()), asyncio.Queue()
+    await channel.amqp.queue_declare("q")
+    channel.deliver_to(lambda delivered, *_: news.put_nowait(delivered))
+    await channel.consume("q", "1")
+    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+    for _ in range(3):
+        await channel.amqp.basic_publish(b"a", routing_key="q")
+        channel.ack([((await asyncio.wait_for(news.get(), 10)).delivery_tag, False)])
+        await channel.flush()
+    await channel.amqp.close()
+
+    assert (await (await link.channel()).queue_declare("q", passive=True)).message_count == 0
 
 
 async def test_with_an_aiormq_that_was_not_tested_messages_go_through_it(rabbit_url, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pamqp.frame
@@ -13,9 +14,10 @@ from pamqp import commands
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
+from yarl import URL
 
 from gracekit.rpc.amqp import frames
-from gracekit.rpc.amqp.wire import LIFE_SIGN_S, Wire
+from gracekit.rpc.amqp.wire import LIFE_SIGN_S, Wire, Wires
 
 Basic = commands.Basic
 
@@ -124,6 +126,43 @@ def test_a_publish_is_what_pamqp_reads(exchange, key, body, mandatory, written):
     assert all(0 < len(one.value) <= 64 - frames.OVERHEAD for one in bodies)
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        b"\x01\xffS\x00\x00\x00\x01a",
+        b"\x01aT" + (1 << 63).to_bytes(8),
+        b"\x01a?",
+        b"\x01aF\x00\x00\x00\x09",
+    ],
+    ids=["name that is no text", "time after the last year", "unknown kind", "table with no end"],
+)
+def test_a_header_that_cannot_be_read_costs_its_properties_alone(field):
+    """
+    The broker lets some of them pass: the connection would end again at each new delivery.
+    """
+    fields = len(field).to_bytes(4) + field
+    header = payload(ContentHeader(body_size=3)).removesuffix(b"\x00\x00\xce")
+    header += b"\x20\x00" + fields + b"\xce"
+
+    assert frames.read_properties(header, 7, len(header) - 1) == frames.Properties(None, {})
+    assert frames.read_body_size(header, 7) == 3
+
+
+def test_a_farewell_that_is_cut_in_a_letter_is_read():
+    """
+    A broker cuts its reason to 255 bytes, be it in the midst of the name of a vhost.
+    """
+    text = ("NOT_ALLOWED - vhost x" + "ü" * 127).encode()[:252] + b"..."
+    written = bytearray(payload(commands.Connection.Close(530, "?" * 255, 0, 0)))
+    written[14 : 14 + 255] = text
+
+    code, read = frames.read_close(bytes(written), 7)
+
+    assert code == 530
+    assert read.startswith("NOT_ALLOWED - vhost xüü")
+    assert read.endswith("ü\ufffd...")
+
+
 def read_all(data: bytes) -> list[Any]:
     found = []
     while data:
@@ -147,6 +186,9 @@ class Noting:
         if wanted:
             self.taken.append(bytes([kind]) + data[offset:end])
         return wanted
+
+    def end(self) -> None:
+        self.taken.append(b"end")
 
 
 FRAMES = st.sampled_from(
@@ -216,7 +258,6 @@ async def test_who_reads_only_deliveries_is_not_taken_for_stuck(looptime):
     wire = Wire(reader)
     wire.tap(2, Noting())
     delivery = pamqp.frame.marshal(Basic.Deliver("1", 5, False, "x", "y"), 2)
-    signs = 0
     for _ in range(10):
         await asyncio.sleep(LIFE_SIGN_S + 0.1)
         wire.data_received(delivery)
@@ -249,4 +290,155 @@ async def test_what_is_no_frame_is_left_to_aiormq(garbage):
     assert await reader.read() == garbage + b"more"
 
 
-# -- a channel of messages ----------------------------------------------------------------
+async def test_a_frame_in_pieces_is_not_taken_for_a_silence():
+    """
+    A sign of life before the greeting would be an answer that aiormq does not expect.
+    """
+    reader = asyncio.StreamReader()
+    wire = Wire(reader)
+    greeting = pamqp.frame.marshal(commands.Connection.Start(0, 9, {}, "PLAIN", "en_US"), 0)
+    for byte in greeting:
+        wire.data_received(bytes([byte]))
+    reader.feed_eof()
+
+    assert await reader.read() == greeting
+
+
+async def test_a_frame_as_large_as_a_message_may_be_is_taken():
+    """
+    A broker whose frames have no bound sends a body in one.
+    """
+    wire, tap = Wire(asyncio.StreamReader()), Noting()
+    wire.tap(2, tap)
+    body = bytes(17 << 20)
+    wire.data_received(pamqp.frame.marshal(ContentBody(body), 2))
+
+    assert tap.taken == [bytes([frames.BODY]) + body]
+
+
+CLOSES = commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk()
+
+
+@pytest.mark.parametrize("frame", CLOSES, ids=["close", "close-ok"])
+async def test_a_tap_hears_of_the_end_before_aiormq_sends_it(peer, frame):
+    """
+    What it sent before goes before; what it sent later would cost the whole connection.
+    """
+    wires = Wires()
+    _, writer = await wires.create(peer.url, ssl_context_provider=None)
+    wire, taps = wires.wire, [Noting(), Noting()]
+    assert wire is not None
+    for channel, tap in enumerate(taps, 1):
+        wire.tap(channel, tap)
+    ack = frames.ack(2, 7, multiple=False)
+    wire.send_soon(ack)
+    writer.write(pamqp.frame.marshal(commands.Queue.Purge(0, "q"), 2))
+    writer.write(pamqp.frame.marshal(frame, 2))
+
+    assert [tap.taken for tap in taps] == [[], [b"end"]]
+    writer.close()
+    names = [type(one).__name__ for one in read_all(await peer.heard())]
+    assert names == ["Ack", "Purge", type(frame).__name__]
+
+
+async def test_what_comes_behind_the_end_of_a_connection_is_dropped(peer):
+    """
+    aiormq closes the socket while acks and replies are about to leave: nobody may fail of it.
+    """
+    wires = Wires()
+    _, writer = await wires.create(peer.url, ssl_context_provider=None)
+    wire = wires.wire
+    assert wire is not None
+    writer.write_eof()
+    writer.close()
+    wire.send(frames.ack(2, 7, multiple=False))
+
+    assert await peer.heard() == b""
+
+
+async def test_who_waits_for_room_does_not_wait_for_a_connection_that_ends(peer):
+    """
+    aiormq may wait for half a minute until its farewell has left.
+    """
+    wires = Wires()
+    _, writer = await wires.create(peer.url, ssl_context_provider=None)
+    wire = wires.wire
+    assert wire is not None
+    wire.pause_writing()
+    writer.write(pamqp.frame.marshal(commands.Connection.Close(200, "", 0, 0), 0))
+
+    await asyncio.wait_for(wire.wait_room(), 1)
+    assert wire.is_lost
+    writer.close()
+    await peer.heard()
+
+
+async def test_a_connection_that_brings_garbage_ends_at_once(peer):
+    """
+    aiormq would wait for the bytes that it takes to be announced, as long as the peer stays.
+    """
+    wires = Wires()
+    reader, writer = await wires.create(peer.url, ssl_context_provider=None)
+    garbage = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+
+    assert await peer.say(garbage) == b""
+    assert await reader.read() == garbage
+    writer.close()
+
+
+class Peer:
+    """Whom a wire is connected to."""
+
+    def __init__(self, port: int, streams: asyncio.Queue[Any]) -> None:
+        self.url = URL(f"amqp://127.0.0.1:{port}")
+        self._streams = streams
+
+    async def heard(self) -> bytes:
+        """All that came until the wire's end; then it ends too."""
+        reader, writer = await self._streams.get()
+        heard: bytes = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        await writer.wait_closed()
+        return heard
+
+    async def say(self, data: bytes) -> bytes:
+        """Say something, and hear what came until the wire's end."""
+        reader, writer = await self._streams.get()
+        self._streams.put_nowait((reader, writer))
+        writer.write(data)
+        return await self.heard()
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    streams: asyncio.Queue[Any] = asyncio.Queue()
+    server = await asyncio.start_server(lambda *pair: streams.put_nowait(pair), "127.0.0.1", 0)
+    async with server:
+        yield Peer(server.sockets[0].getsockname()[1], streams)
+
+
+class Nameless:
+    """A transport as of uvloop: all that asyncio's are, and no subclass of them."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_extra_info(self, name: str) -> None:
+        """None of it."""
+
+
+async def test_a_loop_may_be_of_another_make():
+    """
+    A service may run on uvloop.
+    """
+    wire, transport = Wire(asyncio.StreamReader()), Nameless()
+    wire.connection_made(transport)
+    wire.send(b"abc")
+
+    assert transport.written == b"abc"

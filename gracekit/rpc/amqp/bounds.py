@@ -13,6 +13,9 @@ from gracekit.errors import DependencyError
 
 T = TypeVar("T")
 
+CLOSE_S: Final = 2.0
+"""For a broker to confirm the close of a channel."""
+
 TROUBLE: Final = (AMQPError, DependencyError)
 """What `bounded` raises."""
 

@@ -20,7 +20,7 @@ from pamqp.commands import Basic
 
 from gracekit.errors import DependencyError
 from gracekit.rpc.amqp import frames
-from gracekit.rpc.amqp.bounds import close_channel
+from gracekit.rpc.amqp.bounds import CLOSE_S, close_channel
 from gracekit.rpc.amqp.frames import Delivered, Properties
 from gracekit.rpc.amqp.wire import Wire
 from gracekit.rpc.transport import Message
@@ -28,8 +28,9 @@ from gracekit.rpc.transport import Message
 OnMessage = Callable[[Delivered, Properties, bytes], None]
 
 FLUSH_S: Final = 10.0
-CLOSE_S: Final = 2.0
 _PERSISTENT: Final = 2
+_FRAME_MAX: Final = 131_072
+"""Bytes, where the broker sets no bound."""
 
 
 class ReturnedError(Exception):
@@ -108,7 +109,7 @@ class FramedChannel:
         self.amqp: Final = amqp
         self._wire = wire
         self._number = amqp.number
-        self._frame_max = amqp.connection.connection_tune.frame_max
+        self._frame_max = amqp.connection.connection_tune.frame_max or _FRAME_MAX
         self._on_message: OnMessage = _unexpected
         self._ended = False
         # A message that has come in part: its method, properties, size and pieces.
@@ -184,6 +185,10 @@ class FramedChannel:
             return False
         return True
 
+    def end(self) -> None:
+        """See `Tap`."""
+        self._ended = True
+
     def _take_piece(self, piece: bytes) -> None:
         self._body.append(piece)
         self._came += len(piece)
@@ -195,7 +200,7 @@ class FramedChannel:
         delivered, self._delivered = self._delivered, None
         if delivered is None:
             self._was_returned(self._returned, body)
-        else:
+        elif not self._ended:  # else the broker takes it back
             self._on_message(delivered, self._properties, body)
 
     # -- settling ------------------------------------------------------------------------
@@ -259,9 +264,13 @@ class FramedChannel:
                 publish.end(error)
 
     def _was_returned(self, key: str, body: bytes) -> None:
-        """A return does not name its publish, and comes before its confirm."""
+        """A return does not name its publish, and comes before its confirm.
+
+        Of several that are alike it is the first, whether anybody still waits for it or not.
+        """
         for publish in self._unconfirmed.values():
-            if not publish.future.done() and publish.key == key and publish.body == body:
+            if not publish.is_back and publish.key == key and publish.body == body:
+                publish.is_back = True
                 publish.end(ReturnedError())
                 return
 
@@ -284,12 +293,13 @@ class FramedChannel:
 class _Publish:
     """One that waits for its confirm."""
 
-    __slots__ = ("body", "future", "key")
+    __slots__ = ("body", "future", "is_back", "key")
 
     def __init__(self, future: asyncio.Future[Any], key: str, body: bytes) -> None:
         self.future = future
         self.key = key
         self.body = body
+        self.is_back = False
 
     def end(self, error: Exception | None) -> None:
         """It was confirmed, or not."""
@@ -353,7 +363,7 @@ class PlainChannel:
 
     def _say(self, frame: Callable[[], Awaitable[Any]]) -> None:
         self._said.append(frame)
-        if self._saying is None:
+        if self._saying is None or self._saying.done():
             self._saying = asyncio.create_task(self._say_all())
 
     async def _say_all(self) -> None:
@@ -362,8 +372,6 @@ class PlainChannel:
                 await self._said.popleft()()
         except Exception as error:  # noqa: BLE001 - aiormq throws a bare one at times
             await self._fail(error)
-        finally:
-            self._saying = None
 
     async def _fail(self, error: BaseException) -> None:
         """A settlement did not leave: a later `multiple` would cover it."""

@@ -32,9 +32,10 @@ ACK: Final = 60 << 16 | 80
 NACK: Final = 60 << 16 | 120
 CHANNEL_CLOSE: Final = 20 << 16 | 40
 CHANNEL_CLOSE_OK: Final = 20 << 16 | 41
-CONNECTION_CLOSE: Final = struct.pack(">HH", 10, 50)
-BLOCKED: Final = struct.pack(">HH", 10, 60)
-UNBLOCKED: Final = struct.pack(">HH", 10, 61)
+CONNECTION_CLOSE: Final = 10 << 16 | 50
+CONNECTION_CLOSE_OK: Final = 10 << 16 | 51
+BLOCKED: Final = 10 << 16 | 60
+UNBLOCKED: Final = 10 << 16 | 61
 
 HEAD: Final = struct.Struct(">BHI")
 """Type, channel, size of the payload."""
@@ -111,10 +112,8 @@ def read_returned_key(data: bytes, offset: int) -> str:
 
 def read_close(data: bytes, offset: int) -> tuple[int, str]:
     """Code and text of a `Connection.Close`."""
-    text = offset + 7
-    return int.from_bytes(data[offset + 4 : offset + 6]), data[
-        text : text + data[text - 1]
-    ].decode()
+    text = data[offset + 7 : offset + 7 + data[offset + 6]]  # which a broker cuts at 255 bytes
+    return int.from_bytes(data[offset + 4 : offset + 6]), text.decode(errors="replace")
 
 
 def read_body_size(data: bytes, offset: int) -> int:
@@ -126,8 +125,17 @@ def read_body_size(data: bytes, offset: int) -> int:
 def read_properties(data: bytes, offset: int, end: int) -> Properties:
     """The properties in a content header: what is of interest, and no further.
 
-    They stand in the order of their flags, from the highest (AMQP 0-9-1, 4.2.6.1).
+    A broker lets pass what pamqp cannot read, say a time after the year 9999: raised here, it
+    would end the connection at each new delivery of that message. It has no properties then.
     """
+    try:
+        return _read_properties(data, offset, end)
+    except Exception:  # noqa: BLE001 - whatever it was, it comes again
+        return Properties(None, _NO_HEADERS)
+
+
+def _read_properties(data: bytes, offset: int, end: int) -> Properties:
+    """They stand in the order of their flags, from the highest (AMQP 0-9-1, 4.2.6.1)."""
     at = offset + _HEADER_FIXED
     (flags,) = _FLAGS.unpack_from(data, at)
     if flags & 1:  # more flags follow, as nobody sends them

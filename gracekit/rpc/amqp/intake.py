@@ -15,14 +15,13 @@ from functools import partial
 from typing import Any, Final
 
 from gracekit.process import Point, Process
-from gracekit.rpc.amqp.bounds import TROUBLE, bounded, close_channel, said
+from gracekit.rpc.amqp.bounds import CLOSE_S, TROUBLE, bounded, close_channel, said
 from gracekit.rpc.amqp.channels import MessageChannel
 from gracekit.rpc.amqp.frames import Delivered, Properties
 from gracekit.rpc.transport import Delivery, OnDelivery, Queue, Settlement
 
 ANSWER_S: Final = 10.0
 """Bound of one exchange on the channel."""
-CLOSE_S: Final = 2.0
 
 
 class Intake:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -60,6 +60,16 @@ CUT_AFTER_S: Final = 2.0
 def is_told(tries: int) -> bool:
     """Whether a failed try is worth a line: the 1st, 2nd, 4th, 8th, ... and not one every 3 s."""
     return tries & (tries - 1) == 0
+
+
+@contextlib.contextmanager
+def _cut_after(seconds: float, wires: Wires) -> Iterator[None]:
+    """Cut the socket, as aiormq waits, deaf to a cancellation, for a peer that is frozen."""
+    cut = asyncio.get_running_loop().call_later(seconds, wires.abort)
+    try:
+        yield
+    finally:
+        cut.cancel()
 
 
 class _Connection(aio_pika.Connection):
@@ -160,10 +170,17 @@ class Link:
         return not done
 
     async def wait_unblocked(self) -> None:
-        """Wait while the broker takes no messages; at once where there is no connection."""
+        """Wait while the broker takes no messages; no longer than there is a connection."""
         transport = self._connection.transport if self._connection is not None else None
-        if transport is not None:
-            await transport.connection.ready()
+        if transport is None:
+            return
+        ready = asyncio.ensure_future(transport.connection.ready())
+        closing = transport.connection.closing  # of one that is lost ready() never ends
+        try:
+            await asyncio.wait({ready, closing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+            closing.cancel()
 
     @property
     def is_up(self) -> bool:
@@ -214,14 +231,8 @@ class Link:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        # aiormq would wait, deaf to a cancellation, for bytes that cannot leave.
-        loop = asyncio.get_running_loop()
-        cut = loop.call_later(CUT_AFTER_S, connection.wires.abort)
-        try:
-            with contextlib.suppress(*TROUBLE):
-                await bounded(connection.close(), CLOSE_TIMEOUT_S, "close")
-        finally:
-            cut.cancel()
+        with _cut_after(CUT_AFTER_S, connection.wires), contextlib.suppress(*TROUBLE):
+            await bounded(connection.close(), CLOSE_TIMEOUT_S, "close")
 
     async def _reconnect(self) -> _Connection:
         pause_s, tries = FIRST_PAUSE_S, 0
@@ -275,8 +286,10 @@ class Link:
             ssl_context=self._tls,
             client_properties={"connection_name": f"{self._label} {self._purpose}"},
         )
+        timeout_s = self._broker.connect_timeout_s
         try:
-            await bounded(connection.connect(), self._broker.connect_timeout_s, f"broker {host}")
+            with _cut_after(timeout_s + CUT_AFTER_S, wires):
+                await bounded(connection.connect(), timeout_s, f"broker {host}")
         except AMQPError as error:
             raise self._explained(host, error, wires.goodbye) from None
         finally:

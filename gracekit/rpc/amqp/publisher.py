@@ -147,6 +147,7 @@ class Publisher:
             UnconfirmedError: no confirm in time.
             DependencyError: no connection in time; nothing was sent.
         """
+        until = self._clock.loop() + self._timeout_s
         channel = lane.ready_channel
         if channel is not None and not self._stopped:
             # What nearly every message needs; its bound is the lane's, as a timer costs 4 us.
@@ -161,14 +162,22 @@ class Publisher:
             else:
                 return
         await self._send_patiently(
-            lane, exchange, key, message, mandatory=mandatory, sent=channel is not None
+            lane, exchange, key, message, mandatory=mandatory, sent=channel is not None, until=until
         )
 
     async def _send_patiently(
-        self, lane: _Lane, exchange: str, key: str, message: Message, *, mandatory: bool, sent: bool
+        self,
+        lane: _Lane,
+        exchange: str,
+        key: str,
+        message: Message,
+        *,
+        mandatory: bool,
+        sent: bool,
+        until: float,
     ) -> None:
         """Try until it is confirmed, or the time is up."""
-        bound = asyncio.timeout(self._timeout_s)
+        bound = asyncio.timeout_at(until)
         self._under_way.add(bound)
         try:
             async with bound:

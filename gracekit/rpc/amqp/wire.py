@@ -9,7 +9,7 @@ and everything rare. What the two write is whole frames, one after the other.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from aiormq.connection import TransportFactory
 from aiormq.exceptions import AMQPConnectionError
@@ -17,10 +17,15 @@ from yarl import URL
 
 from gracekit.rpc.amqp.frames import (
     BLOCKED,
+    CHANNEL_CLOSE,
+    CHANNEL_CLOSE_OK,
     CONNECTION_CLOSE,
+    CONNECTION_CLOSE_OK,
     END,
     HEAD,
     HEARTBEAT,
+    METHOD,
+    METHOD_ID,
     OVERHEAD,
     UNBLOCKED,
     read_close,
@@ -28,8 +33,9 @@ from gracekit.rpc.amqp.frames import (
 
 LIFE_SIGN_S: Final = 1.0
 """aiormq takes a connection for stuck that brings it nothing; so often it hears that we read."""
-_LARGEST: Final = 1 << 24
-"""Bytes; a frame that claims more is none."""
+_LARGEST: Final = 1 << 29
+"""Bytes, as many as a message may have; a frame that claims more is none."""
+_ENDS: Final = frozenset({CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
 
 
 class Goodbye(NamedTuple):
@@ -47,6 +53,10 @@ class Tap(Protocol):
 
         Must not block, must not raise.
         """
+        ...
+
+    def end(self) -> None:
+        """Heed that aiormq closes the channel: a frame behind that costs the connection."""
         ...
 
 
@@ -89,8 +99,7 @@ class Wire(asyncio.StreamReaderProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        self._socket = transport
+        self._socket = cast(asyncio.Transport, transport)  # uvloop's is one without its name
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -118,7 +127,7 @@ class Wire(asyncio.StreamReaderProtocol):
             if end > whole and size <= _LARGEST:
                 break
             if size > _LARGEST or data[end - 1] != END:
-                self._is_garbled = True  # it is for aiormq to say so, and to end the connection
+                self._is_garbled = True
                 at = whole
                 break
             tap = self._taps.get(channel)
@@ -129,21 +138,24 @@ class Wire(asyncio.StreamReaderProtocol):
             at = end
         if passed < at:
             self._pass(data[passed:at])
-        elif self._event_loop.time() - self._passed_at > LIFE_SIGN_S:
+        elif at and self._event_loop.time() - self._passed_at > LIFE_SIGN_S:
             self._pass(HEARTBEAT)
+        if self._is_garbled:  # aiormq says so, of what it has got; it must not wait for more
+            self.abort()
         return at
 
     def _pass(self, frames: bytes) -> None:
         self._passed_at = self._event_loop.time()
         super().data_received(frames)
 
-    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:  # noqa: ARG002 - as of any tap
+    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:  # noqa: ARG002 - as any tap
         """Note what the broker says of the connection itself, which is for aiormq too."""
-        method = data[offset : offset + 4]
-        if method in {BLOCKED, UNBLOCKED}:
-            self._is_blocked = method == BLOCKED
-        elif method == CONNECTION_CLOSE:
-            self.goodbye = Goodbye(*read_close(data, offset))
+        if kind == METHOD:
+            (method,) = METHOD_ID.unpack_from(data, offset)
+            if method in {BLOCKED, UNBLOCKED}:
+                self._is_blocked = method == BLOCKED
+            elif method == CONNECTION_CLOSE:
+                self.goodbye = Goodbye(*read_close(data, offset))
         return False
 
     # -- out -----------------------------------------------------------------------------
@@ -163,8 +175,20 @@ class Wire(asyncio.StreamReaderProtocol):
         """Send what waits."""
         if self._waiting:
             frames, self._waiting = self._waiting, []
-            if self._socket is not None and not self.is_lost:
+            if self._socket is not None and not self.is_lost and not self._socket.is_closing():
                 self._socket.write(b"".join(frames))
+
+    def heed(self, frames: bytes | bytearray | memoryview) -> None:
+        """Tell a tap what aiormq is about to end: its channel, or by channel 0 everything."""
+        kind, channel, _ = HEAD.unpack_from(frames)
+        tap = self._taps.get(channel)
+        if tap is not None and kind == METHOD and METHOD_ID.unpack_from(frames, 7)[0] in _ENDS:
+            tap.end()
+
+    def end(self) -> None:
+        """See `Tap`; nothing is of use behind the end of the connection."""
+        self.is_lost = True
+        self._room.set()
 
     @property
     def takes_messages(self) -> bool:
@@ -244,4 +268,5 @@ class _Writer(asyncio.StreamWriter):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """See `asyncio.StreamWriter`."""
         self._wire.flush()
+        self._wire.heed(data)
         super().write(data)
