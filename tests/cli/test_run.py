@@ -39,7 +39,7 @@ pytestmark = pytest.mark.process
             "from gracekit import Service\nsvc = Service('a b')",
             "compute",
             78,
-            "topic 'a b' must be letters",
+            "topic 'a b' must be 1 to 100 letters",
         ),
     ],
 )

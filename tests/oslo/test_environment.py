@@ -22,7 +22,7 @@ def run(*arguments: str | Path) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=100,
+        timeout=300,
     )
     assert answer.returncode == 0, answer.stdout
     return answer.stdout

@@ -24,7 +24,7 @@ from gracekit.rpc.amqp.channels import FramedChannel, NackedError, PlainChannel,
 from gracekit.rpc.amqp.frames import Delivered
 from gracekit.rpc.amqp.link import KNOWN_AIORMQ, Link
 from gracekit.rpc.amqp.profiles import PROFILES, Topology
-from gracekit.rpc.amqp.publisher import Publisher
+from gracekit.rpc.amqp.publisher import NACKS, Publisher
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.transport import Queue, QueueKind
 from gracekit.telemetry import Telemetry
@@ -348,3 +348,37 @@ def test_the_pinned_aiormq_is_one_that_was_tested():
     lock = (ROOT / "requirements" / "runtime.lock").read_text()
 
     assert any(f"aiormq=={version} " in lock for version in KNOWN_AIORMQ)
+
+
+async def test_nacks_in_a_row_cost_their_channel_and_no_message(link):
+    """
+    The broker's channel may have lost sight of a queue whose leader died, for good; where it is
+    the queue that is full, a new channel does no harm.
+    """
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    other = await link.channel()
+    await other.queue_declare("q", arguments=full)
+    ear: list[str] = []
+    telemetry = Telemetry()
+    telemetry.subscribe(lambda event, _fields: ear.append(event))
+    publisher = Publisher(
+        link,
+        Topology(PROFILES["durable"], "gracekit"),
+        timeout_s=30,
+        clock=Clock(),
+        telemetry=telemetry,
+    )
+    queue = Queue("q", QueueKind.REPLY)
+    await publisher.publish(queue, message("a"))
+    first = publisher._direct._channel
+    sending = asyncio.create_task(publisher.publish(queue, message("b")))
+    async with asyncio.timeout(20):
+        while ear.count("publish.repeated") <= NACKS:
+            await asyncio.sleep(0.01)
+    await other.queue_purge("q")
+    await asyncio.wait_for(sending, 10)
+    publisher.stop()
+
+    assert first is not None
+    assert not first.is_open
+    assert (await other.queue_declare("q", passive=True)).message_count == 1

@@ -36,6 +36,8 @@ CONFIRM_S: Final = 5.0
 """A broker that is well and has not confirmed within this time never will: RabbitMQ 3.10 forgets
 what it was about to hand to the leader of a quorum queue when that leader dies."""
 LOOK_EVERY_S: Final = 1.0
+NACKS: Final = 4
+"""In a row, after which their channel is not believed any more."""
 LONGEST_NAME: Final = 255
 """Bytes of a queue's name on the wire."""
 REPLY_AGAIN_FOR_S: Final = 2.0
@@ -205,7 +207,9 @@ class Publisher:
     async def _pause_after(
         self, error: Exception, lane: _Lane, channel: MessageChannel | None, key: str
     ) -> None:
-        if not isinstance(error, NackedError):
+        if isinstance(error, NackedError):
+            await lane.nacked(channel)
+        else:
             lane.give_up(channel)
         self._telemetry.emit("publish.repeated", queue=key, error=said(error))
         await asyncio.sleep(self._clock.jitter(AGAIN_S))
@@ -263,6 +267,7 @@ class _Lane:
         self._waiting: dict[asyncio.Future[Any], float] = {}  # since when; the oldest first
         self._well_since = 0.0  # the broker takes messages
         self._watcher: asyncio.Task[None] | None = None
+        self._nacks = 0  # in a row
 
     @property
     def ready_channel(self) -> MessageChannel | None:
@@ -286,6 +291,17 @@ class _Lane:
         if self._channel is channel:
             self._channel = None
 
+    async def nacked(self, channel: MessageChannel | None) -> None:
+        """A nack may be the queue's word, or that of a broker's channel whose queue's leader died.
+
+        The latter goes on for good, beside a queue that is well (seen with RabbitMQ 3.10): a
+        channel that does nothing else is closed, and the next one finds the new leader.
+        """
+        self._nacks += 1
+        if self._nacks >= NACKS and channel is not None and channel is self._channel:
+            self._nacks, self._channel = 0, None
+            await channel.abandon(ChannelClosed(None, f"{NACKS} nacks in a row"))
+
     def stop(self) -> None:
         """Look after nothing any more; who waits for a confirm hears a TimeoutError."""
         self._end_waits(before=math.inf)
@@ -303,6 +319,7 @@ class _Lane:
             self._watcher = asyncio.create_task(self._watch())
         try:
             await publishing
+            self._nacks = 0
         finally:
             del self._waiting[publishing]
 
