@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 
 from gracekit.rpc.client import RpcClient
@@ -10,7 +11,7 @@ from tests.crash.service import TOPIC
 
 
 async def main(method: str, request_id: str) -> None:
-    async with RpcClient("sqlite:///queues.db", TOPIC) as client:
+    async with RpcClient(os.environ["GRACEKIT_TRANSPORT_URL"], TOPIC) as client:
         await client.prepare(request_id=request_id).cast(method)
 
 

@@ -15,24 +15,18 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
-import apsw
-
-from gracekit.clock import Clock
-from gracekit.process import FAILPOINT_VARIABLE, Process
+from gracekit.process import FAILPOINT_VARIABLE
 from gracekit.rpc.client import RpcClient
-from gracekit.rpc.sqlite import SqliteTransport
-from gracekit.rpc.transport import Message, Queue, directed_queue, shared_queue
+from gracekit.rpc.transport import Message, directed_queue, shared_queue
+from tests.crash.queues import PATIENCE_S, Database, Queues, until
 from tests.crash.service import TOPIC, effects
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SERVICE: Final = Path(__file__).with_name("service.py")
 CALLER: Final = Path(__file__).with_name("caller.py")
-PATIENCE_S: Final = 30.0  # for what must happen; never waited for in full
-TICK_S: Final = 0.01
 SIGKILLED: Final = -signal.SIGKILL
 
 SETTINGS: Final = {
-    "TRANSPORT_URL": "sqlite:///queues.db",
     "STORE_URL": "sqlite:///store.db",
     "HOST": "node",
     "STARTUP_RECONCILIATION_WAIT_SECONDS": "50ms",
@@ -43,20 +37,12 @@ SETTINGS: Final = {
 }
 
 
-class Confirming(SqliteTransport):
-    """Counts what it was confirmed, and never polls: what a dead service held, a start frees."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, process=Process(), clock=Clock(), poll_s=3600)
-        self.confirmed = 0
-
-    async def publish(self, queue: Queue, message: Message) -> None:
-        await super().publish(queue, message)
-        self.confirmed += 1
-
-
 class Cell:
     """See the module.
+
+    Args:
+        directory: Of the store and the effects.
+        queues: Through which its messages go.
 
     Attributes:
         sent: Request ids whose publish was confirmed, and the method of each.
@@ -64,16 +50,17 @@ class Cell:
         child: The service, or None.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, queues: Queues) -> None:
         self.directory = directory
-        self.transport = Confirming(directory / "queues.db")
+        self.queues = queues
+        self.transport = queues.transport
         self.client = RpcClient(self.transport, TOPIC)
         self.sent: dict[str, tuple[str, dict[str, Any]]] = {}
         self.calls: list[tuple[str, asyncio.Task[Any]]] = []
         self.garbage: list[bytes] = []
         self.child: asyncio.subprocess.Process | None = None
         self._starts = 0
-        self._readers: dict[str, apsw.Connection] = {}
+        self._store = Database(directory / "store.db")
 
     # -- the service --------------------------------------------------------------
 
@@ -98,6 +85,7 @@ class Cell:
                 env={
                     "PYTHONPATH": str(ROOT),
                     FAILPOINT_VARIABLE: failpoint,
+                    "GRACEKIT_TRANSPORT_URL": self.queues.url,
                     **{f"GRACEKIT_{name}": value for name, value in SETTINGS.items()},
                     **{f"GRACEKIT_{name}": value for name, value in settings.items()},
                 },
@@ -154,8 +142,8 @@ class Cell:
         await asyncio.gather(*(call for _, call in self.calls), return_exceptions=True)
         await self.client.stop()
         await self.transport.stop()
-        for connection in self._readers.values():
-            connection.close()
+        self.queues.close()
+        self._store.close()
 
     async def cast(self, method: str, **args: Any) -> str:
         """Send a request that nobody waits for; its id."""
@@ -194,30 +182,13 @@ class Cell:
         found = effects(self.directory / "effects")
         return [one for one in found if what is None or one["what"] == what]
 
-    def rows(self, sql: str, *params: Any, file: str = "store.db") -> list[tuple[Any, ...]]:
-        """Ask the journal, or the queues; nothing if there is no such table yet."""
-        # The library of the service, not sqlite3: two copies of SQLite in one process would
-        # drop each other's locks on the queues' file.
-        if not (self.directory / file).exists():
-            return []
-        if file not in self._readers:
-            self._readers[file] = apsw.Connection(
-                str(self.directory / file), flags=apsw.SQLITE_OPEN_READWRITE
-            )
-            self._readers[file].set_busy_timeout(5000)
-        try:
-            return self._readers[file].execute(sql, params).fetchall()
-        except apsw.SQLError:
-            if not self._readers[file].execute("SELECT 1 FROM sqlite_master").fetchall():
-                return []
-            # The tables may have come between the two questions.
-            return self._readers[file].execute(sql, params).fetchall()
+    def rows(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        """Ask the journal; nothing if there is no such table yet."""
+        return self._store.rows(sql, *params)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for what must happen in another process, which cannot ring here."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(TICK_S)
+        await until(condition)
 
     async def until_told(self, what: str, number: int = 1) -> None:
         """Wait for the *number*-th effect of that kind."""
@@ -231,9 +202,9 @@ class Cell:
 
 
 @contextlib.asynccontextmanager
-async def cell_in(directory: Path) -> AsyncIterator[Cell]:
+async def cell_in(directory: Path, queues: Queues) -> AsyncIterator[Cell]:
     """A cell that is cleared away at the end."""
-    cell = Cell(directory)
+    cell = Cell(directory, queues)
     await cell.open()
     try:
         yield cell

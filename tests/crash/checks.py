@@ -46,7 +46,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What is on disk while no service runs.
+    """What is on disk and in the queues while no service runs.
 
     Attributes:
         tasks: By request id.
@@ -77,7 +77,9 @@ class Snapshot:
 
 
 def look(cell: Cell) -> Snapshot:
-    """What is on disk now."""
+    """What is on disk now, and in the queues."""
+    # First of all: what is accepted from here on is in both, and never in neither.
+    queued, dead = cell.queues.bodies()
     tasks = cell.rows(
         "SELECT request_id, recipient, method, on_interrupt, state, reason, cut, attempts, owner "
         "FROM task"
@@ -93,15 +95,8 @@ def look(cell: Cell) -> Snapshot:
         ],
         tally=dict(cell.rows("SELECT what, n FROM tally")),
         incidents=Counter(row[0] for row in cell.rows("SELECT what FROM incident")),
-        queued=[
-            row[0]
-            for row in cell.rows(
-                "SELECT body FROM message JOIN queue ON queue.name = message.queue "
-                "WHERE kind <> 'reply'",
-                file="queues.db",
-            )
-        ],
-        dead=[row[0] for row in cell.rows("SELECT body FROM dead_letter", file="queues.db")],
+        queued=queued,
+        dead=dead,
         leases={
             f"{kind}:{name}": (token, owner)
             for kind, name, token, owner in cell.rows("SELECT kind, id, lver, owner FROM lease")

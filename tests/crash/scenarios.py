@@ -52,17 +52,18 @@ class Story:
         """Wait until the service has died by SIGKILL."""
         code = await self.cell.ended()
         assert code == SIGKILLED, f"{self.failpoint} was not reached: the end was {code}"
-        self.look()
+        await self.look()
 
     async def drained(self, *codes: int) -> None:
         """Drain the service, which is to exit with one of *codes*."""
         self.cell.terminate()
         code = await self.cell.ended()
         assert code in codes, f"the drain ended with {code}"
-        self.look()
+        await self.look()
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Take a snapshot and check what holds at any moment."""
+        await self.cell.queues.wait_left()
         self.history.append(look(self.cell))
         check_death(self.cell, self.history)
 
@@ -166,6 +167,13 @@ async def caller(story: Story) -> None:
     await story.cell.ended()
     if story.failpoint == "publish.after":
         story.cell.sent[request_id] = (story.work, {})
+
+
+async def full(story: Story) -> None:
+    """A request that finds no place, and is given back after a while."""
+    await story.arm(MAX_RUNNING="1", MAX_ACCEPTED="1", ACCEPT_WAIT="50ms")
+    await story.begun("gate")
+    await story.cell.call(story.work)
 
 
 # -- drains -----------------------------------------------------------------------
@@ -382,6 +390,44 @@ TABLE: Final = (
 NOT_IN_THE_MATRIX: Final[dict[Point, str]] = {}
 """Points without a cell, each with its reason."""
 
+# -- and what of it there is on a broker
+
+_FRAMES: Final = "no commit of ours: it is frames, which a broker has or has not"
+_ITS_OWN: Final = "a broker takes back by itself what a connection held that ends"
+_NO_CONTROL: Final = "control verbs are off on a broker"
+_OTHER_NUMBER: Final = "passed once a message there, and here once a look at the file"
+
+NOT_ON_A_BROKER: Final[dict[tuple[Scenario, Point], str]] = {
+    (boot, P.CONNECT): _FRAMES,
+    (call, P.PUBLISH): _FRAMES,
+    (caller, P.CONNECT): _FRAMES,
+    (caller, P.PUBLISH): _FRAMES,
+    (drain_idle, P.GIVE_BACK): _ITS_OWN,
+    (after_kill, P.GIVE_BACK): _ITS_OWN,
+    (resume, P.STOP_INTENT): _NO_CONTROL,
+    (resume, P.WITHDRAW_STOP): _NO_CONTROL,
+    (call, P.DELIVER): _OTHER_NUMBER,
+    (cast, P.DELIVER): _OTHER_NUMBER,
+}
+"""Cells of `TABLE` that are left out there, each with its reason."""
+
+ONLY_ON_A_BROKER: Final = (
+    Reaches(call, (P.DELIVER,), POLICIES),
+    Reaches(cast, (P.DELIVER, (P.DELIVER, 2)), POLICIES),
+    Reaches(full, (P.GIVE_BACK,), POLICIES),
+)
+
+AT_THE_WIRE: Final = (
+    (call, P.DELIVER),
+    (call, P.ACCEPT_AND_BEGIN),
+    (call, P.ACK),
+    (call, P.FINISH),
+    (call, P.REPLY),
+    (full, P.GIVE_BACK),
+    (garbage, P.DEAD_LETTER),
+)
+"""Where a broker and the journal could come to differ about a request."""
+
 
 @dataclass(frozen=True, slots=True)
 class CellId:
@@ -403,9 +449,9 @@ class CellId:
         return f"{self.scenario.__name__}-{self.failpoint}-{self.policy}"
 
 
-def cells() -> Iterator[CellId]:
+def cells(table: Iterable[Reaches] = TABLE) -> Iterator[CellId]:
     """Every cell: row x point x phase x policy."""
-    for row in TABLE:
+    for row in table:
         for entry in row.points:
             point, number = entry if isinstance(entry, tuple) else (entry, 1)
             for phase in PHASES:
@@ -425,9 +471,7 @@ def some_cells() -> Iterator[CellId]:
         point, scenario = group[0].point, group[0].scenario
         chosen = [cell for cell in group if cell.always]
         if not chosen:
-            before, after = group[: len(group) // 2], group[len(group) // 2 :]
-            pick_before = before[turn % len(before)]
-            pick_after = after[(turn + 1) % len(after)]
+            pick_before, pick_after = _both_sides(group, turn)
             if not times[point]:
                 chosen = [pick_before, pick_after]
             elif times[point] < ENOUGH or scenario not in played:
@@ -435,6 +479,27 @@ def some_cells() -> Iterator[CellId]:
         times[point] += len(chosen)
         played.add(scenario)
         yield from chosen
+
+
+def cells_on_a_broker() -> Iterator[CellId]:
+    """Every cell that there is on a broker."""
+    for cell in cells():
+        if (cell.scenario, cell.point) not in NOT_ON_A_BROKER:
+            yield cell
+    yield from cells(ONLY_ON_A_BROKER)
+
+
+def some_cells_on_a_broker() -> Iterator[CellId]:
+    """A quick run: both sides of each point at the wire, the policies taking turns."""
+    for turn, place in enumerate(AT_THE_WIRE):
+        there = [cell for cell in cells_on_a_broker() if (cell.scenario, cell.point) == place]
+        yield from _both_sides(there, turn)
+
+
+def _both_sides(group: Sequence[CellId], turn: int) -> tuple[CellId, CellId]:
+    """Of the cells of one scenario and point one before it and one after it."""
+    before, after = ([cell for cell in group if cell.phase == phase] for phase in PHASES)
+    return before[turn % len(before)], after[(turn + 1) % len(after)]
 
 
 def _by_point(all_cells: Iterable[CellId]) -> list[list[CellId]]:

@@ -16,6 +16,7 @@ import pytest
 from gracekit.process import Point
 from tests.crash.cell import Cell, cell_in
 from tests.crash.checks import check_answers, check_end, is_quiet, look
+from tests.crash.queues import SqliteQueues
 from tests.crash.scenarios import (
     NOT_IN_THE_MATRIX,
     CellId,
@@ -34,6 +35,22 @@ from tests.scale import scale
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 AT_LEAST: Final = 60
+
+
+async def check_kill(cell: Cell, where: CellId) -> None:
+    """Let the cell be killed there, and hold what follows against the promises."""
+    story = Story(cell, where.policy, where.failpoint)
+    await play(story, where.scenario)
+    await recover(story)
+    check_end(cell, story.history, retired=where.scenario is retire)
+
+
+async def check_two_kills(cell: Cell, where: Pair) -> None:
+    """The same of a recovery that is killed twice."""
+    story = Story(cell, where.policy, where.second)
+    await play(story, after_another(where.first))
+    await recover(story)
+    check_end(cell, story.history)
 
 
 async def play(story: Story, scenario: Scenario) -> None:
@@ -91,11 +108,8 @@ async def test_a_kill_loses_nothing_and_starts_nothing_twice(where: CellId, tmp_
     Whatever was confirmed ends as its policy says, is accounted for and answered, and the resource
     is free.
     """
-    async with cell_in(tmp_path) as cell:
-        story = Story(cell, where.policy, where.failpoint)
-        await play(story, where.scenario)
-        await recover(story)
-        check_end(cell, story.history, retired=where.scenario is retire)
+    async with cell_in(tmp_path, SqliteQueues(tmp_path)) as cell:
+        await check_kill(cell, where)
 
 
 @pytest.mark.parametrize("where", scale(list(some_pairs()), list(pairs())), ids=str)
@@ -103,11 +117,8 @@ async def test_a_recovery_that_dies_twice_is_recovered(where: Pair, tmp_path: Pa
     """
     Killed in its work, then in the recovery of it, then in the recovery of that: nothing is lost.
     """
-    async with cell_in(tmp_path) as cell:
-        story = Story(cell, where.policy, where.second)
-        await play(story, after_another(where.first))
-        await recover(story)
-        check_end(cell, story.history)
+    async with cell_in(tmp_path, SqliteQueues(tmp_path)) as cell:
+        await check_two_kills(cell, where)
 
 
 def test_every_point_has_a_cell():

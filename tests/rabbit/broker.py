@@ -6,6 +6,7 @@ the same event loop lives on meanwhile if they run in `asyncio.to_thread`.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import os
@@ -63,6 +64,26 @@ _QUEUES: Final = """
     durable => amqqueue:is_durable(Q), type => list_to_binary(Type),
     arguments => rabbit_misc:amqp_table(amqqueue:get_arguments(Q))}
 end || Q <- rabbit_amqqueue:list(VHOST)]
+"""
+
+# In the queue's own process, which alone may look, and sees what a client holds too.
+_BODIES: Final = """
+maps:from_list([begin
+  {resource, _, queue, Name} = amqqueue:get_name(Q),
+  Asking = {self(), make_ref()},
+  Look = fun(Kind, Queue) ->
+    {Found, After} = Kind:fold(fun({basic_message, _, _, Content, _, _}, _, _, Sofar) ->
+      {_, Body} = rabbit_basic:from_content(Content),
+      {cont, [base64:encode(Body) | Sofar]}
+    end, [], Queue),
+    {Who, Ref} = Asking,
+    Who ! {Ref, lists:reverse(Found)},
+    After
+  end,
+  ok = rabbit_amqqueue:run_backing_queue(amqqueue:get_pid(Q), rabbit_variable_queue, Look),
+  {_, Asked} = Asking,
+  {Name, receive {Asked, Bodies} -> Bodies after 10000 -> exit({no_answer, Name}) end}
+end || Q <- rabbit_amqqueue:list(VHOST), amqqueue:get_type(Q) =:= rabbit_classic_queue])
 """
 
 
@@ -323,6 +344,15 @@ class Broker:
         """Its queues, counted exactly."""
         rows = self._erlang.json(_QUEUES.replace("VHOST", binary(vhost)))
         return {row.pop("name"): Queue(**row) for row in rows}
+
+    def bodies(self, vhost: str = "/") -> dict[str, list[bytes]]:
+        """
+        What classic queues hold, oldest first, whether it waits or a client has it unacked.
+
+        Unlike a get it takes nothing, so nothing is marked as redelivered.
+        """
+        rows = self._erlang.json(_BODIES.replace("VHOST", binary(vhost)))
+        return {name: list(map(base64.b64decode, bodies)) for name, bodies in rows.items()}
 
     def home_of(self, queue: str, vhost: str = "/") -> str:
         """The name of the node that leads a quorum queue, or holds a classic one."""

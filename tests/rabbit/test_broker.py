@@ -215,6 +215,30 @@ async def test_queues_are_counted_exactly(
         assert not shared_broker.queues(rabbit_vhost)["lost"].durable
 
 
+async def test_a_look_at_messages_takes_none_and_marks_none(
+    shared_broker: Broker, rabbit_url: str, rabbit_vhost: str
+):
+    """
+    Those that a client holds are seen too, and who gets one after the look is its first reader.
+    """
+    async with connected(rabbit_url) as connection:
+        channel = await connection.channel()
+        queue = await channel.declare_queue("q", durable=True)
+        await channel.declare_queue("empty")
+        for body in (b"held", b"\x00\xff", b"large" * 10_000):
+            message = aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+            await channel.default_exchange.publish(message, "q")
+        held = await queue.get(no_ack=False)
+
+        found = shared_broker.bodies(rabbit_vhost)
+
+        assert found["q"] == [b"held", b"\x00\xff", b"large" * 10_000]
+        assert found["empty"] == []
+        await held.ack()
+        assert not (await queue.get()).redelivered
+        assert shared_broker.queues(rabbit_vhost)["q"].ready == 1
+
+
 async def test_a_virtual_host_is_fresh_and_knows_no_other(shared_broker: Broker):
     """
     So many tests can live on one node; what is deleted takes its connections with it.
