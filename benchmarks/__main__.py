@@ -9,7 +9,6 @@ Workers on RabbitMQ have a program of their own, `benchmarks.rabbitmq`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from typing import Final
 
 from benchmarks import calls, drain, durable, growth, memory, service, start, tracking
 from benchmarks.machine import describe
-from benchmarks.measure import FEWEST_ROUNDS, Figure, Plan
+from benchmarks.measure import Figure, Plan, command_line
 from benchmarks.picture import draw
 from benchmarks.plain import be_quiet
 from benchmarks.table import lines
@@ -34,7 +33,7 @@ BENCHES: Final[Mapping[str, Bench]] = MappingProxyType({one.NAME: one.run for on
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for; 0 also when a goal is missed, which the table shows."""
-    parser = _parser()
+    parser = command_line("python -m benchmarks", __doc__, "NAME", BENCHES)
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in BENCHES]:
         parser.error(f"there is no bench {unknown[0]!r}: there are {', '.join(BENCHES)}")
@@ -59,23 +58,6 @@ def _told(figures: Iterable[Figure]) -> Iterator[Figure]:
     for figure in figures:
         print(lines([figure])[-1], flush=True)
         yield figure
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHES))
-    parser.add_argument("--rounds", type=int, default=FEWEST_ROUNDS, help="default %(default)s")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw them there")
-    parser.add_argument(
-        "--dir", type=Path, default=Path.cwd(), help="on the disk to measure; default: here"
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ own speed where something bare can be timed in the same round beside it.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import gc
 import math
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -235,3 +236,23 @@ def numbered(prefix: str) -> Iterator[str]:
     while True:
         number += 1
         yield f"{prefix}{number:0{32 - len(prefix)}}"
+
+
+def command_line(
+    prog: str, description: str | None, what: str, names: Iterable[str]
+) -> argparse.ArgumentParser:
+    """What all benches may be told; *what* says what *names*, of which some may be chosen, are."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar=what, help=", ".join(names))
+    parser.add_argument("--rounds", type=int, default=FEWEST_ROUNDS, help="default %(default)s")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw them there")
+    parser.add_argument(
+        "--dir", type=Path, default=Path.cwd(), help="on the disk to measure; default: here"
+    )
+    return parser

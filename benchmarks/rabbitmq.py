@@ -12,7 +12,6 @@ until all of them are confirmed, so the time is that of draining them and nothin
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import gc
@@ -30,7 +29,7 @@ from benchmarks.brokered import KINDS as MINE
 from benchmarks.brokered import by_stage
 from benchmarks.caller import Caller, Wire, calling
 from benchmarks.machine import describe
-from benchmarks.measure import FEWEST_ROUNDS, Figure, Goal, Plan, against, quantile
+from benchmarks.measure import Figure, Goal, Plan, against, command_line, quantile
 from benchmarks.plain import URL_FILE, be_quiet, parked
 from benchmarks.stages import STAGES
 from benchmarks.standings import (
@@ -102,7 +101,7 @@ Found = Mapping[str, float]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and tell; 0 also when a goal is missed, which the table shows."""
-    parser = _parser()
+    parser = command_line("python -m benchmarks.rabbitmq", __doc__, "WORKER", KINDS)
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in KINDS]:
         parser.error(f"there is no worker {unknown[0]!r}: there are {', '.join(KINDS)}")
@@ -284,23 +283,6 @@ class _Bench:
         async with calling(url) as caller:
             yield directory, caller
         self._broker.delete_vhost(name)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rabbitmq",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("names", nargs="*", metavar="WORKER", help=", ".join(KINDS))
-    parser.add_argument("--rounds", type=int, default=FEWEST_ROUNDS, help="default %(default)s")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw them there")
-    parser.add_argument(
-        "--dir", type=Path, default=Path.cwd(), help="on the disk to measure; default: here"
-    )
-    return parser
 
 
 if __name__ == "__main__":
