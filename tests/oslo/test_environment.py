@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.oslo.kit import ROOT, oslo_python
+from tests.scale import scale
+
+TIMEOUT_S = scale(120, 3600)
+"""Of each test inside, which does not see the options of the run that it is part of."""
 
 pytestmark = pytest.mark.process
 
@@ -22,7 +26,7 @@ def run(*arguments: str | Path) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=300,
+        timeout=2 * TIMEOUT_S,
     )
     assert answer.returncode == 0, answer.stdout
     return answer.stdout
@@ -52,6 +56,7 @@ def test_the_adapter_answers_as_the_library_does():
     """
     inside = Path(__file__).parent / "test_adapter.py"
 
-    said = run("-m", "pytest", "-q", "-p", "no:cacheprovider", inside)
+    quiet = ("-q", "-p", "no:cacheprovider")
+    said = run("-m", "pytest", *quiet, f"--timeout={TIMEOUT_S}", inside)
 
     assert re.search(r"^\d{2,} passed in", said, re.MULTILINE), said
