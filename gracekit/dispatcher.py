@@ -513,7 +513,8 @@ class Dispatcher:
     def _untrack(self, job: Job) -> None:
         self._heartbeats.end(job.task)
         job.gate.entering.pop(job, None)
-        self._turns.leave(job)
+        if job.inside:
+            self._turns.leave(job)
         self._tracker.ended(job.task)
         self._jobs.pop(job.task, None)
         self._tracker.remove(job.task)

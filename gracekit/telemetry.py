@@ -262,6 +262,8 @@ class _Metrics:
 
     def record(self, event: str, fields: Mapping[str, Any]) -> None:
         """Count what the metrics are about; methods here are registered ones, never wire text."""
+        if event == "task.started":
+            return  # one a request, and not counted
         match event:
             case "task.finished":
                 method, outcome = fields.get("method", ""), fields.get("outcome", "")

@@ -206,7 +206,7 @@ def _entry(
 ) -> Entry:
     columns = dict(zip(_NAMES, row, strict=True))
     run_id = None if columns["owner"] is None else str(columns["owner"])
-    is_transient = TaskState(columns["state"]) in TRANSIENT
+    is_transient = TaskState(str(columns["state"])) in TRANSIENT
     owner = runs.get(run_id or "")
     found = live.get((run_id or "", str(columns["request_id"]))) if is_transient else None
     return Entry(

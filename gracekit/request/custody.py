@@ -130,10 +130,12 @@ class Custody:
         task = job.task
         hook = outcome.state is TaskState.ERRORED and job.method.errored_hook is not None
         pause_s = FIRST_PAUSE_S
+        # A cast, unless another delivery of it came as a call.
+        owing = job.reply is not None or job.delivery is None
         while True:
             batch = Batch(Point.FINISH)
             index = self._journal.add_finish(
-                batch, task.row_id or 0, outcome, expected=expected, errored_hook=hook
+                batch, task.row_id or 0, outcome, expected=expected, errored_hook=hook, owing=owing
             )
             self._add_release(batch, task, "clean")
             try:
@@ -142,6 +144,9 @@ class Custody:
                 self._tell(error, "outcome")
                 return []
             except StoreError as error:
+                if not owing and isinstance(error, ConflictError):
+                    owing = True
+                    continue
                 row = await self._row_after(error, task, "outcome")
                 if row is None or (row.state is expected and row.owner == self._journal.run_id):
                     await asyncio.sleep(pause_s)

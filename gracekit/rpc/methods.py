@@ -449,11 +449,6 @@ def _major(version: str) -> int:
 
 
 def _parts(version: str) -> tuple[int, ...]:
-    # Anyone can send a version: what is kept is small and of a known number.
-    return _short_parts(version) if len(version) <= _SHORT else _read_parts(version)
-
-
-def _read_parts(version: str) -> tuple[int, ...]:
     try:
         parts = tuple(int(part) for part in version.split("."))
     except ValueError:
@@ -461,14 +456,19 @@ def _read_parts(version: str) -> tuple[int, ...]:
     return parts if len(parts) > 1 else (*parts, 0)
 
 
-_SHORT: Final = 16
-_short_parts: Final = functools.lru_cache(256)(_read_parts)
-
-
 def serves(served: str, asked: str) -> bool:
     """Whether an interface at version *served* fits one asked for: same major, minor not above."""
+    # Anyone can send a version: what is kept is small and of a known number.
+    return _short_serves(served, asked) if len(asked) <= _SHORT else _serves(served, asked)
+
+
+def _serves(served: str, asked: str) -> bool:
     have, want = _parts(served), _parts(asked)
     return have[0] == want[0] >= 0 and _steps(want) <= _steps(have)
+
+
+_SHORT: Final = 16
+_short_serves: Final = functools.lru_cache(256)(_serves)
 
 
 def _steps(parts: tuple[int, ...]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ escaped characters of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -39,6 +39,17 @@ _VERSION_KEY: Final = "oslo.version"
 _MESSAGE_KEY: Final = "oslo.message"
 _ENVELOPE_VERSION: Final = "2.0"
 _CONTEXT: Final = "_context_"
+_CONTEXT_AT: Final = len(_CONTEXT)
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    """What nearly all bodies are, read in one go."""
+
+    version: Literal["2.0"] = msgspec.field(name=_VERSION_KEY)
+    message: str = msgspec.field(name=_MESSAGE_KEY)
+
+
+_envelope_of: Final = msgspec.json.Decoder(_Envelope).decode
 
 
 # -- requests -----------------------------------------------------------------
@@ -84,9 +95,7 @@ def decode_request(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Request:
         namespace=_text(message, "namespace"),
         version=_text(message, "version", MAX_VERSION) or "1.0",
         context={
-            key.removeprefix(_CONTEXT): value
-            for key, value in message.items()
-            if key.startswith(_CONTEXT)
+            key[_CONTEXT_AT:]: value for key, value in message.items() if key.startswith(_CONTEXT)
         },
         reply=_address(message),
         monitor_timeout_s=_seconds(message, "_timeout"),
@@ -187,6 +196,17 @@ def _envelope(message: JsonObject, what: str) -> bytes:
 def _open(body: bytes, max_bytes: int) -> JsonObject:
     if len(body) > max_bytes:
         raise MessageTooLargeError(f"body of {len(body)} bytes exceeds the limit of {max_bytes}")
+    try:
+        message = loads(_envelope_of(body).message, _MESSAGE_KEY)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        message = _open_any(body)
+    if not isinstance(message, dict):
+        raise BadMessageError(f"message is {_kind(message)}, not an object")
+    return message
+
+
+def _open_any(body: bytes) -> Any:
+    """The message of a body that is no envelope as it should be; what is wrong with it is told."""
     message = loads(body, "body")
     if isinstance(message, dict) and _VERSION_KEY in message and _MESSAGE_KEY in message:
         version, text = message[_VERSION_KEY], message[_MESSAGE_KEY]
@@ -198,8 +218,6 @@ def _open(body: bytes, max_bytes: int) -> JsonObject:
         if not isinstance(text, str):
             raise BadMessageError(f"{_MESSAGE_KEY} holds {_kind(text)}, not JSON text")
         message = loads(text, _MESSAGE_KEY)
-    if not isinstance(message, dict):
-        raise BadMessageError(f"message is {_kind(message)}, not an object")
     return message
 
 

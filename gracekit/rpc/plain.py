@@ -21,6 +21,7 @@ from gracekit.errors import BadMessageError, UnserialisableError
 
 MAX_DEPTH: Final = 32  # nested lists and objects, the message itself being the first
 MAX_KEYS: Final = 10_000  # of all objects of one message together
+_SHORTEST_KEY: Final = 4  # characters of one and its value, `"":0`
 MAX_SHOWN: Final = 256  # characters of wire text that may reach a log
 
 
@@ -75,9 +76,12 @@ def over_limit(text: str | bytes, value: object) -> str | None:
 
 def _surely_small(text: str | bytes) -> bool:
     # Counting characters costs a tenth of walking the value, and nearly every message passes.
+    has_few_keys = len(text) <= _SHORTEST_KEY * MAX_KEYS
     if isinstance(text, str):
-        return text.count("[") + text.count("{") <= MAX_DEPTH and text.count(":") <= MAX_KEYS
-    return text.count(b"[") + text.count(b"{") <= MAX_DEPTH and text.count(b":") <= MAX_KEYS
+        nested = text.count("[") + text.count("{")
+        return nested <= MAX_DEPTH and (has_few_keys or text.count(":") <= MAX_KEYS)
+    nested = text.count(b"[") + text.count(b"{")
+    return nested <= MAX_DEPTH and (has_few_keys or text.count(b":") <= MAX_KEYS)
 
 
 def _children(node: Any) -> list[Any]:

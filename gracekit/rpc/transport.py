@@ -8,9 +8,9 @@ unsettled deliveries back, in their old order.
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -125,17 +125,17 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
     settle: Settle
     settled: bool = False
 
-    async def ack(self) -> None:
+    def ack(self) -> Coroutine[Any, Any, None]:
         """Tell the transport that it may forget the message."""
-        await self._settle_once(Settlement.ACK)
+        return self._settle_once(Settlement.ACK)
 
-    async def give_back(self) -> None:
+    def give_back(self) -> Coroutine[Any, Any, None]:
         """Put the message back at its old place in the queue, for any consumer."""
-        await self._settle_once(Settlement.GIVE_BACK)
+        return self._settle_once(Settlement.GIVE_BACK)
 
-    async def dead_letter(self, reason: str) -> None:
+    def dead_letter(self, reason: str) -> Coroutine[Any, Any, None]:
         """Keep the message aside for people, with *reason* as text."""
-        await self._settle_once(Settlement.DEAD_LETTER, reason)
+        return self._settle_once(Settlement.DEAD_LETTER, reason)
 
     async def _settle_once(self, how: Settlement, reason: str = "") -> None:
         if self.settled:

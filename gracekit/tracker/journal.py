@@ -26,6 +26,7 @@ CURSOR_DELAY_S: Final = 1.0
 """A cursor waits at most this long for another commit to travel with."""
 
 _encoder: Final = msgspec.json.Encoder()
+_in_order: Final = msgspec.json.Encoder(order="deterministic")
 _decoder: Final = msgspec.json.Decoder()
 
 
@@ -41,7 +42,7 @@ def from_json(text: Any) -> Any:
 
 def content_hash(namespace: str | None, method: str, version: str, args: Mapping[str, Any]) -> str:
     """128 bits over what a request asks for, independent of the order of its keys."""
-    content = msgspec.json.encode([namespace, method, version, args], order="deterministic")
+    content = _in_order.encode([namespace, method, version, args])
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -224,6 +225,9 @@ _FINISH: Final = """
 UPDATE task SET state = ?, result = ?, failure = ?, reason = ?, detail = ?, finished_at = ?,
     args = CASE WHEN ? THEN args END, context = CASE WHEN ? THEN context END, errored_due = ?
 WHERE id = ? AND owner = ? AND state = ?"""
+_FINISH_OWING_NOTHING: Final = (
+    f"{_FINISH} AND NOT EXISTS (SELECT 1 FROM reply WHERE task_id = task.id)"  # noqa: S608 - a constant
+)
 # Two statements: RETURNING builds a table for what it returns, and most tasks have no reply.
 _REPLIES: Final = "SELECT queue, msg_id, expires_at, monitor_s FROM reply WHERE task_id = ?"
 _REPLIES_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
@@ -268,11 +272,11 @@ class Journal:
         self._dirty: dict[int, TrackedTask] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
 
-    async def commit(self, batch: Batch) -> list[list[Row]]:
-        """Commit *batch*; cursors that wait travel in the same group."""
+    def commit(self, batch: Batch) -> asyncio.Future[list[list[Row]]]:
+        """As `Engine.submit`; cursors that wait travel in the same group."""
         if self._dirty:
             self._submit_cursors()
-        return await self.engine.submit(batch)
+        return self.engine.submit(batch)
 
     # -- a request's way in -------------------------------------------------------------
 
@@ -290,7 +294,7 @@ class Journal:
             request.request_id,
             request.recipient,
             self.service,
-            request.lane.value,
+            request.lane.word,
             request.queue,
             request.route,
             request.target,
@@ -300,26 +304,23 @@ class Journal:
             to_json(request.args),
             to_json(request.context),
             request.content_hash,
-            request.on_interrupt.value,
+            request.on_interrupt.word,
             request.settle_s,
             kind,
             resource_id,
             self.run_id,
             now,
             request.expires_at,
-            (TaskState.RUNNING if begin else TaskState.ACCEPTED).value,
+            (TaskState.RUNNING if begin else TaskState.ACCEPTED).word,
             int(begin),
             now if begin else None,
         )
-        key = (request.request_id, request.recipient)
         if request.reply is not None:
             reply = request.reply
-            batch.add(
-                _ACCEPT_REPLY,
-                *(reply.queue, reply.msg_id, reply.expires_at, reply.monitor_s),
-                *key,
-            )
+            address = (reply.queue, reply.msg_id, reply.expires_at, reply.monitor_s)
+            batch.add(_ACCEPT_REPLY, *address, request.request_id, request.recipient)
         if begin and request.resource is not None:
+            key = (request.request_id, request.recipient)
             batch.add(_TOKEN, *request.resource, *key, expect=1)
         batch.add_up(COUNT, "accepted", 1)
         return index
@@ -401,18 +402,29 @@ class Journal:
         *,
         expected: TaskState,
         errored_hook: bool = False,
+        owing: bool = True,
     ) -> int:
         """Record the outcome and make its replies due.
+
+        Args:
+            batch: To which it is added.
+            row_id: The row.
+            outcome: How it ended.
+            expected: State that it must be in.
+            errored_hook: Whether the errored hook has still to be called.
+            owing: False where probably nobody waits for a reply, which saves a statement; if
+                somebody does, it is a conflict.
 
         Returns:
             Index of the statement that returns each reply as `address_of` reads it.
         """
         now = self.clock.wall()
-        replies = batch.ask(_REPLIES, row_id)
-        batch.add(_REPLIES_DUE, now, row_id, after=replies)
-        batch.add(
-            _FINISH,
-            outcome.state.value,
+        if owing:
+            replies = batch.ask(_REPLIES, row_id)
+            batch.add(_REPLIES_DUE, now, row_id, after=replies)
+        finished = batch.add(
+            _FINISH if owing else _FINISH_OWING_NOTHING,
+            outcome.state.word,
             outcome.result,
             outcome.failure,
             outcome.reason,
@@ -423,10 +435,10 @@ class Journal:
             int(errored_hook),
             row_id,
             self.run_id,
-            expected.value,
+            expected.word,
             expect=1,
         )
-        return replies
+        return replies if owing else finished
 
     async def monitored(self, row_id: int) -> list[Address]:
         """Callers of an unfinished task that asked for heartbeats."""

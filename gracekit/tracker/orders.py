@@ -113,7 +113,7 @@ def _case(row: Row) -> Case:
         **values  # type: ignore[arg-type]  # as the schema says
         | {
             "resource": None if kind is None else (str(kind), str(resource_id)),
-            "state": TaskState(values["state"]),
+            "state": TaskState(str(values["state"])),
             "probing": bool(values["probing"]),
         }
     )
