@@ -256,6 +256,32 @@ async def test_a_known_request_starts_no_second_handler(world: World, svc: Servi
     assert world.rows("SELECT * FROM reply") == []
 
 
+async def test_a_call_with_the_id_of_a_cast_in_flight_is_answered(world: World, svc: Service):
+    """
+    The end of a cast looks for no reply; a caller that joined it meanwhile waits all the same.
+    """
+    doors, starts = Doors(), []
+
+    @svc.rpc
+    async def work(ctx: Context) -> int:
+        starts.append(ctx.request_id)
+        await doors.pass_("in")
+        return len(starts)
+
+    life = await world.start(svc)
+    client = (await world.client(svc)).prepare(request_id="same")
+    await client.cast(work)
+    await doors.wait(1)
+    joined = asyncio.create_task(client.call(work))
+    await world.until(lambda: world.tally().get("duplicate") == 1)
+    doors.open("in")
+
+    assert await joined == 1
+    assert starts == ["same"]
+    assert world.rows("SELECT * FROM reply") == []
+    assert life.told("store.error") == []
+
+
 async def test_a_failure_is_answered_from_the_record_too(world: World, svc: Service):
     """
     A handler that raised is FAILED and not run again; its error is the record.

@@ -65,11 +65,12 @@ class Book:
         row_id: int,
         state: TaskState = TaskState.SUCCEEDED,
         expected: TaskState = TaskState.RUNNING,
+        owing: bool = True,
         **more: Any,
     ) -> list[Any]:
         batch = Batch(Point.FINISH)
         index = self.journal.add_finish(
-            batch, row_id, Outcome(state=state, **more), expected=expected
+            batch, row_id, Outcome(state=state, **more), expected=expected, owing=owing
         )
         return (await self.journal.commit(batch))[index]
 
@@ -386,6 +387,20 @@ async def test_an_outcome_makes_its_replies_due_and_purges_the_arguments(book: B
     assert due == [("reply_1", "m1", None, None)]
     (reply,) = book.world.rows("SELECT due_at FROM reply")
     assert reply["due_at"] == book.clock.wall()
+
+
+async def test_an_outcome_that_owes_nothing_is_refused_where_somebody_waits(book: Book):
+    """
+    Who ends a cast need not look for replies: a caller that joined it is a conflict.
+    """
+    owed = await book.running("r1", reply=CALLER)
+    free = await book.running("r2")
+
+    assert await book.finish(free.row_id or 0, owing=False) == []
+    with pytest.raises(ConflictError):
+        await book.finish(owed.row_id or 0, owing=False)
+
+    assert book.world.states() == {"r1": "running", "r2": "succeeded"}
 
 
 @pytest.mark.parametrize("second", [TaskState.FAILED, TaskState.SUCCEEDED])
