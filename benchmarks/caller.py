@@ -2,30 +2,39 @@
 
 gracekit, the workers by hand and oslo.messaging read the same envelope. For the others a sample
 of a cast and of a call is taken, as the library's own client put them into the queue, and sent
-again with new ids: so all are sent to, and called, by the same few lines on aiormq.
+again with new ids: so all are sent to, and called, by the same few lines. A call costs them
+little, as its frames are packed before it is timed, and a reply is known by the id in it: two
+processors are shared, and what the caller takes is missing to the worker.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import aiormq
-from aiormq.abc import DeliveredMessage
 from aiormq.channel import Channel
+from pamqp import frame
+from pamqp.body import ContentBody
 from pamqp.commands import Basic
+from pamqp.header import ContentHeader
 
-from benchmarks.brokered import declare, opened, properties
+from benchmarks.brokered import declare, properties
 from benchmarks.measure import numbered
 from benchmarks.plain import ARGS, SAMPLE_ID
+from gracekit.rpc.amqp.frames import DELIVER, METHOD, METHOD_ID
+from gracekit.rpc.amqp.wire import Wire as Socket
+from gracekit.rpc.amqp.wire import Wires
 from gracekit.rpc.message import ReplyAddress, Request
 from gracekit.rpc.oslo_wire import encode_request
 from gracekit.rpc.transport import reply_queue
 
+LENGTH_OF_AN_ID: Final = 32
 AT_ONCE: Final = 250
 """Casts whose confirms are waited for together."""
 
@@ -116,24 +125,55 @@ def _with_id(value: Any, request_id: str) -> Any:
     return value
 
 
-class Caller:
-    """Sends to every worker in the same way; as lean as aiormq allows."""
+class _Replies:
+    """What comes on the channel of the calls: see `Tap`.
 
-    def __init__(self, casting: Channel, calling: Channel) -> None:
+    A worker's library puts the call's id into properties or body, as it likes: the first
+    frame that has it ends the call.
+
+    Args:
+        prefix: Of the ids, which end in digits.
+
+    Attributes:
+        waiting: Calls that are not answered, by id.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        digits = LENGTH_OF_AN_ID - len(prefix)
+        self._id = re.compile(rb"%b[0-9]{%d}" % (prefix.encode(), digits))
+        self.waiting: dict[bytes, asyncio.Future[None]] = {}
+
+    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:
+        """See `Tap`; aiormq gets what is no message."""
+        if kind == METHOD:
+            return bool(METHOD_ID.unpack_from(data, offset)[0] == DELIVER)
+        found = self._id.search(data, offset, end)
+        answered = self.waiting.pop(found.group(), None) if found is not None else None
+        if answered is not None:
+            answered.set_result(None)
+        return True
+
+    def end(self) -> None:
+        """See `Tap`."""
+
+
+class Caller:
+    """Sends to every worker in the same way."""
+
+    def __init__(self, casting: Channel, calling: Channel, socket: Socket) -> None:
         self._casting = casting  # with confirms
         self._calling = calling
-        self._ids = numbered(f"{time.time_ns():x}")  # no journal has seen them
+        self._socket = socket
+        prefix = f"{time.time_ns():x}"  # no journal has seen them
+        self._ids = numbered(prefix)
+        self._replies = _Replies(prefix)
         self._queue = reply_queue(f"reply_{'b' * 32}")
-        self._waiting: dict[str, asyncio.Future[None]] = {}
 
     async def listen(self) -> None:
         """Take replies."""
         await declare(self._calling, self._queue)
-        await self._calling.basic_consume(self._queue.name, self._take, no_ack=True)
-
-    async def _take(self, message: DeliveredMessage) -> None:
-        answered = message.header.properties.correlation_id or opened(message.body)["_msg_id"]
-        self._waiting.pop(answered).set_result(None)
+        self._socket.tap(self._calling.number, self._replies)
+        await self._calling.basic_consume(self._queue.name, _never, no_ack=True)
 
     async def sample(self, queue: str) -> Sent:
         """The message at the head of *queue*, which is then gone."""
@@ -150,17 +190,29 @@ class Caller:
             number -= len(some)
 
     def calls(self, wire: Wire, number: int) -> Callable[[], Awaitable[None]]:
-        """What makes a call each time, *number* of them, written before they are timed."""
+        """What makes a call each time, *number* of them, packed before they are timed."""
         ids = [next(self._ids) for _ in range(number)]
-        rest = iter([(one, wire.call(one, self._queue.name)) for one in ids])
+        rest = iter([(one.encode(), self._packed(wire.call(one, self._queue.name))) for one in ids])
+        waiting = self._replies.waiting
 
         async def call() -> None:
-            call_id, sent = next(rest)
-            answered = self._waiting[call_id] = asyncio.get_running_loop().create_future()
-            await _publish(self._calling, sent)
+            call_id, frames = next(rest)
+            answered = waiting[call_id] = asyncio.get_running_loop().create_future()
+            self._socket.send_soon(frames)
             await answered
 
         return call
+
+    def _packed(self, sent: Sent) -> bytes:
+        """As frames, unconfirmed."""
+        method = Basic.Publish(exchange=sent.exchange, routing_key=sent.routing_key)
+        header = ContentHeader(body_size=len(sent.body), properties=sent.properties)
+        parts = (method, header, ContentBody(sent.body))
+        return b"".join(frame.marshal(part, self._calling.number) for part in parts)
+
+
+async def _never(message: object) -> None:
+    raise AssertionError(f"not by way of the tap: {message}")
 
 
 async def _publish(channel: Channel, sent: Sent) -> None:
@@ -176,11 +228,13 @@ async def _publish(channel: Channel, sent: Sent) -> None:
 @contextlib.asynccontextmanager
 async def calling(url: str) -> AsyncIterator[Caller]:
     """A caller on the broker at *url*."""
-    async with aiormq.connect(url) as connection:
+    wires = Wires()
+    async with aiormq.connect(url, transport_factory=wires) as connection:
         casting = await connection.channel(publisher_confirms=True)
         calls = await connection.channel(publisher_confirms=False)
         assert isinstance(casting, Channel)
         assert isinstance(calls, Channel)
-        caller = Caller(casting, calls)
+        assert wires.wire is not None
+        caller = Caller(casting, calls, wires.wire)
         await caller.listen()
         yield caller
