@@ -136,17 +136,21 @@ class _Replies:
 
     Attributes:
         waiting: Calls that are not answered, by id.
+        came: Replies so far, also those that nobody waits for.
     """
 
     def __init__(self, prefix: str) -> None:
         digits = LENGTH_OF_AN_ID - len(prefix)
         self._id = re.compile(rb"%b[0-9]{%d}" % (prefix.encode(), digits))
         self.waiting: dict[bytes, asyncio.Future[None]] = {}
+        self.came = 0
 
     def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:
         """See `Tap`; aiormq gets what is no message."""
         if kind == METHOD:
-            return bool(METHOD_ID.unpack_from(data, offset)[0] == DELIVER)
+            is_reply = bool(METHOD_ID.unpack_from(data, offset)[0] == DELIVER)
+            self.came += is_reply
+            return is_reply
         found = self._id.search(data, offset, end)
         answered = self.waiting.pop(found.group(), None) if found is not None else None
         if answered is not None:
@@ -155,6 +159,12 @@ class _Replies:
 
     def end(self) -> None:
         """See `Tap`."""
+
+    def lost(self, _closing: object) -> None:
+        """No reply comes any more."""
+        for answered in self.waiting.values():
+            answered.set_exception(ConnectionError("the caller's channel was closed"))
+        self.waiting.clear()
 
 
 class Caller:
@@ -168,11 +178,14 @@ class Caller:
         self._ids = numbered(prefix)
         self._replies = _Replies(prefix)
         self._queue = reply_queue(f"reply_{'b' * 32}")
+        self._called = 0
 
     async def listen(self) -> None:
         """Take replies."""
         await declare(self._calling, self._queue)
         self._socket.tap(self._calling.number, self._replies)
+        closing = self._calling.closing
+        closing.add_done_callback(self._replies.lost)
         await self._calling.basic_consume(self._queue.name, _never, no_ack=True)
 
     async def sample(self, queue: str) -> Sent:
@@ -196,12 +209,20 @@ class Caller:
         waiting = self._replies.waiting
 
         async def call() -> None:
+            if self._calling.is_closed:
+                raise ConnectionError("the caller's channel is closed")
+            self._called += 1
             call_id, frames = next(rest)
             answered = waiting[call_id] = asyncio.get_running_loop().create_future()
             self._socket.send_soon(frames)
             await answered
 
         return call
+
+    def check(self) -> None:
+        """Each call was answered once."""
+        came = self._replies.came
+        assert came == self._called, f"{came} replies to {self._called} calls"
 
     def _packed(self, sent: Sent) -> bytes:
         """As frames, unconfirmed."""
@@ -238,3 +259,4 @@ async def calling(url: str) -> AsyncIterator[Caller]:
         caller = Caller(casting, calls, wires.wire)
         await caller.listen()
         yield caller
+        caller.check()

@@ -130,7 +130,8 @@ class Custody:
         task = job.task
         hook = outcome.state is TaskState.ERRORED and job.method.errored_hook is not None
         pause_s = FIRST_PAUSE_S
-        # A cast, unless another delivery of it came as a call.
+        # A cast owes no reply unless somebody called with its id meanwhile, which the commit
+        # refuses then; a row from the record may owe anything.
         owing = job.reply is not None or job.delivery is None
         while True:
             batch = Batch(Point.FINISH)

@@ -95,7 +95,7 @@ class Turns:
         self._lines = lines
         self._clock = clock
         self._released = asyncio.Event()
-        self._waiting_leases = 0
+        self._lease_waiters = 0
 
     async def wait(self, job: Job) -> bool:
         """Stand in line until it is our turn; false if the gate closed or it was cancelled."""
@@ -120,14 +120,14 @@ class Turns:
         if job.expires_at is not None:
             wait_s = min(wait_s, max(0.0, job.expires_at - self._clock.loop()))
         job.waiting = True
-        self._waiting_leases += 1
+        self._lease_waiters += 1
         try:
             async with asyncio.timeout(wait_s):
                 await self._released.wait()
         except (TimeoutError, asyncio.CancelledError):
             pass  # the turn is asked for again, and refused if the gate has closed
         finally:
-            self._waiting_leases -= 1
+            self._lease_waiters -= 1
             job.waiting = False
 
     def enter_nowait(self, job: Job) -> bool:
@@ -146,7 +146,7 @@ class Turns:
 
     def tell_released(self) -> None:
         """A lease was given back here: whoever waits for one asks again."""
-        if self._waiting_leases:
+        if self._lease_waiters:
             self._released.set()
             self._released = asyncio.Event()
 

@@ -37,7 +37,7 @@ MAX_SECONDS: Final = 1e9  # anybody may send an integer that no timer takes
 
 _VERSION_KEY: Final = "oslo.version"
 _MESSAGE_KEY: Final = "oslo.message"
-_ENVELOPE_VERSION: Final = "2.0"
+_ENVELOPE_VERSION: Final = "2.0"  # _Envelope says it too
 _CONTEXT: Final = "_context_"
 _CONTEXT_AT: Final = len(_CONTEXT)
 
@@ -197,16 +197,18 @@ def _open(body: bytes, max_bytes: int) -> JsonObject:
     if len(body) > max_bytes:
         raise MessageTooLargeError(f"body of {len(body)} bytes exceeds the limit of {max_bytes}")
     try:
-        message = loads(_envelope_of(body).message, _MESSAGE_KEY)
+        text = _envelope_of(body).message
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
         message = _open_any(body)
+    else:
+        message = loads(text, _MESSAGE_KEY)
     if not isinstance(message, dict):
         raise BadMessageError(f"message is {_kind(message)}, not an object")
     return message
 
 
 def _open_any(body: bytes) -> Any:
-    """The message of a body that is no envelope as it should be; what is wrong with it is told."""
+    """The message of any other body: a bare one, an envelope with more keys, or a wrong one."""
     message = loads(body, "body")
     if isinstance(message, dict) and _VERSION_KEY in message and _MESSAGE_KEY in message:
         version, text = message[_VERSION_KEY], message[_MESSAGE_KEY]

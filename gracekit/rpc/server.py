@@ -1,7 +1,7 @@
 """An RPC server: takes deliveries from its queues while there are places, and stops on request.
 
 It neither decodes nor runs anything: each delivery with a place is given to
-`handle`. The consumer callback only enqueues. Closing intake is proven by the
+`handle`, the others wait for one. Closing intake is proven by the
 transport's cancel-ok, and everything not yet taken goes back at once.
 """
 

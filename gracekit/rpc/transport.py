@@ -105,8 +105,8 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
 
     A second settlement, or one on a connection that is gone, does nothing:
     the message is then delivered again and the journal's dedupe covers it.
-    Each raises StoreError where the transport could not do it now; it is the
-    transport that tries again, so the caller only tells it.
+    Each is a coroutine, and raises StoreError where the transport could not do
+    it now; it is the transport that tries again, so the caller only tells it.
 
     Attributes:
         body: The enveloped message, of any size and content.

@@ -33,7 +33,7 @@ class Statement(NamedTuple):
     sql: str
     params: Sequence[Value]
     expect: int | None
-    returns: bool
+    returns: bool = False
     inserts: bool = False
     after: int | None = None
 
@@ -69,12 +69,12 @@ class Batch:
         Returns:
             Its index: `rows[index]` of the commit holds the rows it returned.
         """
-        self.statements.append(Statement(sql, params, expect, False, False, after))
+        self.statements.append(Statement(sql, params, expect, after=after))
         return len(self.statements) - 1
 
     def ask(self, sql: str, *params: Value, expect: int | None = None) -> int:
         """As `add`, for a statement that returns rows; *expect* counts these."""
-        self.statements.append(Statement(sql, params, expect, True))
+        self.statements.append(Statement(sql, params, expect, returns=True))
         return len(self.statements) - 1
 
     def insert(self, sql: str, *params: Value) -> int:
@@ -83,7 +83,7 @@ class Batch:
         Returns:
             Its index: `rows[index]` of the commit holds the one row `(row id,)`.
         """
-        self.statements.append(Statement(sql, params, 1, False, True))
+        self.statements.append(Statement(sql, params, 1, inserts=True))
         return len(self.statements) - 1
 
     def add_up(self, sql: str, key: str, number: int) -> None:

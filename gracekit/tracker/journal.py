@@ -228,7 +228,7 @@ WHERE id = ? AND owner = ? AND state = ?"""
 _FINISH_OWING_NOTHING: Final = (
     f"{_FINISH} AND NOT EXISTS (SELECT 1 FROM reply WHERE task_id = task.id)"  # noqa: S608 - a constant
 )
-# Two statements: RETURNING builds a table for what it returns, and most tasks have no reply.
+# Two statements: RETURNING builds a table for what it returns.
 _REPLIES: Final = "SELECT queue, msg_id, expires_at, monitor_s FROM reply WHERE task_id = ?"
 _REPLIES_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
 _REPLY_DONE: Final = "DELETE FROM reply WHERE task_id = ? AND queue = ? AND msg_id = ?"
@@ -412,11 +412,12 @@ class Journal:
             outcome: How it ended.
             expected: State that it must be in.
             errored_hook: Whether the errored hook has still to be called.
-            owing: False where probably nobody waits for a reply, which saves a statement; if
-                somebody does, it is a conflict.
+            owing: False says that nobody waits for a reply, which saves a statement; where that
+                is untrue, the batch is a conflict.
 
         Returns:
-            Index of the statement that returns each reply as `address_of` reads it.
+            Index of the statement that returns each reply as `address_of` reads it; no rows
+            where nothing is owed.
         """
         now = self.clock.wall()
         if owing:

@@ -22,7 +22,7 @@ class _Word(enum.Enum):
     """Hashed by identity, as its members are compared: Enum's own hash is a call into Python.
 
     Attributes:
-        word: Its value, as a plain attribute: up to 3.11 `value` is two calls into Python.
+        word: Its value, as a plain attribute: `value` is two calls into Python.
     """
 
     __hash__ = object.__hash__

@@ -273,7 +273,7 @@ async def test_a_call_with_the_id_of_a_cast_in_flight_is_answered(world: World, 
     await client.cast(work)
     await doors.wait(1)
     joined = asyncio.create_task(client.call(work))
-    await world.until(lambda: world.tally().get("duplicate") == 1)
+    await world.until(lambda: len(world.rows("SELECT * FROM reply")) == 1)
     doors.open("in")
 
     assert await joined == 1

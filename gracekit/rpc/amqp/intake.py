@@ -3,7 +3,7 @@
 An intake is one channel with its consumers. A delivery is settled on the channel
 that it came on, or not at all: once that channel is gone the broker has taken
 the message back. Acks of one turn of the loop leave as few frames: one
-`multiple` over each run of tags that is settled without a gap.
+`multiple` for all below the lowest tag that is unsettled, the others singly.
 """
 
 from __future__ import annotations

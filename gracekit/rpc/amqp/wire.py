@@ -1,8 +1,8 @@
 """One socket to the broker, shared: aiormq speaks on it, and we do where every message passes.
 
 aiormq reads each frame through a stream, a queue and a task, which is half of what a message
-costs a worker. Here a block of bytes is cut into frames as it comes; those of a channel that is
-tapped go to its tap at once, and all others on to aiormq, which keeps connection, channels
+costs a worker. Here a block of bytes is cut into frames as it comes; those that the tap of their
+channel takes go to it at once, and all others on to aiormq, which keeps connection, channels
 and everything rare. What the two write is whole frames, one after the other.
 """
 
