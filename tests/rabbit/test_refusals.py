@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError
 from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
+from gracekit.rpc.transport import Message, reply_queue, shared_queue
 from tests.rabbit.broker import USER, Broker
 from tests.rabbit.erlang import binary
 
@@ -83,3 +85,39 @@ async def test_a_vhost_that_is_not_ours_is_a_matter_of_configuration(
 
     assert f"refused vhost '{own_vhost}'" in str(refused.value)
     assert USER not in str(refused.value)
+
+
+@pytest.mark.parametrize("frames", ["own", "plain"])
+async def test_who_may_not_write_to_an_exchange_is_told_and_others_are_sent_again(
+    own_broker: Broker, own_vhost: str, frames: str
+) -> None:
+    """
+    A refusal ends the channel of all that wait on it: replies, which it does not mean, arrive.
+    """
+    url = f"{own_broker.url_of(own_vhost)}?frames={frames}"
+    transport = open_transport(url, process=Process(), clock=Clock())
+    await transport.start()
+    try:
+        answers, work = reply_queue("reply_1"), shared_queue("work")
+        await transport.declare([answers, work])
+        user, everything = binary(USER), binary(".*")
+        own_broker.eval(
+            f"ok = rabbit_auth_backend_internal:set_permissions({user}, {binary(own_vhost)},"
+            f" {everything}, {binary('^amq[.]default$')}, {everything}, {user})"
+        )
+        replies = [Message(body=b"%d" % number) for number in range(20)]
+        sending = [
+            asyncio.create_task(transport.publish(queue, message))
+            for message in replies
+            for queue in (answers, work)
+        ]
+
+        outcomes = await asyncio.gather(*sending, return_exceptions=True)
+
+        assert outcomes[::2] == [None] * 20
+        assert {type(error) for error in outcomes[1::2]} == {ConfigError}
+        assert "exchange 'gracekit' cannot be used" in str(outcomes[1])
+        arrived = set(own_broker.bodies(own_vhost)[answers.name])
+        assert arrived == {message.body for message in replies}
+    finally:
+        await transport.stop()

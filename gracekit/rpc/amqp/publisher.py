@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -48,7 +49,10 @@ _MOST_GONE: Final = 1000
 
 _REFUSED: Final = (ChannelPreconditionFailed, ChannelAccessRefused)
 _PASSING: Final = (AMQPError, DependencyError, NackedError)
-"""After these a message is sent again."""
+"""After these a message is sent again, unless it was refused."""
+_EXCHANGE: Final = re.compile("exchange '([^']*)'")
+_DEFAULT_EXCHANGE: Final = "amq.default"
+"""Its name in a broker's refusals."""
 
 
 class Publisher:
@@ -75,8 +79,8 @@ class Publisher:
         self._clock = clock
         self._telemetry = telemetry
         # A missing fanout exchange closes its channel: that must not hit the others' messages.
-        self._direct = _Lane(link, topology.declare_control_exchange, clock, timeout_s)
-        self._fanouts: dict[str, _Lane] = {}
+        self._direct = _Outlet(link, topology.declare_control_exchange, clock, timeout_s)
+        self._fanouts: dict[str, _Outlet] = {}
         self._stopped = False
         self._under_way: set[asyncio.Timeout] = set()
         self._gone: dict[str, float] = {}  # reply queues that were given up, and until when
@@ -87,8 +91,8 @@ class Publisher:
         for bound in self._under_way:
             if not bound.expired():
                 bound.reschedule(0.0)
-        for lane in (self._direct, *self._fanouts.values()):
-            lane.stop()
+        for outlet in (self._direct, *self._fanouts.values()):
+            outlet.stop()
 
     async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`."""
@@ -111,7 +115,7 @@ class Publisher:
             async def declare(channel: Channel) -> None:
                 await self._topology.declare_fanout_exchange(channel, topic)
 
-            self._fanouts[topic] = _Lane(self._link, declare, self._clock, self._timeout_s)
+            self._fanouts[topic] = _Outlet(self._link, declare, self._clock, self._timeout_s)
         await self._send(
             self._fanouts[topic], fanout_exchange(topic), topic, message, mandatory=False
         )
@@ -139,7 +143,7 @@ class Publisher:
             del self._gone[next(iter(self._gone))]
 
     async def _send(
-        self, lane: _Lane, exchange: str, key: str, message: Message, *, mandatory: bool = True
+        self, outlet: _Outlet, exchange: str, key: str, message: Message, *, mandatory: bool = True
     ) -> None:
         """Publish until the broker has confirmed it.
 
@@ -150,26 +154,32 @@ class Publisher:
             DependencyError: no connection in time; nothing was sent.
         """
         until = self._clock.loop() + self._timeout_s
-        channel = lane.ready_channel
-        if channel is not None and not self._stopped:
-            # What nearly every message needs; its bound is the lane's, as a timer costs 4 us.
+        channel = None if self._stopped else outlet.ready_channel
+        if channel is not None:
+            # What nearly every message needs; its bound is the outlet's, as a timer costs 4 us.
             try:
-                await lane.confirmed(channel.publish(exchange, key, message, mandatory=mandatory))
-            except _REFUSED as error:
-                raise self._refused(exchange, error) from error
+                await outlet.wait_confirm(
+                    channel.publish(exchange, key, message, mandatory=mandatory)
+                )
             except TimeoutError:
                 raise self._not_in_time(key, sent=True) from None
             except _PASSING as error:
-                await self._pause_after(error, lane, channel, key)
+                await self._pause_after(error, outlet, channel, exchange, key)
             else:
                 return
         await self._send_patiently(
-            lane, exchange, key, message, mandatory=mandatory, sent=channel is not None, until=until
+            outlet,
+            exchange,
+            key,
+            message,
+            mandatory=mandatory,
+            sent=channel is not None,
+            until=until,
         )
 
     async def _send_patiently(
         self,
-        lane: _Lane,
+        outlet: _Outlet,
         exchange: str,
         key: str,
         message: Message,
@@ -186,16 +196,14 @@ class Publisher:
                 while not self._stopped:
                     channel: MessageChannel | None = None
                     try:
-                        channel = await lane.channel()
+                        channel = await outlet.channel()
                         await self._link.wait_unblocked()  # else each try would be there once
                         await channel.wait_room()
                         publishing = channel.publish(exchange, key, message, mandatory=mandatory)
                         sent = True
-                        await lane.confirmed(publishing)
-                    except _REFUSED as error:
-                        raise self._refused(exchange, error) from error
+                        await outlet.wait_confirm(publishing)
                     except _PASSING as error:
-                        await self._pause_after(error, lane, channel, key)
+                        await self._pause_after(error, outlet, channel, exchange, key)
                     else:
                         return
             raise self._not_in_time(key, sent=sent)
@@ -205,12 +213,19 @@ class Publisher:
             self._under_way.discard(bound)
 
     async def _pause_after(
-        self, error: Exception, lane: _Lane, channel: MessageChannel | None, key: str
+        self,
+        error: Exception,
+        outlet: _Outlet,
+        channel: MessageChannel | None,
+        exchange: str,
+        key: str,
     ) -> None:
+        if isinstance(error, _REFUSED) and (channel is None or _is_meant(exchange, error)):
+            raise self._refused(exchange, error) from error
         if isinstance(error, NackedError):
-            await lane.nacked(channel)
+            await outlet.nacked(channel)
         else:
-            lane.give_up(channel)
+            outlet.give_up(channel)
         self._telemetry.emit("publish.repeated", queue=key, error=said(error))
         await asyncio.sleep(self._clock.jitter(AGAIN_S))
 
@@ -243,7 +258,13 @@ class Publisher:
         )
 
 
-class _Lane:
+def _is_meant(exchange: str, error: AMQPError) -> bool:
+    """Whether a refusal is of *exchange*: it ends the channel for all that wait on it."""
+    named = _EXCHANGE.search(said(error))
+    return named is None or named[1] == (exchange or _DEFAULT_EXCHANGE)
+
+
+class _Outlet:
     """A channel with confirms, opened when needed, whose exchange is declared before.
 
     While messages wait for their confirms it is looked after: one that waits too long closes the
@@ -308,7 +329,7 @@ class _Lane:
         if self._watcher is not None:
             self._watcher.cancel()
 
-    async def confirmed(self, publishing: asyncio.Future[Any]) -> None:
+    async def wait_confirm(self, publishing: asyncio.Future[Any]) -> None:
         """Wait for one confirm.
 
         Raises:
