@@ -57,6 +57,8 @@ class Child:
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             text=True,
+            # Else, when who started the bench logs out, a stopped one's whole group is hung up.
+            start_new_session=True,
         )
 
     @property
