@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -195,8 +196,11 @@ class Worker:
         step = self._caller.calls(self._wire, number)
         before = _cpu_s(self._child.pid)
         self._child.ask(number)
+        surplus = self._caller.surplus
         taken, all_s = await latencies(at_once, repeats, step)
         _, *stages = await self._answer()
+        if surplus := self._caller.surplus - surplus:
+            print(f"{self.kind.name}: {surplus} replies too many", file=sys.stderr)
         return Took(
             cpu_us=1e6 * (_cpu_s(self._child.pid) - before) / number,
             rate=number / all_s,
