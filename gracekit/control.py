@@ -76,7 +76,7 @@ class Control:
         return await verb(request.args)
 
     async def _status(self, _: dict[str, Any]) -> Answer:
-        deadline = self._phase.deadline
+        deadline, timeout = self._phase.deadline, self._phase.drain_timeout
         now = self._clock.loop()
         return {
             "run_id": self._run_id,
@@ -86,6 +86,7 @@ class Control:
             "running": self._tracker.running,
             "running_ops": self._tracker.running_ops,
             "drain_left_s": None if deadline is None else round(max(0.0, deadline - now), 1),
+            "drain_timeout_s": None if timeout is None else round(timeout, 1),
             "tasks": [self._task(task, now) for task in self._tracker],
         }
 

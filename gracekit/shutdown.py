@@ -61,12 +61,21 @@ class Phase:
 
     Attributes:
         state: Changed only by `advance()`.
+        asked_at: Loop time at which the drain was asked for; None outside one.
         deadline: Loop time at which a drain cancels what still runs; None outside one.
     """
 
     def __init__(self) -> None:
         self.state = ServiceState.STARTING
+        self.asked_at: float | None = None
         self.deadline: float | None = None
+
+    @property
+    def drain_timeout(self) -> float | None:
+        """Seconds from the word that began the drain to its deadline; None outside one."""
+        if self.asked_at is None or self.deadline is None:
+            return None
+        return self.deadline - self.asked_at
 
     @property
     def draining(self) -> bool:
@@ -370,7 +379,7 @@ class ShutdownCoordinator:
     async def _announce(self, request: StopRequest) -> None:
         """Step 1: stop-intent, kernel alarm, readiness false."""
         self._phase.advance(ServiceState.DRAINING)
-        self._phase.deadline = self._deadline_of(request)
+        self._phase.asked_at, self._phase.deadline = request.at, self._deadline_of(request)
         if self._parts.alarm:
             left = self._hard_limit + ALARM_AFTER_HARD_LIMIT_S - self._clock.loop()
             self._parts.process.arm_alarm(max(0.1, left))
@@ -379,7 +388,7 @@ class ShutdownCoordinator:
             source=request.source,
             by=request.by,
             in_flight=len(self._parts.tracker),
-            timeout_s=self._deadline - request.at,
+            timeout_s=self._phase.drain_timeout,
         )
         if request.final:
             self._say_stopping()
@@ -580,7 +589,7 @@ class ShutdownCoordinator:
 
     async def _reopen(self) -> None:
         self._phase.advance(ServiceState.SERVING)
-        self._phase.deadline = None
+        self._phase.asked_at = self._phase.deadline = None
         self._report = DrainReport()
         self._parts.dispatcher.open_gate(Lane.REQUESTS)
         # Before the await: a stop that comes meanwhile pauses them again, and that must stand.

@@ -43,7 +43,6 @@ class Watch:
         prefix: Before each line, where several drains are watched.
         quiet: Print nothing on the way.
         began: Monotonic seconds at which the verb was answered; None before.
-        left_s: What the process last said of its deadline.
         shown: The last progress line.
         code: Exit status of this drain.
         result: What `--json` shows of it.
@@ -54,7 +53,6 @@ class Watch:
     quiet: bool
     began: float | None = None
     stop_seen: bool = False
-    left_s: float | None = None
     shown: str = ""
     code: int = 0
     result: dict[str, Any] = field(default_factory=dict)
@@ -220,15 +218,14 @@ def _is_resumed(watch: Watch, answer: Answer | None) -> bool:
 
 def _tell_progress(watch: Watch, answer: Answer) -> None:
     """A line whenever the number in flight has changed."""
-    left = answer.get("drain_left_s")
-    if left is None:
+    left, timeout = answer.get("drain_left_s"), answer.get("drain_timeout_s")
+    if left is None or timeout is None:
         return
-    watch.left_s = float(left)
     in_flight = safe(answer.get("in_flight"))
     if watch.shown == in_flight:
         return
     watch.shown = in_flight
-    times = f"{clock(watch.elapsed_s)} / {clock(watch.elapsed_s + watch.left_s)}"
+    times = f"{clock(timeout - left)} / {clock(timeout)}"
     what, expected, risk = longest(answer), forecast(answer), at_risk(answer)
     more = [] if what == "-" else [f"longest {what}"]
     more += [expected] if expected else []
