@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from gracekit.clock import Clock
@@ -81,6 +82,7 @@ class Dispatcher:
         self._on_give_back = on_give_back
         self._jobs: dict[TrackedTask, Job] = {}
         self._work: set[asyncio.Task[Any]] = set()
+        self._at_end_on = {lane: partial(self._life_ended, gate) for lane, gate in gates.items()}
 
     # -- the ways in --------------------------------------------------------------------
 
@@ -100,14 +102,13 @@ class Dispatcher:
     def _spawn(self, life: Coroutine[Any, Any, None], lane: Lane) -> None:
         task = asyncio.create_task(life)
         self._work.add(task)
+        task.add_done_callback(self._at_end_on[lane])
 
-        def ended(done: asyncio.Task[None]) -> None:
-            self._work.discard(done)
-            self._gates[lane].places.give()
-            if not done.cancelled() and (error := done.exception()) is not None:
-                self._telemetry.emit("dispatch.failed", error=repr(error))
-
-        task.add_done_callback(ended)
+    def _life_ended(self, gate: LaneGate, done: asyncio.Task[None]) -> None:
+        self._work.discard(done)
+        gate.places.give()
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self._telemetry.emit("dispatch.failed", error=repr(error))
 
     # -- one request --------------------------------------------------------------------
 

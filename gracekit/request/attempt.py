@@ -80,14 +80,17 @@ async def run_attempt(
 ) -> End:
     """Run the handler once, cancellable only meanwhile."""
     try:
-        tokens = enter(ctx)
+        enter(ctx)
         try:
             task.cancellable = True
             if task.cancel_cause is not None:
                 raise asyncio.CancelledError
-            result = await _call(method, ctx, task, args, threads)
+            if method.is_async:
+                result = await method.handler(ctx, **args)
+            else:
+                result = await _call_in_thread(method, ctx, task, args, threads)
         finally:
-            leave(tokens)
+            leave()
         return End(outcome=succeeded(f"{method.name}()", result))
     except SafePointStop:
         return End(cut=Cut.SAFE_POINT)
@@ -196,16 +199,13 @@ async def call_hook(
         raise RuntimeError(f"{getattr(hook, '__name__', hook)}() raised {error!r}") from error
 
 
-async def _call(
+async def _call_in_thread(
     method: Method[Any, Any],
     ctx: Context,
     task: TrackedTask,
     args: Mapping[str, Any],
     threads: Threads,
 ) -> Any:
-    if method.is_async:
-        return await method.handler(ctx, **args)
-
     def in_known_thread() -> Any:
         task.thread_id = threading.get_ident()  # for the dump of stacks
         try:

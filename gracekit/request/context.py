@@ -26,7 +26,7 @@ from gracekit.config import parse_duration
 from gracekit.errors import LeaseHeld, StoreError
 from gracekit.leases.leases import Guard, Leases
 from gracekit.process import SafePoints
-from gracekit.rpc.message import LEASE_KEY, carried_lease
+from gracekit.rpc.message import LEASE_KEY, JsonObject, carried_lease
 from gracekit.rpc.plain import dumps, plain
 from gracekit.shutdown import Phase
 from gracekit.tracker.holds import Holds
@@ -36,7 +36,9 @@ from gracekit.tracker.tracker import Tracker
 
 _CUT_BY_DRAIN: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
 
-_current: Final[contextvars.ContextVar[Context]] = contextvars.ContextVar("gracekit_context")
+_current: Final[contextvars.ContextVar[Context | None]] = contextvars.ContextVar(
+    "gracekit_context", default=None
+)
 
 
 class SafePointStop(asyncio.CancelledError):
@@ -97,7 +99,10 @@ class Context(Mapping[str, Any]):
         Raises:
             LookupError: no handler of gracekit is running here.
         """
-        return _current.get()
+        found = _current.get()
+        if found is None:
+            raise LookupError("no handler of gracekit is running here")
+        return found
 
     # -- the request --------------------------------------------------------------------
 
@@ -406,23 +411,29 @@ def lease_in(caller: Mapping[str, Any]) -> dict[str, Any] | None:
 @contextlib.contextmanager
 def running_in(ctx: Context) -> Iterator[None]:
     """Make *ctx* the one that `Context.current()` finds, and let its lease travel."""
-    tokens = enter(ctx)
+    current, lease = _current.set(ctx), carried_lease.set(ctx.travelling_lease)
     try:
         yield
     finally:
-        leave(tokens)
+        carried_lease.reset(lease)
+        _current.reset(current)
 
 
-Tokens = tuple[contextvars.Token[Context], contextvars.Token[dict[str, Any] | None]]
+def enter(ctx: Context) -> None:
+    """As `running_in`, in a task of one's own that was in no context before.
+
+    Until `leave`, and without a generator and tokens: each request in flight would keep them.
+    """
+    _current.set(ctx)
+    _carry(ctx.travelling_lease)
 
 
-def enter(ctx: Context) -> Tokens:
-    """The first half of `running_in`, for the one place where a generator costs too much."""
-    return _current.set(ctx), carried_lease.set(ctx.travelling_lease)
+def leave() -> None:
+    """The task is in no context again."""
+    _current.set(None)
+    _carry(None)
 
 
-def leave(tokens: Tokens) -> None:
-    """The other half."""
-    current, lease = tokens
-    carried_lease.reset(lease)
-    _current.reset(current)
+def _carry(lease: JsonObject | None) -> None:
+    if carried_lease.get() is not lease:
+        carried_lease.set(lease)
