@@ -19,12 +19,20 @@ from pamqp.header import ContentHeader
 
 from gracekit.clock import Clock
 from gracekit.errors import DependencyError, UnconfirmedError
+from gracekit.request.answers import REPLY_TIMEOUT_S
 from gracekit.rpc.amqp import link as amqp_link
-from gracekit.rpc.amqp.channels import FramedChannel, NackedError, PlainChannel, ReturnedError
+from gracekit.rpc.amqp import publisher as amqp_publisher
+from gracekit.rpc.amqp.channels import (
+    FramedChannel,
+    MessageChannel,
+    NackedError,
+    PlainChannel,
+    ReturnedError,
+)
 from gracekit.rpc.amqp.frames import Delivered
 from gracekit.rpc.amqp.link import KNOWN_AIORMQ, Link
 from gracekit.rpc.amqp.profiles import PROFILES, Topology
-from gracekit.rpc.amqp.publisher import NACKS, Publisher
+from gracekit.rpc.amqp.publisher import CONFIRM_S, LOOK_EVERY_S, NACKS, Publisher
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.transport import Queue, QueueKind
 from gracekit.telemetry import Telemetry
@@ -350,17 +358,24 @@ def test_the_pinned_aiormq_is_one_that_was_tested():
     assert any(f"aiormq=={version} " in lock for version in KNOWN_AIORMQ)
 
 
-async def test_nacks_in_a_row_cost_their_channel_and_no_message(link):
+async def test_a_queue_that_only_nacks_costs_a_channel_and_no_message(link, monkeypatch):
     """
-    The broker's channel may have lost sight of a queue whose leader died, for good; where it is
-    the queue that is full, a new channel does no harm.
+    The broker's channel may have lost sight of a queue whose leader died, for good, beside others
+    that are well. Where it is the queue that is full, a new channel does no harm, and the messages
+    to others are confirmed where they are.
     """
+    monkeypatch.setattr(amqp_publisher, "CONFIRM_S", 0.5)
     full = {"x-max-length": 1, "x-overflow": "reject-publish"}
     other = await link.channel()
-    await other.queue_declare("q", arguments=full)
-    ear: list[str] = []
+    await other.queue_declare("full", arguments=full)
+    await other.queue_declare("well")
+    repeated: list[str] = []
     telemetry = Telemetry()
-    telemetry.subscribe(lambda event, _fields: ear.append(event))
+    telemetry.subscribe(
+        lambda event, fields: (
+            repeated.append(fields["queue"]) if event == "publish.repeated" else None
+        )
+    )
     publisher = Publisher(
         link,
         Topology(PROFILES["durable"], "gracekit"),
@@ -368,17 +383,36 @@ async def test_nacks_in_a_row_cost_their_channel_and_no_message(link):
         clock=Clock(),
         telemetry=telemetry,
     )
-    queue = Queue("q", QueueKind.REPLY)
+    opened: list[MessageChannel] = []
+    messages = link.messages
+
+    async def noted(**given: Any) -> MessageChannel:
+        opened.append(await messages(**given))
+        return opened[-1]
+
+    monkeypatch.setattr(link, "messages", noted)
+    queue, well = Queue("full", QueueKind.REPLY), Queue("well", QueueKind.REPLY)
     await publisher.publish(queue, message("a"))
-    first = publisher._direct._channel
-    sending = asyncio.create_task(publisher.publish(queue, message("b")))
+    sending = [asyncio.create_task(publisher.publish(queue, message(str(n)))) for n in range(5)]
     async with asyncio.timeout(20):
-        while ear.count("publish.repeated") <= NACKS:
+        while len(opened) < 2 or opened[0].is_open:
+            await publisher.publish(well, message("b"))
             await asyncio.sleep(0.01)
-    await other.queue_purge("q")
-    await asyncio.wait_for(sending, 10)
+    tries, channels = len(repeated), len(opened)
+    for _ in range(5):
+        await other.queue_purge("full")
+        await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+        sending = [one for one in sending if not one.done()]
     publisher.stop()
 
-    assert first is not None
-    assert not first.is_open
-    assert (await other.queue_declare("q", passive=True)).message_count == 1
+    assert sending == []
+    assert set(repeated) == {"full"}
+    assert tries >= NACKS
+    assert channels <= 5  # one a second at most
+
+
+def test_a_reply_outwaits_a_channel_that_confirms_nothing():
+    """
+    Given up before, it would be sent on that channel again and again.
+    """
+    assert REPLY_TIMEOUT_S > CONFIRM_S + 2 * LOOK_EVERY_S

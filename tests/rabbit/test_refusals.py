@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -11,7 +12,8 @@ from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError
 from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
-from gracekit.rpc.transport import Message, reply_queue, shared_queue
+from gracekit.rpc.transport import Message, Queue, Transport, reply_queue, shared_queue
+from gracekit.telemetry import Telemetry
 from tests.rabbit.broker import USER, Broker
 from tests.rabbit.erlang import binary
 
@@ -87,37 +89,147 @@ async def test_a_vhost_that_is_not_ours_is_a_matter_of_configuration(
     assert USER not in str(refused.value)
 
 
-@pytest.mark.parametrize("frames", ["own", "plain"])
-async def test_who_may_not_write_to_an_exchange_is_told_and_others_are_sent_again(
-    own_broker: Broker, own_vhost: str, frames: str
-) -> None:
+REPEATED = frozenset({"publish.repeated"})
+ANSWERS, WORK = reply_queue("reply_1"), shared_queue("work")
+
+
+@dataclass
+class Sender:
     """
-    A refusal ends the channel of all that wait on it: replies, which it does not mean, arrive.
+    Sends at once, on one broker, and knows what it had to send again.
+
+    Attributes:
+        frames: own or plain.
+        repeated: Names of queues, one for each message that was sent again.
     """
-    url = f"{own_broker.url_of(own_vhost)}?frames={frames}"
-    transport = open_transport(url, process=Process(), clock=Clock())
+
+    transport: Transport
+    broker: Broker
+    vhost: str
+    frames: str
+    repeated: list[str]
+
+    def permit(self, *, configure: str = ".*", write: str = ".*") -> None:
+        """Which names its user may still declare and write to."""
+        user, vhost = binary(USER), binary(self.vhost)
+        self.broker.eval(
+            f"ok = rabbit_auth_backend_internal:set_permissions({user}, {vhost},"
+            f" {binary(configure)}, {binary(write)}, {binary('.*')}, {user})"
+        )
+
+    async def send(self, *sent: tuple[Queue, Message]) -> list[BaseException | None]:
+        """What became of each; all of them leave in one turn of the loop."""
+        sending = [asyncio.create_task(self.transport.publish(*one)) for one in sent]
+        return await asyncio.gather(*sending, return_exceptions=True)
+
+    def arrived(self, queue: Queue) -> list[bytes]:
+        """Bodies that lie in *queue*."""
+        return sorted(self.broker.bodies(self.vhost)[queue.name])
+
+
+@pytest.fixture(params=["own", "plain"])
+async def sender(
+    request: pytest.FixtureRequest, own_broker: Broker, own_vhost: str
+) -> AsyncIterator[Sender]:
+    """
+    One that has declared a service's queue and a caller's, by each kind of frames.
+    """
+    telemetry, repeated = Telemetry(), list[str]()
+    telemetry.subscribe(
+        lambda event, fields: repeated.append(fields["queue"]) if event in REPEATED else None
+    )
+    url = f"{own_broker.url_of(own_vhost)}?frames={request.param}"
+    transport = open_transport(url, process=Process(), clock=Clock(), telemetry=telemetry)
     await transport.start()
     try:
-        answers, work = reply_queue("reply_1"), shared_queue("work")
-        await transport.declare([answers, work])
-        user, everything = binary(USER), binary(".*")
-        own_broker.eval(
-            f"ok = rabbit_auth_backend_internal:set_permissions({user}, {binary(own_vhost)},"
-            f" {everything}, {binary('^amq[.]default$')}, {everything}, {user})"
-        )
-        replies = [Message(body=b"%d" % number) for number in range(20)]
-        sending = [
-            asyncio.create_task(transport.publish(queue, message))
-            for message in replies
-            for queue in (answers, work)
-        ]
-
-        outcomes = await asyncio.gather(*sending, return_exceptions=True)
-
-        assert outcomes[::2] == [None] * 20
-        assert {type(error) for error in outcomes[1::2]} == {ConfigError}
-        assert "exchange 'gracekit' cannot be used" in str(outcomes[1])
-        arrived = set(own_broker.bodies(own_vhost)[answers.name])
-        assert arrived == {message.body for message in replies}
+        await transport.declare([ANSWERS, WORK])
+        yield Sender(transport, own_broker, own_vhost, request.param, repeated)
     finally:
         await transport.stop()
+
+
+def numbered(number: int) -> list[Message]:
+    return [Message(body=b"%02d" % one) for one in range(number)]
+
+
+async def test_who_may_not_write_to_an_exchange_is_told_and_replies_do_not_hear_of_it(
+    sender: Sender,
+) -> None:
+    """
+    A refusal ends the channel of all that wait on it: replies leave by another.
+    """
+    sender.permit(write="^amq[.]default$")
+    replies = numbered(20)
+
+    outcomes = await sender.send(*((q, one) for one in replies for q in (ANSWERS, WORK)))
+
+    assert outcomes[::2] == [None] * 20
+    assert {type(error) for error in outcomes[1::2]} == {ConfigError}
+    assert "exchange 'gracekit' cannot be used" in str(outcomes[1])
+    assert set(sender.arrived(ANSWERS)) == {one.body for one in replies}
+    # aiormq's own way may write behind the close, which costs the connection.
+    assert sender.frames == "plain" or ANSWERS.name not in sender.repeated
+
+
+async def test_replies_need_no_right_to_declare(sender: Sender) -> None:
+    """
+    The exchange that they go by is always there; a service's own may be another's to make.
+    """
+    sender.permit(configure="")
+
+    told = await sender.send((ANSWERS, Message(body=b"a")), (WORK, Message(body=b"b")))
+
+    assert told[0] is None
+    assert isinstance(told[1], ConfigError)
+
+
+async def test_a_message_that_is_refused_costs_the_others_a_second_try(sender: Sender) -> None:
+    """
+    The broker ends the channel of all of them and does not say whom it meant: they go one by one.
+    """
+    limit = "application:set_env(rabbit, max_message_size, {})"
+    sender.broker.eval(limit.format(1000))
+    try:
+        replies = numbered(20)
+        sent = [(ANSWERS, one) for one in (*replies[:10], Message(body=b"x" * 2000), *replies[10:])]
+
+        refused, *told = sorted(await sender.send(*sent), key=lambda error: error is None)
+
+        assert told == [None] * 20
+        assert isinstance(refused, ConfigError)
+        assert "the broker takes no such message to 'reply_1'" in str(refused)
+        assert "max_message_size" in str(refused)
+        assert set(sender.arrived(ANSWERS)) == {one.body for one in replies}
+    finally:
+        sender.broker.eval(limit.format(134_217_728))
+
+
+async def test_a_topic_that_is_forbidden_is_refused_alone(sender: Sender) -> None:
+    """
+    Its exchange is named in the refusal too, and all others may write to it.
+    """
+    user, vhost = binary(USER), binary(sender.vhost)
+    other = shared_queue("other")
+    await sender.transport.declare([other])
+    sender.broker.eval(
+        f"ok = rabbit_auth_backend_internal:set_topic_permissions({user}, {vhost},"
+        f" {binary('gracekit')}, {binary('^work$')}, {binary('.*')}, {user})"
+    )
+    casts = numbered(20)
+
+    refused, *told = await sender.send((other, Message(body=b"x")), *((WORK, one) for one in casts))
+
+    assert told == [None] * 20
+    assert isinstance(refused, ConfigError)
+    assert "topic 'other'" in str(refused)
+    assert set(sender.arrived(WORK)) == {one.body for one in casts}
+    assert sender.arrived(other) == []
+
+
+async def test_who_waits_longer_than_a_broker_can_count_waits_for_ever(sender: Sender) -> None:
+    """
+    RabbitMQ refuses a message that expires in more than ten years.
+    """
+    told = await sender.send((WORK, Message(body=b"a", expires_in_s=1e9)))
+
+    assert told == [None]

@@ -29,6 +29,8 @@ OnMessage = Callable[[Delivered, Properties, bytes], None]
 
 FLUSH_S: Final = 10.0
 _PERSISTENT: Final = 2
+_LONGEST_S: Final = 10 * 365 * 86_400
+"""Seconds after which a message may expire; RabbitMQ refuses one of more (rabbit.hrl)."""
 _FRAME_MAX: Final = 131_072
 """Bytes, where the broker sets no bound."""
 
@@ -431,6 +433,8 @@ def _lost() -> DependencyError:
 
 def _properties(message: Message) -> Basic.Properties:
     expires = message.expires_in_s
+    if expires is not None and expires > _LONGEST_S:
+        expires = None
     return Basic.Properties(
         content_type="application/json",
         content_encoding="utf-8",

@@ -8,6 +8,7 @@ is sent again under the same request id, which the receiver's journal knows.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import re
 from collections.abc import Awaitable, Callable
@@ -38,7 +39,9 @@ CONFIRM_S: Final = 5.0
 what it was about to hand to the leader of a quorum queue when that leader dies."""
 LOOK_EVERY_S: Final = 1.0
 NACKS: Final = 4
-"""In a row, after which their channel is not believed any more."""
+"""With no confirm between them, after which a queue's word is asked for on another channel."""
+CHANNEL_AGAIN_S: Final = 1.0
+"""So long at least a channel is believed: a queue that is full says nack on each."""
 LONGEST_NAME: Final = 255
 """Bytes of a queue's name on the wire."""
 REPLY_AGAIN_FOR_S: Final = 2.0
@@ -50,9 +53,8 @@ _MOST_GONE: Final = 1000
 _REFUSED: Final = (ChannelPreconditionFailed, ChannelAccessRefused)
 _PASSING: Final = (AMQPError, DependencyError, NackedError)
 """After these a message is sent again, unless it was refused."""
-_EXCHANGE: Final = re.compile("exchange '([^']*)'")
-_DEFAULT_EXCHANGE: Final = "amq.default"
-"""Its name in a broker's refusals."""
+_OF_THE_EXCHANGE: Final = re.compile("(access to|internal) exchange '")
+"""In a refusal that means all messages to an exchange; others mean one, and say not which."""
 
 
 class Publisher:
@@ -78,9 +80,7 @@ class Publisher:
         self._timeout_s = timeout_s
         self._clock = clock
         self._telemetry = telemetry
-        # A missing fanout exchange closes its channel: that must not hit the others' messages.
-        self._direct = _Outlet(link, topology.declare_control_exchange, clock, timeout_s)
-        self._fanouts: dict[str, _Outlet] = {}
+        self._outlets: dict[str, _Outlet] = {}  # by exchange
         self._stopped = False
         self._under_way: set[asyncio.Timeout] = set()
         self._gone: dict[str, float] = {}  # reply queues that were given up, and until when
@@ -91,7 +91,7 @@ class Publisher:
         for bound in self._under_way:
             if not bound.expired():
                 bound.reschedule(0.0)
-        for outlet in (self._direct, *self._fanouts.values()):
+        for outlet in self._outlets.values():
             outlet.stop()
 
     async def publish(self, queue: Queue, message: Message) -> None:
@@ -101,24 +101,38 @@ class Publisher:
         if queue.kind is QueueKind.REPLY:
             await self._reply(queue.name, message)
             return
-        # What one reader owns is bound to the default exchange alone.
-        exchange = "" if queue.kind is QueueKind.FANOUT else self._topology.exchange
         try:
-            await self._send(self._direct, exchange, queue.name, message)
+            if queue.kind is QueueKind.FANOUT:  # one reader owns it
+                await self._send(self._to_queues, queue.name, message)
+            else:
+                await self._send(self._to_services, queue.name, message)
         except ReturnedError:
             raise self._undeliverable(queue.name) from None
 
     async def publish_fanout(self, topic: str, message: Message) -> None:
         """See `Transport.publish_fanout`."""
-        if topic not in self._fanouts:
 
-            async def declare(channel: Channel) -> None:
-                await self._topology.declare_fanout_exchange(channel, topic)
+        async def declare(channel: Channel) -> None:
+            await self._topology.declare_fanout_exchange(channel, topic)
 
-            self._fanouts[topic] = _Outlet(self._link, declare, self._clock, self._timeout_s)
-        await self._send(
-            self._fanouts[topic], fanout_exchange(topic), topic, message, mandatory=False
-        )
+        outlet = self._outlet(fanout_exchange(topic), declare)
+        await self._send(outlet, topic, message, mandatory=False)
+
+    @property
+    def _to_services(self) -> _Outlet:
+        return self._outlet(self._topology.exchange, self._topology.declare_control_exchange)
+
+    @property
+    def _to_queues(self) -> _Outlet:
+        """By the default exchange, which is always there."""
+        return self._outlet("", _declare_nothing)
+
+    def _outlet(self, exchange: str, declare: Declare) -> _Outlet:
+        outlet = self._outlets.get(exchange)
+        if outlet is None:
+            outlet = _Outlet(self._link, exchange, declare, self._clock, self._timeout_s)
+            self._outlets[exchange] = outlet
+        return outlet
 
     async def _reply(self, name: str, message: Message) -> None:
         """To a caller's own queue, on the default exchange; it may be gone for ever."""
@@ -127,7 +141,7 @@ class Publisher:
         until = now + REPLY_AGAIN_FOR_S if patient else now
         while True:
             try:
-                await self._send(self._direct, "", name, message)
+                await self._send(self._to_queues, name, message)
             except ReturnedError:
                 if self._clock.loop() >= until:
                     self._remember_gone(name)
@@ -143,13 +157,13 @@ class Publisher:
             del self._gone[next(iter(self._gone))]
 
     async def _send(
-        self, outlet: _Outlet, exchange: str, key: str, message: Message, *, mandatory: bool = True
+        self, outlet: _Outlet, key: str, message: Message, *, mandatory: bool = True
     ) -> None:
         """Publish until the broker has confirmed it.
 
         Raises:
             ReturnedError: no queue takes it.
-            ConfigError: the exchange exists otherwise than we declare it.
+            ConfigError: the broker refuses it, or the exchange exists otherwise than we declare it.
             UnconfirmedError: no confirm in time.
             DependencyError: no connection in time; nothing was sent.
         """
@@ -158,29 +172,22 @@ class Publisher:
         if channel is not None:
             # What nearly every message needs; its bound is the outlet's, as a timer costs 4 us.
             try:
-                await outlet.wait_confirm(
-                    channel.publish(exchange, key, message, mandatory=mandatory)
-                )
+                publishing = channel.publish(outlet.exchange, key, message, mandatory=mandatory)
+                await outlet.wait_confirm(publishing, key)
             except TimeoutError:
                 raise self._not_in_time(key, sent=True) from None
             except _PASSING as error:
-                await self._pause_after(error, outlet, channel, exchange, key)
+                outlet = await self._outlet_after(error, outlet, channel, key)
             else:
                 return
+        sent = channel is not None
         await self._send_patiently(
-            outlet,
-            exchange,
-            key,
-            message,
-            mandatory=mandatory,
-            sent=channel is not None,
-            until=until,
+            outlet, key, message, mandatory=mandatory, sent=sent, until=until
         )
 
     async def _send_patiently(
         self,
         outlet: _Outlet,
-        exchange: str,
         key: str,
         message: Message,
         *,
@@ -196,14 +203,17 @@ class Publisher:
                 while not self._stopped:
                     channel: MessageChannel | None = None
                     try:
-                        channel = await outlet.channel()
-                        await self._link.wait_unblocked()  # else each try would be there once
-                        await channel.wait_room()
-                        publishing = channel.publish(exchange, key, message, mandatory=mandatory)
-                        sent = True
-                        await outlet.wait_confirm(publishing)
+                        async with outlet.turn:
+                            channel = await outlet.channel()
+                            await self._link.wait_unblocked()  # else each try would be there once
+                            await channel.wait_room()
+                            publishing = channel.publish(
+                                outlet.exchange, key, message, mandatory=mandatory
+                            )
+                            sent = True
+                            await outlet.wait_confirm(publishing, key)
                     except _PASSING as error:
-                        await self._pause_after(error, outlet, channel, exchange, key)
+                        outlet = await self._outlet_after(error, outlet, channel, key)
                     else:
                         return
             raise self._not_in_time(key, sent=sent)
@@ -212,22 +222,28 @@ class Publisher:
         finally:
             self._under_way.discard(bound)
 
-    async def _pause_after(
-        self,
-        error: Exception,
-        outlet: _Outlet,
-        channel: MessageChannel | None,
-        exchange: str,
-        key: str,
-    ) -> None:
-        if isinstance(error, _REFUSED) and (channel is None or _is_meant(exchange, error)):
-            raise self._refused(exchange, error) from error
+    async def _outlet_after(
+        self, error: Exception, outlet: _Outlet, channel: MessageChannel | None, key: str
+    ) -> _Outlet:
+        """Where to try again, after a pause.
+
+        Raises:
+            ConfigError: nowhere, as it is this message that was refused.
+        """
         if isinstance(error, NackedError):
-            await outlet.nacked(channel)
+            outlet.nacked(channel, key)
         else:
             outlet.give_up(channel)
+        if isinstance(error, _REFUSED):
+            if channel is None or _OF_THE_EXCHANGE.search(said(error)):
+                raise self._refused(outlet.exchange, error) from error
+            if outlet.is_apart:
+                raise self._refused_alone(outlet.exchange, key, error) from error
         self._telemetry.emit("publish.repeated", queue=key, error=said(error))
+        if isinstance(error, _REFUSED):
+            return outlet.apart
         await asyncio.sleep(self._clock.jitter(AGAIN_S))
+        return outlet
 
     def _not_in_time(self, key: str, *, sent: bool) -> UnconfirmedError | DependencyError:
         bound = (
@@ -250,6 +266,12 @@ class Publisher:
             "that the service's peers use, and see the user's permissions"
         )
 
+    def _refused_alone(self, exchange: str, key: str, error: AMQPError) -> ConfigError:
+        return ConfigError(
+            f"the broker takes no such message to {key!r} on exchange {exchange!r}: {said(error)}; "
+            "see the user's topic permissions, and the broker's limits (max_message_size)"
+        )
+
     def _undeliverable(self, queue: str) -> Undeliverable:
         return Undeliverable(
             f"no service ever declared queue {queue!r} on exchange {self._topology.exchange!r} "
@@ -258,14 +280,18 @@ class Publisher:
         )
 
 
-def _is_meant(exchange: str, error: AMQPError) -> bool:
-    """Whether a refusal is of *exchange*: it ends the channel for all that wait on it."""
-    named = _EXCHANGE.search(said(error))
-    return named is None or named[1] == (exchange or _DEFAULT_EXCHANGE)
+Declare = Callable[[Channel], Awaitable[None]]
+
+
+async def _declare_nothing(_channel: Channel) -> None:
+    pass
 
 
 class _Outlet:
-    """A channel with confirms, opened when needed, whose exchange is declared before.
+    """The way to one exchange: a channel with confirms, opened when needed and declared on.
+
+    A refusal ends the channel of all that wait on it, and may mean one of them without
+    saying which. Each of those goes on by `apart`, one at a time: a refusal there is its own.
 
     While messages wait for their confirms it is looked after: one that waits too long closes the
     channel, and all that wait are sent again on the next. Not under an alarm: then the
@@ -275,20 +301,45 @@ class _Outlet:
     def __init__(
         self,
         link: Link,
-        declare: Callable[[Channel], Awaitable[None]],
+        exchange: str,
+        declare: Declare,
         clock: Clock,
         timeout_s: float,
+        *,
+        is_apart: bool = False,
     ) -> None:
+        self.exchange: Final = exchange
+        self.is_apart: Final = is_apart
+        self.turn: contextlib.AbstractAsyncContextManager[None] = (
+            asyncio.Lock() if is_apart else contextlib.nullcontext()
+        )
+        self._apart: _Outlet | None = None
         self._link = link
         self._declare = declare
         self._clock = clock
         self._timeout_s = timeout_s
         self._opening = asyncio.Lock()
         self._channel: MessageChannel | None = None
+        self._opened_at = 0.0
+        self._left: dict[MessageChannel, float] = {}  # what waits there goes on; since when
         self._waiting: dict[asyncio.Future[Any], float] = {}  # since when; the oldest first
         self._well_since = 0.0  # the broker takes messages
         self._watcher: asyncio.Task[None] | None = None
-        self._nacks = 0  # in a row
+        self._nacks: dict[str, int] = {}  # on this channel, by queue, since its last confirm
+
+    @property
+    def apart(self) -> _Outlet:
+        """Where one message at a time goes to the same exchange."""
+        if self._apart is None:
+            self._apart = _Outlet(
+                self._link,
+                self.exchange,
+                self._declare,
+                self._clock,
+                self._timeout_s,
+                is_apart=True,
+            )
+        return self._apart
 
     @property
     def ready_channel(self) -> MessageChannel | None:
@@ -304,7 +355,8 @@ class _Outlet:
                     channel = await self._link.messages(confirms=True)
                     declaring = self._declare(channel.amqp)
                     await bounded(declaring, DECLARE_S, "declaration of an exchange")
-                    self._channel = channel
+                    self._channel, self._opened_at = channel, self._clock.loop()
+                    self._nacks.clear()
         return self._channel
 
     def give_up(self, channel: MessageChannel | None) -> None:
@@ -312,24 +364,28 @@ class _Outlet:
         if self._channel is channel:
             self._channel = None
 
-    async def nacked(self, channel: MessageChannel | None) -> None:
+    def nacked(self, channel: MessageChannel | None, key: str) -> None:
         """A nack may be the queue's word, or that of a broker's channel whose queue's leader died.
 
         The latter goes on for good, beside a queue that is well (seen with RabbitMQ 3.10): a
-        channel that does nothing else is closed, and the next one finds the new leader.
+        channel that says nothing else of a queue is left, and the next one finds the new leader.
         """
-        self._nacks += 1
-        if self._nacks >= NACKS and channel is not None and channel is self._channel:
-            self._nacks, self._channel = 0, None
-            await channel.abandon(ChannelClosed(None, f"{NACKS} nacks in a row"))
+        if channel is None or channel is not self._channel:
+            return
+        self._nacks[key] = self._nacks.get(key, 0) + 1
+        now = self._clock.loop()
+        if self._nacks[key] >= NACKS and now - self._opened_at >= CHANNEL_AGAIN_S:
+            self._channel, self._left[channel] = None, now
 
     def stop(self) -> None:
         """Look after nothing any more; who waits for a confirm hears a TimeoutError."""
         self._end_waits(before=math.inf)
         if self._watcher is not None:
             self._watcher.cancel()
+        if self._apart is not None:
+            self._apart.stop()
 
-    async def wait_confirm(self, publishing: asyncio.Future[Any]) -> None:
+    async def wait_confirm(self, publishing: asyncio.Future[Any], key: str) -> None:
         """Wait for one confirm.
 
         Raises:
@@ -340,13 +396,14 @@ class _Outlet:
             self._watcher = asyncio.create_task(self._watch())
         try:
             await publishing
-            self._nacks = 0
+            if self._nacks:
+                self._nacks.pop(key, None)
         finally:
             del self._waiting[publishing]
 
     async def _watch(self) -> None:
         try:
-            while self._waiting:
+            while self._waiting or self._left:
                 await asyncio.sleep(LOOK_EVERY_S)
                 await self._look()
         finally:
@@ -364,8 +421,11 @@ class _Outlet:
         self._end_waits(before=now - self._timeout_s)
         if is_blocked:
             self._well_since = now
-        oldest = next(iter(self._waiting.values()), math.inf)
-        channel = self._channel
-        if channel is not None and now - max(oldest, self._well_since) > CONFIRM_S:
-            self._channel = None
-            await channel.abandon(ChannelClosed(None, f"no confirm for {CONFIRM_S:g} s"))
+        overdue = now - CONFIRM_S
+        on_this_one = (since for since in self._waiting.values() if since >= self._opened_at)
+        if max(next(on_this_one, math.inf), self._well_since) < overdue and self._channel:
+            self._left[self._channel], self._channel = -math.inf, None
+        for channel, since in list(self._left.items()):
+            if max(since, self._well_since) < overdue:
+                del self._left[channel]
+                await channel.abandon(ChannelClosed(None, f"no confirm for {CONFIRM_S:g} s"))
