@@ -82,7 +82,7 @@ class Dispatcher:
         self._on_give_back = on_give_back
         self._jobs: dict[TrackedTask, Job] = {}
         self._work: set[asyncio.Task[Any]] = set()
-        self._at_end_on = {lane: partial(self._life_ended, gate) for lane, gate in gates.items()}
+        self._when_ended = {lane: partial(self._life_ended, gate) for lane, gate in gates.items()}
 
     # -- the ways in --------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class Dispatcher:
     def _spawn(self, life: Coroutine[Any, Any, None], lane: Lane) -> None:
         task = asyncio.create_task(life)
         self._work.add(task)
-        task.add_done_callback(self._at_end_on[lane])
+        task.add_done_callback(self._when_ended[lane])
 
     def _life_ended(self, gate: LaneGate, done: asyncio.Task[None]) -> None:
         self._work.discard(done)

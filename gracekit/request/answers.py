@@ -25,9 +25,8 @@ from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Journal, Outcome, from_json
 from gracekit.tracker.task import TaskState
 
-REPLY_TIMEOUT_S: Final = 8.0
-"""Bound of one try; some `SWEEP_S` more, as one timer looks after all of them. Longer than the time
-after which RabbitMQ's transport leaves a channel that confirms nothing, else it never would."""
+REPLY_TIMEOUT_S: Final = 5.0
+"""Bound of one try; some `SWEEP_S` more, as one timer looks after all of them."""
 SWEEP_S: Final = 1.0
 LAST_TRY_S: Final = 0.5
 REPLY_AGAIN_S: Final = 1.0

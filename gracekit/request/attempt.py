@@ -90,7 +90,7 @@ async def run_attempt(
             else:
                 result = await _call_in_thread(method, ctx, task, args, threads)
         finally:
-            leave()
+            leave(ctx)
         return End(outcome=succeeded(f"{method.name}()", result))
     except SafePointStop:
         return End(cut=Cut.SAFE_POINT)

@@ -428,10 +428,14 @@ def enter(ctx: Context) -> None:
     _carry(ctx.travelling_lease)
 
 
-def leave() -> None:
-    """The task is in no context again."""
-    _current.set(None)
-    _carry(None)
+def leave(ctx: Context) -> None:
+    """The task is in no context again.
+
+    A coroutine that is thrown away may end in another task, whose context is not ours to end.
+    """
+    if _current.get() is ctx:
+        _current.set(None)
+        _carry(None)
 
 
 def _carry(lease: JsonObject | None) -> None:

@@ -19,9 +19,8 @@ from pamqp.header import ContentHeader
 
 from gracekit.clock import Clock
 from gracekit.errors import DependencyError, UnconfirmedError
-from gracekit.request.answers import REPLY_TIMEOUT_S
 from gracekit.rpc.amqp import link as amqp_link
-from gracekit.rpc.amqp import publisher as amqp_publisher
+from gracekit.rpc.amqp import outlet as amqp_outlet
 from gracekit.rpc.amqp.channels import (
     FramedChannel,
     MessageChannel,
@@ -31,8 +30,9 @@ from gracekit.rpc.amqp.channels import (
 )
 from gracekit.rpc.amqp.frames import Delivered
 from gracekit.rpc.amqp.link import KNOWN_AIORMQ, Link
+from gracekit.rpc.amqp.outlet import NACKS
 from gracekit.rpc.amqp.profiles import PROFILES, Topology
-from gracekit.rpc.amqp.publisher import CONFIRM_S, LOOK_EVERY_S, NACKS, Publisher
+from gracekit.rpc.amqp.publisher import Publisher
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.transport import Queue, QueueKind
 from gracekit.telemetry import Telemetry
@@ -221,6 +221,18 @@ async def test_nothing_follows_a_close_of_ours(own_broker: Broker, own_vhost: st
         await link.stop()
 
 
+def publisher_to(
+    link: Link, timeout_s: float = 30, telemetry: Telemetry | None = None
+) -> Publisher:
+    return Publisher(
+        link,
+        Topology(PROFILES["durable"], "gracekit"),
+        timeout_s=timeout_s,
+        clock=Clock(),
+        telemetry=telemetry or Telemetry(),
+    )
+
+
 async def turns() -> None:
     """Let all go on that need not wait for the broker."""
     for _ in range(50):
@@ -259,14 +271,7 @@ async def test_a_loss_does_not_lengthen_the_time_of_a_publish(own_broker: Broker
     """
     link = link_to(own_broker.url_of(own_vhost))
     await link.start()
-    profile = PROFILES["durable"]
-    publisher = Publisher(
-        link,
-        Topology(profile, "gracekit"),
-        timeout_s=3.0,
-        clock=Clock(),
-        telemetry=Telemetry(),
-    )
+    publisher = publisher_to(link, timeout_s=3.0)
     queue = Queue("reply_1", QueueKind.REPLY)
     await (await link.channel()).queue_declare(queue.name)
     await publisher.publish(queue, message("a"))
@@ -364,7 +369,7 @@ async def test_a_queue_that_only_nacks_costs_a_channel_and_no_message(link, monk
     that are well. Where it is the queue that is full, a new channel does no harm, and the messages
     to others are confirmed where they are.
     """
-    monkeypatch.setattr(amqp_publisher, "CONFIRM_S", 0.5)
+    monkeypatch.setattr(amqp_outlet, "CONFIRM_S", 0.5)
     full = {"x-max-length": 1, "x-overflow": "reject-publish"}
     other = await link.channel()
     await other.queue_declare("full", arguments=full)
@@ -376,13 +381,7 @@ async def test_a_queue_that_only_nacks_costs_a_channel_and_no_message(link, monk
             repeated.append(fields["queue"]) if event == "publish.repeated" else None
         )
     )
-    publisher = Publisher(
-        link,
-        Topology(PROFILES["durable"], "gracekit"),
-        timeout_s=30,
-        clock=Clock(),
-        telemetry=telemetry,
-    )
+    publisher = publisher_to(link, telemetry=telemetry)
     opened: list[MessageChannel] = []
     messages = link.messages
 
@@ -411,8 +410,45 @@ async def test_a_queue_that_only_nacks_costs_a_channel_and_no_message(link, monk
     assert channels <= 5  # one a second at most
 
 
-def test_a_reply_outwaits_a_channel_that_confirms_nothing():
+async def test_a_channel_that_confirms_nothing_is_left_however_short_the_waits(link, monkeypatch):
     """
-    Given up before, it would be sent on that channel again and again.
+    Whoever gives up before the channel is judged leaves word of it; one confirm takes it back.
     """
-    assert REPLY_TIMEOUT_S > CONFIRM_S + 2 * LOOK_EVERY_S
+    monkeypatch.setattr(amqp_outlet, "CONFIRM_S", 0.3)
+    monkeypatch.setattr(amqp_outlet, "LOOK_EVERY_S", 0.1)
+    await (await link.channel()).queue_declare("q")
+    publisher, queue = publisher_to(link), Queue("q", QueueKind.REPLY)
+    await publisher.publish(queue, message("a"))
+    mute = publisher._outlets[""]._channel
+    assert isinstance(mute, FramedChannel)
+    monkeypatch.setattr(mute, "_confirmed", lambda *_: None)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(publisher.publish(queue, message("b")), 0.1)
+    async with asyncio.timeout(10):
+        while mute.is_open:
+            await asyncio.sleep(0.01)
+    await asyncio.wait_for(publisher.publish(queue, message("c")), 10)
+    publisher.stop()
+
+
+async def test_a_silent_queue_does_not_hold_up_those_who_go_one_by_one(link, monkeypatch):
+    """
+    A refusal comes at once: who hears nothing is no longer waited for, and still hears its confirm.
+    """
+    monkeypatch.setattr(amqp_outlet, "REFUSED_WITHIN_S", 0.1)
+    await (await link.channel()).queue_declare("q")
+    publisher = publisher_to(link)
+    apart = publisher._to_queues.apart
+    channel = await apart.channel()
+    silent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    await asyncio.wait_for(apart.wait_word(channel, silent), 5)
+    next_channel = await apart.channel()
+    confirm = asyncio.create_task(apart.wait_confirm(silent, "q"))
+    await turns()
+    silent.set_result(None)
+    await asyncio.wait_for(confirm, 5)
+    publisher.stop()
+
+    assert next_channel is not channel
+    assert channel.is_open

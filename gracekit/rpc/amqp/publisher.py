@@ -8,40 +8,28 @@ is sent again under the same request id, which the receiver's journal knows.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
 import re
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 from aiormq.channel import Channel
 from aiormq.exceptions import (
     AMQPError,
     ChannelAccessRefused,
-    ChannelClosed,
     ChannelPreconditionFailed,
 )
 
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, UnconfirmedError, Undeliverable
-from gracekit.rpc.amqp.bounds import bounded, said
+from gracekit.rpc.amqp.bounds import said
 from gracekit.rpc.amqp.channels import MessageChannel, NackedError, ReturnedError
 from gracekit.rpc.amqp.link import Link
+from gracekit.rpc.amqp.outlet import Declare, Outlet
 from gracekit.rpc.amqp.profiles import Topology, fanout_exchange
 from gracekit.rpc.transport import Message, Queue, QueueKind
 from gracekit.telemetry import Telemetry
 
 AGAIN_S: Final = 0.25
 """Pause before a publish that failed is sent again."""
-DECLARE_S: Final = 10.0
-CONFIRM_S: Final = 5.0
-"""A broker that is well and has not confirmed within this time never will: RabbitMQ 3.10 forgets
-what it was about to hand to the leader of a quorum queue when that leader dies."""
-LOOK_EVERY_S: Final = 1.0
-NACKS: Final = 4
-"""With no confirm between them, after which a queue's word is asked for on another channel."""
-CHANNEL_AGAIN_S: Final = 1.0
-"""So long at least a channel is believed: a queue that is full says nack on each."""
 LONGEST_NAME: Final = 255
 """Bytes of a queue's name on the wire."""
 REPLY_AGAIN_FOR_S: Final = 2.0
@@ -80,7 +68,7 @@ class Publisher:
         self._timeout_s = timeout_s
         self._clock = clock
         self._telemetry = telemetry
-        self._outlets: dict[str, _Outlet] = {}  # by exchange
+        self._outlets: dict[str, Outlet] = {}  # by exchange
         self._stopped = False
         self._under_way: set[asyncio.Timeout] = set()
         self._gone: dict[str, float] = {}  # reply queues that were given up, and until when
@@ -119,18 +107,18 @@ class Publisher:
         await self._send(outlet, topic, message, mandatory=False)
 
     @property
-    def _to_services(self) -> _Outlet:
+    def _to_services(self) -> Outlet:
         return self._outlet(self._topology.exchange, self._topology.declare_control_exchange)
 
     @property
-    def _to_queues(self) -> _Outlet:
+    def _to_queues(self) -> Outlet:
         """By the default exchange, which is always there."""
         return self._outlet("", _declare_nothing)
 
-    def _outlet(self, exchange: str, declare: Declare) -> _Outlet:
+    def _outlet(self, exchange: str, declare: Declare) -> Outlet:
         outlet = self._outlets.get(exchange)
         if outlet is None:
-            outlet = _Outlet(self._link, exchange, declare, self._clock, self._timeout_s)
+            outlet = Outlet(self._link, exchange, declare, self._clock, self._timeout_s)
             self._outlets[exchange] = outlet
         return outlet
 
@@ -157,7 +145,7 @@ class Publisher:
             del self._gone[next(iter(self._gone))]
 
     async def _send(
-        self, outlet: _Outlet, key: str, message: Message, *, mandatory: bool = True
+        self, outlet: Outlet, key: str, message: Message, *, mandatory: bool = True
     ) -> None:
         """Publish until the broker has confirmed it.
 
@@ -177,7 +165,7 @@ class Publisher:
             except TimeoutError:
                 raise self._not_in_time(key, sent=True) from None
             except _PASSING as error:
-                outlet = await self._outlet_after(error, outlet, channel, key)
+                outlet = await self._after_failure(error, outlet, channel, key)
             else:
                 return
         sent = channel is not None
@@ -187,7 +175,7 @@ class Publisher:
 
     async def _send_patiently(
         self,
-        outlet: _Outlet,
+        outlet: Outlet,
         key: str,
         message: Message,
         *,
@@ -211,9 +199,11 @@ class Publisher:
                                 outlet.exchange, key, message, mandatory=mandatory
                             )
                             sent = True
-                            await outlet.wait_confirm(publishing, key)
+                            if outlet.is_apart:
+                                await outlet.wait_word(channel, publishing)
+                        await outlet.wait_confirm(publishing, key)
                     except _PASSING as error:
-                        outlet = await self._outlet_after(error, outlet, channel, key)
+                        outlet = await self._after_failure(error, outlet, channel, key)
                     else:
                         return
             raise self._not_in_time(key, sent=sent)
@@ -222,18 +212,18 @@ class Publisher:
         finally:
             self._under_way.discard(bound)
 
-    async def _outlet_after(
-        self, error: Exception, outlet: _Outlet, channel: MessageChannel | None, key: str
-    ) -> _Outlet:
-        """Where to try again, after a pause.
+    async def _after_failure(
+        self, error: Exception, outlet: Outlet, channel: MessageChannel | None, key: str
+    ) -> Outlet:
+        """Pause where time may help; returns the outlet to try again by.
 
         Raises:
-            ConfigError: nowhere, as it is this message that was refused.
+            ConfigError: none, as it is this message that was refused.
         """
         if isinstance(error, NackedError):
             outlet.nacked(channel, key)
         else:
-            outlet.give_up(channel)
+            outlet.forget(channel)
         if isinstance(error, _REFUSED):
             if channel is None or _OF_THE_EXCHANGE.search(said(error)):
                 raise self._refused(outlet.exchange, error) from error
@@ -243,7 +233,7 @@ class Publisher:
         if isinstance(error, _REFUSED):
             return outlet.apart
         await asyncio.sleep(self._clock.jitter(AGAIN_S))
-        return outlet
+        return outlet.shared
 
     def _not_in_time(self, key: str, *, sent: bool) -> UnconfirmedError | DependencyError:
         bound = (
@@ -280,152 +270,5 @@ class Publisher:
         )
 
 
-Declare = Callable[[Channel], Awaitable[None]]
-
-
 async def _declare_nothing(_channel: Channel) -> None:
     pass
-
-
-class _Outlet:
-    """The way to one exchange: a channel with confirms, opened when needed and declared on.
-
-    A refusal ends the channel of all that wait on it, and may mean one of them without
-    saying which. Each of those goes on by `apart`, one at a time: a refusal there is its own.
-
-    While messages wait for their confirms it is looked after: one that waits too long closes the
-    channel, and all that wait are sent again on the next. Not under an alarm: then the
-    broker has what was sent and will confirm it, and sent again each would be there twice.
-    """
-
-    def __init__(
-        self,
-        link: Link,
-        exchange: str,
-        declare: Declare,
-        clock: Clock,
-        timeout_s: float,
-        *,
-        is_apart: bool = False,
-    ) -> None:
-        self.exchange: Final = exchange
-        self.is_apart: Final = is_apart
-        self.turn: contextlib.AbstractAsyncContextManager[None] = (
-            asyncio.Lock() if is_apart else contextlib.nullcontext()
-        )
-        self._apart: _Outlet | None = None
-        self._link = link
-        self._declare = declare
-        self._clock = clock
-        self._timeout_s = timeout_s
-        self._opening = asyncio.Lock()
-        self._channel: MessageChannel | None = None
-        self._opened_at = 0.0
-        self._left: dict[MessageChannel, float] = {}  # what waits there goes on; since when
-        self._waiting: dict[asyncio.Future[Any], float] = {}  # since when; the oldest first
-        self._well_since = 0.0  # the broker takes messages
-        self._watcher: asyncio.Task[None] | None = None
-        self._nacks: dict[str, int] = {}  # on this channel, by queue, since its last confirm
-
-    @property
-    def apart(self) -> _Outlet:
-        """Where one message at a time goes to the same exchange."""
-        if self._apart is None:
-            self._apart = _Outlet(
-                self._link,
-                self.exchange,
-                self._declare,
-                self._clock,
-                self._timeout_s,
-                is_apart=True,
-            )
-        return self._apart
-
-    @property
-    def ready_channel(self) -> MessageChannel | None:
-        """The present channel, if a message would leave on it at once."""
-        channel = self._channel
-        return channel if channel is not None and channel.takes_now else None
-
-    async def channel(self) -> MessageChannel:
-        """The present channel, or a new one."""
-        if self._channel is None or not self._channel.is_open:
-            async with self._opening:
-                if self._channel is None or not self._channel.is_open:
-                    channel = await self._link.messages(confirms=True)
-                    declaring = self._declare(channel.amqp)
-                    await bounded(declaring, DECLARE_S, "declaration of an exchange")
-                    self._channel, self._opened_at = channel, self._clock.loop()
-                    self._nacks.clear()
-        return self._channel
-
-    def give_up(self, channel: MessageChannel | None) -> None:
-        """Open a new one for the next message; what waits on this one goes on waiting there."""
-        if self._channel is channel:
-            self._channel = None
-
-    def nacked(self, channel: MessageChannel | None, key: str) -> None:
-        """A nack may be the queue's word, or that of a broker's channel whose queue's leader died.
-
-        The latter goes on for good, beside a queue that is well (seen with RabbitMQ 3.10): a
-        channel that says nothing else of a queue is left, and the next one finds the new leader.
-        """
-        if channel is None or channel is not self._channel:
-            return
-        self._nacks[key] = self._nacks.get(key, 0) + 1
-        now = self._clock.loop()
-        if self._nacks[key] >= NACKS and now - self._opened_at >= CHANNEL_AGAIN_S:
-            self._channel, self._left[channel] = None, now
-
-    def stop(self) -> None:
-        """Look after nothing any more; who waits for a confirm hears a TimeoutError."""
-        self._end_waits(before=math.inf)
-        if self._watcher is not None:
-            self._watcher.cancel()
-        if self._apart is not None:
-            self._apart.stop()
-
-    async def wait_confirm(self, publishing: asyncio.Future[Any], key: str) -> None:
-        """Wait for one confirm.
-
-        Raises:
-            TimeoutError: there was none in the time of a publish.
-        """
-        self._waiting[publishing] = self._clock.loop()
-        if self._watcher is None:
-            self._watcher = asyncio.create_task(self._watch())
-        try:
-            await publishing
-            if self._nacks:
-                self._nacks.pop(key, None)
-        finally:
-            del self._waiting[publishing]
-
-    async def _watch(self) -> None:
-        try:
-            while self._waiting or self._left:
-                await asyncio.sleep(LOOK_EVERY_S)
-                await self._look()
-        finally:
-            self._watcher = None
-
-    def _end_waits(self, *, before: float) -> None:
-        """Of what was sent before that moment, of the loop's time."""
-        for publishing, since in self._waiting.items():
-            is_aiormqs = isinstance(publishing, asyncio.Task)  # bounded by who sent it
-            if since < before and not is_aiormqs and not publishing.done():
-                publishing.set_exception(TimeoutError())
-
-    async def _look(self) -> None:
-        is_blocked, now = await self._link.is_blocked(), self._clock.loop()
-        self._end_waits(before=now - self._timeout_s)
-        if is_blocked:
-            self._well_since = now
-        overdue = now - CONFIRM_S
-        on_this_one = (since for since in self._waiting.values() if since >= self._opened_at)
-        if max(next(on_this_one, math.inf), self._well_since) < overdue and self._channel:
-            self._left[self._channel], self._channel = -math.inf, None
-        for channel, since in list(self._left.items()):
-            if max(since, self._well_since) < overdue:
-                del self._left[channel]
-                await channel.abandon(ChannelClosed(None, f"no confirm for {CONFIRM_S:g} s"))
