@@ -49,10 +49,13 @@ async def main() -> None:
         await asyncio.to_thread(begun.wait)
         await client.call(insert, tape="tape-1")
         print(f"the caller's answer: {await answer}")
+        told = None
         try:
             await client.call(read, tape="tape-2")
         except MethodTimeoutError as error:
-            print(f"the caller is told: {error}")
+            told = error
+    # Not before the thread is done: two that print at once mix their lines.
+    print(f"the caller was told: {told}")
     print("drained: the thread has returned, so nothing was left behind")
 
 

@@ -32,8 +32,9 @@ AGAIN_S: Final = 0.25
 """Pause before a publish that failed is sent again."""
 LONGEST_NAME: Final = 255
 """Bytes of a queue's name on the wire."""
-REPLY_AGAIN_FOR_S: Final = 2.0
-"""A caller whose reply queue is missing may be connecting anew; so long we try again."""
+REPLY_AGAIN_FOR_S: Final = 4.0
+"""A caller whose reply queue is missing may be connecting anew, and pause up to 3.6 s before that;
+so long we try again."""
 GONE_FOR_S: Final = 60.0
 """A reply queue that was given up is tried once only, for so long."""
 _MOST_GONE: Final = 1000
