@@ -187,6 +187,7 @@ def plant_effect(files: Path, request: dict[str, object], item: str | int, proce
 
 def in_store(files: Path, sql: str, *params: str) -> None:
     connection = apsw.Connection(str(files / "gracekit-store.db"))
+    connection.set_busy_timeout(30_000)
     connection.execute(sql, params)
     connection.close()
 

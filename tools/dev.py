@@ -203,7 +203,7 @@ def test(arguments: Sequence[str]) -> int:
     """Run the tests; arguments go to pytest."""
     rabbit(arguments)
     python(OSLO_LOCK)  # now, and not in a test, whose time is short
-    return run(DEV_LOCK, "pytest", "-n", "3", *arguments)
+    return run(DEV_LOCK, "pytest", "-n", "2", *arguments)
 
 
 def soak(arguments: Sequence[str]) -> int:

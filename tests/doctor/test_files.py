@@ -71,8 +71,9 @@ def look(used: Path) -> Iterator[database.Look]:
 
 
 def write(path: Path, *statements: str) -> None:
-    """Do to a closed database what should not be done."""
+    """Do to a database what should not be done; who uses it may hold it for a moment."""
     connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(30_000)
     for sql in statements:
         connection.execute(sql)
     connection.close()
