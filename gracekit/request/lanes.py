@@ -139,6 +139,15 @@ class Turns:
             job.inside.append(key)
         return True
 
+    def leave_slots(self, job: Job) -> None:
+        """Its handler has returned: give back all but the place in its resource's line.
+
+        That one is kept until the lease is back. Whoever is next begins in a later turn of the
+        loop, so that what is submitted in this one is committed before its start.
+        """
+        while job.inside and job.inside[-1] != job.task.resource:
+            self._lines.leave(job.inside.pop())
+
     def leave(self, job: Job) -> None:
         """Give back every place that *job* has taken."""
         while job.inside:
@@ -152,9 +161,12 @@ class Turns:
 
     def _widths(self, job: Job) -> list[tuple[Hashable, int]]:
         """The lines of a task and their widths: the resource's, the method's, the lane's."""
+        lane: tuple[Hashable, int] = (job.gate, job.gate.max_running)
+        if job.task.resource is None and job.method.options.max_running is None:
+            return [lane]
         widths: list[tuple[Hashable, int]] = []
         if job.task.resource is not None:
             widths.append((job.task.resource, 1))
         if job.method.options.max_running is not None:
             widths.append((job.method, job.method.options.max_running))
-        return [*widths, (job.gate, job.gate.max_running)]
+        return [*widths, lane]

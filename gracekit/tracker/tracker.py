@@ -50,6 +50,8 @@ class Tracker:
     def started(self, task: TrackedTask) -> None:
         """Count *task* as running: a drain waits for it if it holds drains."""
         (self._running if task.holds_drain else self._running_ops)[task] = None
+        if self._changed:
+            self._wake()
 
     def ended(self, task: TrackedTask) -> None:
         """The attempt of *task* is over, if one was; it stays in flight until its reply is sent."""
@@ -58,13 +60,13 @@ class Tracker:
             self._wake()
 
     def remove(self, task: TrackedTask) -> None:
-        """Forget *task*: answered, handed over, or given back."""
+        """Forget *task*: answered, handed over, or given back; its attempt is over too."""
+        (self._running if task.holds_drain else self._running_ops).pop(task, None)
         key = (task.request_id, task.recipient) if task.recipient else task.request_id
-        if self._tasks.pop(key, None) is None:
-            return
-        self._by_lane[task.lane] -= 1
-        for listener in self._on_removed:
-            listener(task)
+        if self._tasks.pop(key, None) is not None:
+            self._by_lane[task.lane] -= 1
+            for listener in self._on_removed:
+                listener(task)
         if self._changed:
             self._wake()
 
@@ -97,7 +99,6 @@ class Tracker:
             yield task
         finally:
             task.cancellable = False
-            self.ended(task)
             self.remove(task)
 
     # -- questions -------------------------------------------------------------

@@ -98,6 +98,56 @@ async def test_a_method_has_slots_of_its_own(world: World, svc: Service):
     await doors.wait(3)
 
 
+async def test_a_slot_is_free_when_its_handler_has_returned(world: World, svc: Service):
+    """
+    A store that is slow to take an outcome holds up its caller and its resource, not the lane.
+    """
+    doors = Doors()
+
+    @svc.rpc(resource="vm", max_running=1)
+    async def change(ctx: Context, vm: str, n: int) -> None:
+        await doors.pass_((vm, n))
+
+    life = await world.start(svc, max_running=1)
+    client = await world.client(svc)
+    first = await client.cast(change, vm="v1", n=0)
+    await doors.wait(1)
+    await client.cast(change, vm="v1", n=1)
+    await client.cast(change, vm="v2", n=0)
+    life.plan(Point.FINISH, Fault.REFUSED, times=3)
+    doors.open(("v1", 0))
+    await world.settle()
+
+    assert (doors.entered, world.state(first)) == ([("v1", 0), ("v2", 0)], "running")
+    doors.open(("v2", 0), ("v1", 1))
+    await life.hears("task.finished", 3)
+    assert doors.entered == [("v1", 0), ("v2", 0), ("v1", 1)]
+
+
+async def test_who_takes_a_slot_is_on_record_behind_the_outcome_of_who_had_it(
+    world: World, svc: Service
+):
+    """
+    Killed when the next has just begun, the service has its predecessor's outcome on record.
+    """
+    doors = Doors()
+
+    @svc.rpc(max_running=1)
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    ids = [await client.cast(work, n=n) for n in range(2)]
+    await world.settle()
+    life.process.dies_at = (Point.BEGIN, "after")
+    doors.open(0)
+    await world.until(lambda: not life.process.lives)
+
+    assert [world.state(one) for one in ids] == ["succeeded", "running"]
+    assert doors.entered == [0]
+
+
 async def test_full_requests_do_not_hold_up_ops(world: World, svc: Service):
     """
     Each lane has its own places and slots.

@@ -151,8 +151,9 @@ async def test_what_was_accepted_and_not_started_is_left_to_anyone(world: World,
         asyncio.create_task(client.prepare(request_id=f"r{n}").call(work, n=n)) for n in range(3)
     ]
     await doors.wait(1)
-    doors.open(0, 1, 2)
     life.ask_to_stop()
+    await life.hears("intake.closed")
+    doors.open(0, 1, 2)
     report = await life.wait_end()
 
     assert report.not_started == ["r1", "r2"]
