@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from gracekit.clock import Clock
@@ -81,12 +82,13 @@ class Dispatcher:
         self._on_give_back = on_give_back
         self._jobs: dict[TrackedTask, Job] = {}
         self._work: set[asyncio.Task[Any]] = set()
+        self._when_ended = {lane: partial(self._life_ended, gate) for lane, gate in gates.items()}
 
     # -- the ways in --------------------------------------------------------------------
 
     def take(self, delivery: Delivery, lane: Lane) -> None:
         """Start the life of a delivery; the caller took a place of the lane for it."""
-        self._spawn(self.dispatch(delivery, self._gates[lane]))
+        self._spawn(self.dispatch(delivery, self._gates[lane]), lane)
 
     def resume(self, row: TaskRow, *, inside: tuple[str, str] | None) -> None:
         """Start the rest of the life of an ACCEPTED row of ours; a place was taken for it.
@@ -95,31 +97,31 @@ class Dispatcher:
             row: As claimed.
             inside: Resource in whose line a place is handed over with it.
         """
-        self._spawn(self._dispatch_row(row, self._gates[row.lane], inside))
+        self._spawn(self._dispatch_row(row, inside), row.lane)
 
-    def _spawn(self, life: Coroutine[Any, Any, None]) -> None:
-        self._work.add(asyncio.create_task(life))
+    def _spawn(self, life: Coroutine[Any, Any, None], lane: Lane) -> None:
+        task = asyncio.create_task(life)
+        self._work.add(task)
+        task.add_done_callback(self._when_ended[lane])
 
-    def _end_life(self, gate: LaneGate) -> None:
-        """The last step of a life, by itself: a callback would take one more turn of the loop."""
-        try:
-            me = asyncio.current_task()
-        except RuntimeError:
-            return  # thrown away with its loop
-        if me in self._work:  # else it is thrown away in the task of somebody else
-            self._work.discard(me)
-            gate.places.give()
+    def _life_ended(self, gate: LaneGate, done: asyncio.Task[None]) -> None:
+        self._work.discard(done)
+        gate.places.give()
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self._telemetry.emit("dispatch.failed", error=repr(error))
 
     # -- one request --------------------------------------------------------------------
 
     async def dispatch(self, delivery: Delivery, gate: LaneGate) -> None:
         """Carry one delivery through its life."""
-        job = None
         try:
-            read = await self._arrivals.read(delivery, gate)
-            if read is None or not await self._track(read):
+            job = await self._arrivals.read(delivery, gate)
+            if job is None or not await self._track(job):
                 return
-            job = read
+        except StoreError as error:
+            await self._give_back_after(error, delivery)
+            return
+        try:
             if not job.task.journaled:
                 await self._live_on_the_transport(job)
             elif job.task.resource is not None and await self._waits_for_itself(job):
@@ -129,12 +131,8 @@ class Dispatcher:
                 await self._live(job)
         except StoreError as error:
             await self._give_back_after(error, delivery)
-        except Exception as error:  # noqa: BLE001 - the task is nobody's who could look at it
-            self._telemetry.emit("dispatch.failed", error=repr(error))
         finally:
-            if job is not None:
-                self._untrack(job)
-            self._end_life(gate)
+            self._untrack(job)
 
     async def _give_back_after(self, error: StoreError, delivery: Delivery) -> None:
         """The record cannot be read: what was not accepted goes back."""
@@ -142,21 +140,9 @@ class Dispatcher:
         await asyncio.sleep(GIVE_BACK_PAUSE_S)
         await settle(delivery.give_back(), self._telemetry)
 
-    async def _dispatch_row(
-        self, row: TaskRow, gate: LaneGate, inside: tuple[str, str] | None
-    ) -> None:
+    async def _dispatch_row(self, row: TaskRow, inside: tuple[str, str] | None) -> None:
         """Carry an accepted row, of an earlier run or ours, through the rest of its life."""
-        try:
-            await self._live_from(row, gate, inside)
-        except Exception as error:  # noqa: BLE001 - as in `dispatch`
-            self._telemetry.emit("dispatch.failed", error=repr(error))
-        finally:
-            self._end_life(gate)
-
-    async def _live_from(
-        self, row: TaskRow, gate: LaneGate, inside: tuple[str, str] | None
-    ) -> None:
-        job = self._arrivals.job_of(row, gate)
+        job = self._arrivals.job_of(row, self._gates[row.lane])
         if inside is not None:
             job.inside.append(inside)
         if self._tracker.add(job.task) is not None:

@@ -142,8 +142,8 @@ class Turns:
     def leave_slots(self, job: Job) -> None:
         """Its handler has returned: give back all but the place in its resource's line.
 
-        That one is kept until the lease is back. Whoever is next begins in a later turn of the
-        loop, so that what is submitted in this one is committed before its start.
+        That one is kept until the lease is back. Whoever is next begins in a later step of the
+        loop: what is submitted in this one is committed before its start, unless it is refused.
         """
         while job.inside and job.inside[-1] != job.task.resource:
             self._lines.leave(job.inside.pop())

@@ -144,10 +144,9 @@ class RpcServer:
     def _pump(self) -> None:
         while self._waiting and self._open and self._places.take():
             self._handle(self._waiting.popleft())
-        if self._timer is not None:
-            if not self._waiting:
-                self._end_timer()
-        elif self._waiting:
+        if not self._waiting:
+            self._end_timer()
+        elif self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._wait_s, self._waited_too_long)
 
@@ -161,10 +160,8 @@ class RpcServer:
         self._resume()  # a place may have become free meanwhile
 
     def _place_is_free(self) -> None:
-        if self._waiting:
-            self._pump()
-        if self._consumer is None:
-            self._resume()
+        self._pump()
+        self._resume()
 
     def _resume(self) -> None:
         if self._open and self._consumer is None and self._places.free and not self._resuming:

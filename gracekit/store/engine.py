@@ -101,7 +101,7 @@ class _Current:
 
     @classmethod
     def look(cls) -> None:
-        """In a forked child, before anything else runs there."""
+        """In a forked child, before its code goes on."""
         cls.pid = os.getpid()
 
 

@@ -135,7 +135,7 @@ class Tracker:
     # -- waiting ---------------------------------------------------------------
 
     async def wait_until(self, condition: Callable[[], bool], *, deadline: float) -> bool:
-        """Wait until *condition* holds; it is asked again after each end and removal.
+        """Wait until *condition* holds; it is asked again after each start, end and removal.
 
         Args:
             condition: Cheap question about this tracker.
@@ -157,7 +157,7 @@ class Tracker:
             self._changed.pop(changed, None)
 
     async def wait_change(self, *, deadline: float) -> None:
-        """Wait for the next end, removal or poke, or until *deadline* (loop time)."""
+        """Wait for the next start, end, removal or poke, or until *deadline* (loop time)."""
         seen = False
 
         def second_look() -> bool:
