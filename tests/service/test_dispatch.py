@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextvars import ContextVar
 
 import pytest
 
@@ -96,6 +97,37 @@ async def test_a_method_has_slots_of_its_own(world: World, svc: Service):
     assert doors.entered == [("heavy", 0), "light"]
     doors.open(("heavy", 0), ("heavy", 1), "light")
     await doors.wait(3)
+
+
+async def test_what_a_handler_sets_in_its_context_reaches_no_other_request(
+    world: World, svc: Service
+):
+    """
+    Not the one that gets its place, and none of those that come after a pause for want of places.
+    """
+    tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+    doors, seen = Doors(), []
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> None:
+        seen.append(tenant.get())
+        tenant.set(f"of {n}")
+        await doors.pass_(n)
+
+    life = await world.start(svc, max_accepted=1)
+    client = await world.client(svc)
+    for n in range(3):
+        await client.cast(work, n=n)
+    await doors.wait(1)
+    doors.open(0)
+    await doors.wait(2)
+    await asyncio.sleep(31)
+    assert world.broker.waiting("compute") == 1
+
+    doors.open(1, 2, 3)
+    await client.cast(work, n=3)
+    await life.hears("task.finished", 4)
+    assert seen == ["nobody"] * 4
 
 
 async def test_a_slot_is_free_when_its_handler_has_returned(world: World, svc: Service):
