@@ -161,12 +161,9 @@ class Turns:
 
     def _widths(self, job: Job) -> list[tuple[Hashable, int]]:
         """The lines of a task and their widths: the resource's, the method's, the lane's."""
-        lane: tuple[Hashable, int] = (job.gate, job.gate.max_running)
-        if job.task.resource is None and job.method.options.max_running is None:
-            return [lane]
         widths: list[tuple[Hashable, int]] = []
         if job.task.resource is not None:
             widths.append((job.task.resource, 1))
         if job.method.options.max_running is not None:
             widths.append((job.method, job.method.options.max_running))
-        return [*widths, lane]
+        return [*widths, (job.gate, job.gate.max_running)]

@@ -111,8 +111,6 @@ def caller_of(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> ReplyAddress |
 
 
 def _address(message: JsonObject) -> ReplyAddress | None:
-    if "_msg_id" not in message and "_reply_q" not in message:
-        return None
     msg_id, queue = _text(message, "_msg_id"), _text(message, "_reply_q")
     return ReplyAddress(queue=queue, msg_id=msg_id) if msg_id and queue else None
 

@@ -142,10 +142,7 @@ def _run(handler: Handler[J, A], jobs: Sequence[J]) -> Sequence[A | StoreError]:
 
 def _settle_all(answers: list[tuple[_Waiter[A], A | StoreError]]) -> None:
     for waiter, outcome in answers:
-        if not isinstance(outcome, StoreError) and not waiter.done():
-            waiter.set_result(outcome)  # as `_settle` does, without a call for each
-        else:
-            _settle(waiter, outcome)
+        _settle(waiter, outcome)
 
 
 def _settle(waiter: _Waiter[A], outcome: A | BaseException) -> None:
