@@ -121,6 +121,9 @@ class Dispatcher:
         except StoreError as error:
             await self._give_back_after(error, delivery)
             return
+        except asyncio.CancelledError:
+            self._put_back(delivery)
+            raise
         try:
             if not job.task.journaled:
                 await self._live_on_the_transport(job)
@@ -131,6 +134,10 @@ class Dispatcher:
                 await self._live(job)
         except StoreError as error:
             await self._give_back_after(error, delivery)
+        except asyncio.CancelledError:
+            job.in_doubt = True  # the row decides what was done
+            self._put_back(delivery)
+            raise
         finally:
             self._untrack(job)
 
@@ -139,6 +146,14 @@ class Dispatcher:
         self._telemetry.emit("store.error", what="dispatch", error=str(error))
         await asyncio.sleep(GIVE_BACK_PAUSE_S)
         await settle(delivery.give_back(), self._telemetry)
+
+    def _put_back(self, delivery: Delivery) -> None:
+        """Somebody cancelled a step of ours, not a handler: what is not settled goes back."""
+        if not delivery.settled:
+            self._work.add(
+                task := asyncio.ensure_future(settle(delivery.give_back(), self._telemetry))
+            )
+            task.add_done_callback(self._work.discard)
 
     async def _dispatch_row(self, row: TaskRow, inside: tuple[str, str] | None) -> None:
         """Carry an accepted row, of an earlier run or ours, through the rest of its life."""
@@ -157,6 +172,9 @@ class Dispatcher:
             if row.expires_at is not None and row.expires_at > self._clock.wall():
                 await self._resume_heartbeats(job, row.id)
             await self._live(job)
+        except asyncio.CancelledError:
+            job.in_doubt = True  # the row decides what was done
+            raise
         finally:
             self._untrack(job)
 
@@ -481,6 +499,7 @@ class Dispatcher:
         task = job.task
         recorded = await self._custody.hand_over(job, cut)
         self._on_hand_over(task, recorded)
+        job.in_doubt = True  # recovery looks for its row, here or at the next start
         self._end_turn(job)
         self._telemetry.emit(
             "task.handed_over", task_id=task.request_id, method=task.method, cut=cut.value
@@ -495,10 +514,19 @@ class Dispatcher:
         job.stuck = True
         self._heartbeats.end(job.task)
         if job.task.journaled:
-            await self._custody.hand_over(job, Cut.UNCLEAN)
+            await self._custody.hand_over(job, Cut.UNCLEAN, returned=False)
         else:
             job.task.cut = Cut.UNCLEAN
             await self._give_back(job)
+
+    def abandon_threads(self) -> None:
+        """Wait no longer for plain handlers that were recorded as unclean.
+
+        An embedding program may then end, and with it their threads.
+        """
+        for job in self._jobs.values():
+            if job.stuck and not job.method.is_async and job.task.handler is not None:
+                job.task.handler.cancel()
 
     async def _give_back(self, job: Job) -> None:
         """Put a delivery back that was not accepted, or whose `requeue` task was cut."""

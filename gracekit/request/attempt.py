@@ -1,8 +1,10 @@
 """One attempt: calls the handler and turns whatever happens into one `End`.
 
-Nothing escapes: not SystemExit, not a cancellation that nobody asked for. A
-thread cannot be stopped, so an attempt in a thread is over when the thread
-has returned, however often it was cancelled.
+Nothing escapes: not SystemExit, not a cancellation that nobody asked for. The
+end is judged by what gracekit did to the task, and only then by what the
+handler returned or raised: a handler can swallow, wrap or replace any exception.
+A thread cannot be stopped, so an attempt in a thread is over when the thread
+has returned, whatever cancels the coroutine that waits for it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
@@ -23,7 +25,7 @@ from gracekit.errors import (
     UnserialisableError,
 )
 from gracekit.process import Threads
-from gracekit.request.context import Context, SafePointStop, enter, leave, running_in
+from gracekit.request.context import Context, enter, leave, running_in
 from gracekit.rpc.failures import failure_of
 from gracekit.rpc.message import Failure
 from gracekit.rpc.methods import Method
@@ -33,7 +35,10 @@ from gracekit.tracker.journal import ERRORED_SENTENCES, Outcome, TaskRow
 from gracekit.tracker.orders import DONE, ENDS
 from gracekit.tracker.task import CancelCause, Cut, Order, Reason, TaskState, TrackedTask
 
-_BY_US: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
+T = TypeVar("T")
+
+_BY_DRAIN: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
+_EXITS: Final = (SystemExit, KeyboardInterrupt)
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,17 +96,26 @@ async def run_attempt(
                 result = await _call_in_thread(method, ctx, task, args, threads)
         finally:
             leave(ctx)
+        if task.stopped:
+            return _STOPPED  # the rest of its items was not done, whatever it returned
         return End(outcome=succeeded(f"{method.name}()", result))
-    except SafePointStop:
-        return End(cut=Cut.SAFE_POINT)
-    except BaseException as error:  # noqa: BLE001 - see the module's first line
+    except BaseException as error:
+        if isinstance(error, GeneratorExit) and not _runs_here(task.handler):
+            raise  # thrown away with its loop: no step of ours can follow
         return _judge(task, method, error)
     finally:
         task.cancellable = False
         me = task.handler
-        # Not when the coroutine is thrown away with its loop: then nobody runs it.
-        if me is not None and me.cancelling() and me is asyncio.current_task():
+        if me is not None and me.cancelling() and _runs_here(me):
             await _take_cancellations(me)
+
+
+def _runs_here(task: asyncio.Task[Any] | None) -> bool:
+    """Whether *task* is running now; a coroutine that the interpreter throws away is not."""
+    try:
+        return task is asyncio.current_task()
+    except RuntimeError:  # no loop is running
+        return False
 
 
 async def _take_cancellations(me: asyncio.Task[Any]) -> None:
@@ -125,19 +139,41 @@ def succeeded(who: str, result: Any) -> Outcome:
         return failed(UnserialisableError(f"{who} returned what is no JSON: {error}"))
 
 
+_STOPPED: Final = End(cut=Cut.SAFE_POINT)
+
+
 def _judge(task: TrackedTask, method: Method[Any, Any], error: BaseException) -> End:
+    """How an attempt that raised *error* ended: first by what gracekit did, then by the error."""
+    if task.stopped:
+        return _STOPPED
     cause = task.cancel_cause
-    if cause in _BY_US:
-        # Whatever it raised, we cut it: interrupted is not failed.
-        return End(cut=Cut.CANCELLED)
-    if not isinstance(error, asyncio.CancelledError):
-        return End(outcome=failed(error))
+    if cause in _BY_DRAIN:
+        return End(cut=Cut.CANCELLED)  # interrupted is not failed
     if cause is CancelCause.TIMEOUT:
-        return End(outcome=failed(timeout_error(method)))
+        return End(outcome=failed(timeout_error(method, during=error)))
     if task.order is not None:
         return End(outcome=ordered(str(task), task.order, task.state))
-    # A library may raise CancelledError at a task that nobody cancelled.
-    return End(outcome=failed(RuntimeError(f"{task} raised CancelledError: {error}")))
+    if _is_interruption(task, method, error):
+        return End(cut=Cut.UNCLEAN)
+    return End(outcome=_failure(task, error))
+
+
+def _failure(task: TrackedTask, error: BaseException) -> Outcome:
+    """A handler that gracekit left alone, and nobody cancelled, raised *error*."""
+    if isinstance(error, asyncio.CancelledError):  # of something that it awaited
+        return failed(RuntimeError(f"{task} raised CancelledError: {error}"))
+    return failed(error)
+
+
+def _is_interruption(task: TrackedTask, method: Method[Any, Any], error: BaseException) -> bool:
+    """Whether somebody else than gracekit cancelled the handler: the application, or its loop.
+
+    What it raised then says nothing about the work. A thread does not notice such a
+    cancellation, so what it raises is its own, unless it never began.
+    """
+    if task.handler is None or not task.handler.cancelling() or isinstance(error, _EXITS):
+        return False
+    return method.is_async or isinstance(error, asyncio.CancelledError)
 
 
 def errored(task: str, reason: Reason, detail: str = "") -> Outcome:
@@ -175,11 +211,15 @@ def outcome_of(row: TaskRow) -> Outcome:
     )
 
 
-def timeout_error(method: Method[Any, Any]) -> MethodTimeoutError:
-    """What the caller of a timed-out method gets."""
-    return MethodTimeoutError(
+def timeout_error(
+    method: Method[Any, Any], *, during: BaseException | None = None
+) -> MethodTimeoutError:
+    """What the caller of a timed-out method gets; what it raised then is in the traceback."""
+    error = MethodTimeoutError(
         f"{method.name}() exceeded its timeout of {method.options.timeout_s:g} s and was cancelled"
     )
+    error.__cause__ = during
+    return error
 
 
 async def call_hook(
@@ -213,32 +253,87 @@ async def _call_in_thread(
         finally:
             task.thread_id = None
 
-    return await _in_thread(in_known_thread, threads)
+    # Once the drain has recorded it as unclean, nothing waits for its thread any more.
+    return await _in_thread(in_known_thread, threads, given_up=lambda: task.cut is not None)
 
 
-async def _in_thread(function: Callable[[], Any], threads: Threads) -> Any:
-    """Run *function* in a worker thread; returns or raises only when it has returned."""
-    begun = False
+async def _in_thread(
+    function: Callable[[], T], threads: Threads, *, given_up: Callable[[], bool] = lambda: False
+) -> T:
+    """Run *function* in a worker thread; returns or raises only when it has returned.
 
-    def caught() -> tuple[Any, BaseException | None]:
-        nonlocal begun
-        begun = True
+    A cancellation ends the wait only before the function has begun, or where *given_up* says so.
+    """
+    thread = _Thread(function)
+    running = asyncio.ensure_future(threads.run(thread.run))
+    running.add_done_callback(thread.leave)
+    while not thread.returned.done():
         try:
-            return function(), None
-        except BaseException as error:  # noqa: BLE001 - carried over to the loop as a value
-            return None, error
-
-    inner = asyncio.ensure_future(threads.run(caught))
-    while not inner.done():
-        try:
-            await asyncio.shield(inner)
+            await asyncio.shield(thread.returned)
         except asyncio.CancelledError:
-            if not begun:
-                inner.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await inner
+            if not thread.begun:
+                running.cancel()
+                await _take_end(running)
+            if not thread.begun or given_up():
                 raise
-    result, error = inner.result()
-    if error is not None:
-        raise error
-    return result
+    return thread.result()
+
+
+async def _take_end(running: asyncio.Future[None]) -> None:
+    """Wait for the end of what was just cancelled, however often we are cancelled too."""
+    while not running.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({running})
+
+
+class _Thread(Generic[T]):
+    """A function in a worker thread, which is over when the function has returned.
+
+    The asyncio task around it proves nothing: whoever cancels all tasks of the
+    process ends that one too, and the thread goes on.
+
+    Attributes:
+        begun: Its code runs, or has run.
+        returned: Done when the function has returned, or will never begin.
+    """
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._loop = asyncio.get_running_loop()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._over = self._left = False
+        self.begun = False
+        self.returned: asyncio.Future[None] = self._loop.create_future()
+
+    def run(self) -> None:
+        """In the thread."""
+        self.begun = True
+        try:
+            self._value = self._function()
+        except BaseException as error:  # noqa: BLE001 - carried over to the loop as a value
+            self._error = error
+        self._over = True
+        # Set before the look, as `leave` does it the other way round: one of the two sees both.
+        if self._left:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(self._tell)
+
+    def leave(self, running: asyncio.Future[None]) -> None:
+        """On the loop: the task around the thread has ended, mostly because the thread has."""
+        self._left = True
+        if not self.begun:
+            self._over = True
+            self._error = asyncio.CancelledError() if running.cancelled() else running.exception()
+        if self._over:
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self.returned.done():
+            self.returned.set_result(None)
+
+    def result(self) -> T:
+        """What the function returned, or raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._value)

@@ -19,7 +19,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from gracekit.clock import Clock
 from gracekit.config import parse_duration
@@ -42,10 +42,12 @@ _current: Final[contextvars.ContextVar[Context | None]] = contextvars.ContextVar
 
 
 class SafePointStop(asyncio.CancelledError):
-    """Unwinds a handler that stopped at a safe point; never an error.
+    """Unwinds a handler that gracekit stops at a safe point; never an error.
 
     It is a cancellation, so that `except Exception` lets it pass and task
-    groups inside a handler wind up as they do for any cancellation.
+    groups inside a handler wind up as they do for any cancellation. Such a
+    group, `gather` or `shield` may keep it from the handler. That changes
+    nothing: the stop is noted on the task (`TrackedTask.stopped`), and the note decides.
     """
 
 
@@ -254,14 +256,19 @@ class Context(Mapping[str, Any]):
 
     def _stop_if_asked(self) -> None:
         task = self._task
-        if task.cancel_cause in _CUT_BY_DRAIN and task.journaled:
-            raise SafePointStop  # reached within the grace: as exact as before the deadline
+        if task.stopped or (task.cancel_cause in _CUT_BY_DRAIN and task.journaled):
+            self._stop()  # also within the grace: as exact as before the deadline
         if task.cancel_cause is not None:
             raise asyncio.CancelledError(task.cancel_cause.value)
         if self._services.phase.draining and task.journaled and task.holds_drain:
             if self._ends_in_time():
                 return
-            raise SafePointStop
+            self._stop()
+
+    def _stop(self) -> NoReturn:
+        """Note the stop on the task, then unwind the handler."""
+        self._task.stopped = True
+        raise SafePointStop
 
     def _ends_in_time(self) -> bool:
         """Whether the history of the method says that this attempt ends before the deadline."""

@@ -162,21 +162,28 @@ class Custody:
                 self._on_trouble()
             return [address_of(row) for row in rows]
 
-    async def hand_over(self, job: Job, cut: Cut) -> bool:
+    async def hand_over(self, job: Job, cut: Cut, *, returned: bool = True) -> bool:
         """Record a started, unfinished task for recovery; false if that failed.
 
-        Only a stop at a safe point returns the lease; any other stays with this
-        process until it is proven dead.
+        Args:
+            job: Which.
+            cut: How it was cut.
+            returned: Whether its handler has returned. One that has not stays with this process,
+                row and lease, until the process is proven dead.
         """
         task = job.task
         task.cut = cut
-        if cut is not Cut.SAFE_POINT and task.token is not None:
+        interrupted = cut is Cut.UNCLEAN and returned
+        if cut is not Cut.SAFE_POINT and not interrupted and task.token is not None:
             self._leases.kept += 1
         for _ in range(TRIES):
             batch = Batch(Point.HAND_OVER)
-            self._journal.add_hand_over(batch, task, cut, settle_s=job.settle_s)
+            self._journal.add_hand_over(batch, task, cut, settle_s=job.settle_s, returned=returned)
             if cut is Cut.SAFE_POINT:
                 self._add_release(batch, task, "handoff")
+            elif interrupted and task.token is not None:
+                run = self._journal.run_id
+                self._leases.add_take_away_one(batch, run, task.request_id, settle_s=job.settle_s)
             try:
                 await self._journal.commit(batch)
             except ConflictError:
@@ -187,7 +194,7 @@ class Custody:
             except StoreError as error:
                 self._tell(error, "hand-over")
                 continue
-            if cut is not Cut.UNCLEAN:
+            if returned:
                 task.advance(TaskState.HANDED_OVER)
             return True
         return False

@@ -234,7 +234,7 @@ _REPLIES_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
 _REPLY_DONE: Final = "DELETE FROM reply WHERE task_id = ? AND queue = ? AND msg_id = ?"
 _HAND_OVER: Final = """
 UPDATE task SET state = 'handed_over', cut = ?1, owner = ?2, cursor = coalesce(?3, cursor),
-    crashes = CASE WHEN coalesce(?3, cursor) IS DISTINCT FROM cursor THEN 0 ELSE crashes END,
+    crashes = ?8 + CASE WHEN coalesce(?3, cursor) IS DISTINCT FROM cursor THEN 0 ELSE crashes END,
     cursor_at = CASE WHEN ?3 IS NULL THEN cursor_at ELSE ?7 END,
     not_before = ?4 WHERE id = ?5 AND owner = ?6 AND state = 'running'"""
 _NOT_STARTED: Final = (
@@ -464,24 +464,33 @@ class Journal:
         await self.commit(batch)
 
     def add_hand_over(
-        self, batch: Batch, task: TrackedTask, cut: Cut, *, settle_s: float = 0.0
+        self,
+        batch: Batch,
+        task: TrackedTask,
+        cut: Cut,
+        *,
+        settle_s: float = 0.0,
+        returned: bool = True,
     ) -> None:
         """Record a started, unfinished task for recovery.
 
-        Cut at a safe point or cancelled and returned, the row is free at once;
-        unclean, it stays owned until this run is proven dead.
+        Once its handler has *returned* the row is free: at once where the cut was ours; *settle_s*
+        later, and counted as a crash, where it is unclean: somebody else cancelled the handler, and
+        its last request may still be on its way. Until its handler has returned the row stays
+        owned, until this run is proven dead.
         """
         now = self.clock.wall()
         unclean = cut is Cut.UNCLEAN
         batch.add(
             _HAND_OVER,
             cut.value,
-            self.run_id if unclean else None,
+            None if returned else self.run_id,
             None if task.cursor is None else to_json(task.cursor),
             now + settle_s if unclean else None,
             task.row_id,
             self.run_id,
             now,
+            int(unclean and returned),
             expect=1,
         )
         batch.add_up(COUNT, "handed_over", 1)

@@ -116,7 +116,7 @@ class Reason(enum.Enum):
 
 
 class CancelCause(enum.Enum):
-    """Who asked for a handler's cancellation; the first cause wins."""
+    """Why gracekit cancelled a handler; the first cause wins."""
 
     DRAIN_DEADLINE = "drain deadline"
     FORCED = "forced stop"
@@ -170,7 +170,8 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         state: Changed only by `advance()`.
         handler: The asyncio task that runs it; the tracker keeps it alive.
         cancellable: Only while the handler itself runs; gracekit's own steps never are.
-        cancel_cause: Who asked for its cancellation; None for nobody.
+        cancel_cause: Why gracekit cancelled it; None if it did not.
+        stopped: gracekit stopped the attempt at a safe point, and has not cancelled it since.
         order: Of the operator that asked for it; None if it was somebody else.
         thread_id: Of the worker thread that a plain handler is in; None outside one.
         history: How long its method's attempts took; None before it has started.
@@ -197,6 +198,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
     handler: asyncio.Task[Any] | None = None
     cancellable: bool = False
     cancel_cause: CancelCause | None = None
+    stopped: bool = False
     order: Order | None = None
     thread_id: int | None = None
     history: Durations | None = None
@@ -217,6 +219,8 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         if self.cancel_cause is None:
             self.cancel_cause = cause
         if self.cancellable and self.handler is not None:
+            if self.thread_id is None:  # a thread is not interrupted, so it stays stopped
+                self.stopped = False
             self.handler.cancel(cause.value)
 
     def expected_end(self, now: float) -> float | None:

@@ -19,7 +19,7 @@ from gracekit.errors import (
 from gracekit.rpc.client import ClientView
 from gracekit.rpc.methods import Method
 from tests.simulation.app import SETTLE_S
-from tests.simulation.truth import Plan, violate
+from tests.simulation.truth import AROUND, Plan, violate
 
 if TYPE_CHECKING:
     from tests.simulation.story import Story
@@ -100,6 +100,7 @@ class Callers:
                 options["ops"] = True
             elif where < 0.3:
                 fanout = True
+        shape = random.Random(f"{self._story.seed} {request_id} shape")
         plan = Plan(
             request_id=request_id,
             policy=policy,
@@ -109,6 +110,8 @@ class Callers:
             stubborn_s=rng.choice([0, 0, 1.0, 30.0]),
             settle_s=SETTLE_S,
             seed=self._story.seed,
+            around=shape.choice(["nothing", *AROUND]),
+            cut_rate=shape.choice([0.0, 0.0, 0.0, 0.3]),
         )
         self._story.truth.plans[request_id] = plan
         is_call = not fanout and rng.random() < 0.5

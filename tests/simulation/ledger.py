@@ -157,8 +157,11 @@ class Ledger:
     def _judge_disowned(self, actor: Life, key: str, owner_before: str | None) -> None:
         """I17: an attempt that is on record has its handler, while its process serves.
 
-        Only a run that could not read the row after a commit of unknown end may not know of it.
+        Only a run that could not read the row after a commit of unknown end may not know of it, and
+        one whose handler was cancelled by the application gives it up.
         """
+        if key in self._truth.foreign:
+            return
         serves = actor.runtime.phase.state is ServiceState.SERVING
         if owner_before == actor.runtime.run_id and serves and not self.reads_failed():
             raise Violation(f"I17: {actor.name} recorded an attempt of {key} and never made it")

@@ -106,6 +106,8 @@ class Reckoning:
         request_id, end = plan.request_id, (row["state"], row["reason"])
         if end[0] == "succeeded" and not truth.is_done(f"{request_id}/"):
             raise Violation(f"I1: {request_id} succeeded without its effects")
+        if end[0] == "failed" and not self._may_have_failed(one, row):
+            raise Violation(f"P3: {request_id} is FAILED, and nothing failed: {row['failure']}")
         if end == ("errored", "interrupted") and plan.policy == "error":
             if truth.errored[request_id] < 1:
                 raise Violation(f"P3: errored hook of {request_id} was not called")
@@ -119,3 +121,14 @@ class Reckoning:
         known = end[0] in {"succeeded", "failed"} or end[1] in {"attempts", "expired"}
         if not rightful.get(end, known):
             raise Violation(f"P3: {plan.policy} task {request_id} ended as {end}")
+
+    def _may_have_failed(self, one: Sent, row: dict[str, Any]) -> bool:
+        """Its handler raised, timed out, was ordered to fail, or its probe gave it up."""
+        plan = one.plan
+        return (
+            plan.raises
+            or plan.policy == "probe"
+            or one.method in self._story.app.holds  # a hold may be refused
+            or "MethodTimeoutError" in row["failure"]
+            or self._story.truth.was_ordered(plan.request_id, Verb.FAIL)
+        )

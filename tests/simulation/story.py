@@ -105,6 +105,7 @@ class Story:
         try:
             await self._unfold()
             await self._be_quiet()
+            self.raise_first()
             self.reckoning.reckon()
         finally:
             self.is_over = True

@@ -39,9 +39,13 @@ class GreenThreads(Threads):
             thread = greenlet.greenlet(function)
             thread.gr_context = contextvars.copy_context()
             given: Any = thread.switch()
-            while not thread.dead:
-                await asyncio.sleep(given)
-                given = thread.switch()
+            try:
+                while not thread.dead:
+                    await asyncio.sleep(given)
+                    given = thread.switch()
+            finally:
+                if not thread.dead:  # the process was killed, and its threads with it
+                    thread.throw()
             result: T = given
             return result
 

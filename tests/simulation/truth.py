@@ -6,14 +6,52 @@ import asyncio
 import contextvars
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import anyio
 
 from gracekit import Context, Done, Fail, Retry, Wait
 from gracekit.testing.loop import owner
 from gracekit.testing.machine import Life
 from gracekit.tracker.task import Verb
+
+Items = Callable[[], Coroutine[Any, Any, None]]
+
+
+async def _in_task_group(items: Items) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(items())
+
+
+async def _in_anyio_group(items: Items) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(items)
+
+
+async def _in_gather(items: Items) -> None:
+    await asyncio.gather(items(), return_exceptions=True)
+
+
+async def _in_shield(items: Items) -> None:
+    inner = asyncio.ensure_future(items())
+    try:
+        await asyncio.shield(inner)
+    except asyncio.CancelledError:
+        inner.cancel()
+        await asyncio.wait({inner})
+        raise
+
+
+AROUND: Mapping[str, Callable[[Items], Coroutine[Any, Any, None]]] = {
+    "nothing": lambda items: items(),
+    "task group": _in_task_group,
+    "anyio group": _in_anyio_group,
+    "gather": _in_gather,
+    "shield": _in_shield,
+}
 
 
 class Violation(AssertionError):  # noqa: N818 - what it is
@@ -30,6 +68,8 @@ class Plan:
         raises: It fails after its last item.
         stubborn_s: It ignores a cancellation for so long.
         settle_s: How long an effect may still be on its way after its process has died.
+        around: What its coroutine has around its items: something of `AROUND`.
+        cut_rate: How likely a start is that somebody else than gracekit cancels.
     """
 
     request_id: str
@@ -40,6 +80,8 @@ class Plan:
     stubborn_s: float
     settle_s: float
     seed: int
+    around: str = "nothing"
+    cut_rate: float = 0.0
 
     def value(self) -> str:
         """What it returns."""
@@ -71,6 +113,8 @@ class Truth:
     Attributes:
         fail: Told of each broken promise.
         jumps: Whether the wall clock may be set, which shortens settle times.
+        foreign: Keys of starts that somebody else than gracekit cancelled.
+        late: Starts that ended that way, with an effect that may still be on its way.
     """
 
     plans: dict[str, Plan] = field(default_factory=dict)
@@ -88,6 +132,8 @@ class Truth:
     jobs: Counter[str] = field(default_factory=Counter)
     jumps: bool = False
     is_quiet: bool = False
+    foreign: set[str] = field(default_factory=set)
+    late: list[Act] = field(default_factory=list)
 
     # -- one start ----------------------------------------------------------------------
 
@@ -175,17 +221,46 @@ class Truth:
     async def work(self, ctx: Context, vm: str | None, *, steps: bool) -> str:
         plan = self.plans[ctx.request_id]
         act = self.begin(ctx, vm)
+        foreign = self._cancel_some_time(act, plan)
         try:
-            if steps:
-                async for item in ctx.steps(range(plan.items)):
-                    await self._one(act, item, plan)
-            else:
-                for item in range(plan.items):
-                    await self._one(act, item, plan)
+            await AROUND[plan.around](partial(self._items, act, plan, steps=steps))
             return self._end_of(plan)
+        except asyncio.CancelledError:
+            if act.key in self.foreign:
+                self.late.append(act)  # its last request is not taken back
+            raise
         finally:
-            self.call_off(act)
+            foreign.cancel()
+            if act not in self.late:
+                self.call_off(act)
             self.end(act)
+
+    async def _items(self, act: Act, plan: Plan, *, steps: bool) -> None:
+        assert act.ctx is not None
+        if steps:
+            async for item in act.ctx.steps(range(plan.items)):
+                await self._one(act, item, plan)
+        else:
+            for item in range(plan.items):
+                await self._one(act, item, plan)
+
+    def _cancel_some_time(self, act: Act, plan: Plan) -> asyncio.TimerHandle:
+        """At times the application cancels the task of a handler, as a library of it may."""
+        me = asyncio.current_task()
+        assert me is not None
+        rng = random.Random(f"{plan.seed}:{act.key}:foreign:{self.starts[act.key]}")
+
+        def cancel() -> None:
+            if act.life.process.lives and not self.is_quiet:
+                self.tell(f"{act.life.name} cancels {act.request_id} by itself")
+                self.foreign.add(act.key)
+                me.cancel()
+
+        after = rng.random() * plan.items * plan.item_s
+        handle = asyncio.get_running_loop().call_later(after, cancel)
+        if rng.random() >= plan.cut_rate:
+            handle.cancel()
+        return handle
 
     async def _one(self, act: Act, item: int, plan: Plan) -> None:
         self.send_effect(act, item)
@@ -239,7 +314,7 @@ class Truth:
     def _check_settled(self, ctx: Context) -> None:
         if self.was_ordered(ctx.request_id, Verb.RETRY):
             return  # whoever orders it does not want to wait
-        for act in self.acts:
+        for act in (*self.acts, *self.late):
             if act.key == key_of(ctx) and act.effect is not None and not self.jumps:
                 raise Violation(f"settle: {ctx.request_id} is begun with an effect on its way")
 

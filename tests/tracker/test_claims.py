@@ -95,7 +95,8 @@ async def test_adoption_takes_the_tasks_of_the_dead_run_and_no_others(
     for run, prefix in ((dead, "dead"), (sibling, "live")):
         await run.running(f"{prefix}-running")
         await run.accept(f"{prefix}-accepted")
-        await run.hand_over(await run.running(f"{prefix}-unclean"), Cut.UNCLEAN)
+        unclean = await run.running(f"{prefix}-unclean")
+        await run.hand_over(unclean, Cut.UNCLEAN, returned=False)
     live = [dict(dead.world.task(f"live-{what}")) for what in ("running", "accepted", "unclean")]
     await asyncio.sleep(5)
     now = heir.clock.wall()
@@ -280,7 +281,7 @@ async def test_the_next_look_is_for_rows_that_this_run_may_claim(runs: tuple[Run
     await dead.left("elsewhere", target="host-b")
     await dead.left("other-service")
     change(dead, "other-service", service="network")
-    await dead.hand_over(await dead.running("owned"), Cut.UNCLEAN)
+    await dead.hand_over(await dead.running("owned"), Cut.UNCLEAN, returned=False)
     await dead.accept("fresh")
     change(dead, "fresh", owner=None)
 

@@ -234,7 +234,7 @@ async def test_what_happened_to_a_row_reads_back_too(book: Book):
     """
     task = await book.running()
     task.cursor = {"block": 4}
-    await book.hand_over(task, Cut.UNCLEAN, settle_s=5.0)
+    await book.hand_over(task, Cut.UNCLEAN, settle_s=5.0, returned=False)
     cut_at = book.clock.wall()
     cut = await book.journal.row(task.row_id or 0)
     assert cut is not None
@@ -563,19 +563,25 @@ async def test_an_address_is_added_only_while_the_task_is_open(book: Book):
 
 
 @pytest.mark.parametrize(
-    ("cut", "owner", "waits"),
-    [(Cut.SAFE_POINT, None, False), (Cut.CANCELLED, None, False), (Cut.UNCLEAN, "run-1", True)],
+    ("cut", "returned", "owner", "waits", "crashes"),
+    [
+        (Cut.SAFE_POINT, True, None, False, 0),
+        (Cut.CANCELLED, True, None, False, 0),
+        (Cut.UNCLEAN, False, "run-1", True, 0),
+        (Cut.UNCLEAN, True, None, True, 1),
+    ],
 )
-async def test_a_hand_over_frees_the_row_unless_it_is_unclean(
-    book: Book, cut: Cut, owner: str | None, waits: bool
+async def test_a_hand_over_frees_the_row_once_its_handler_has_returned(
+    book: Book, cut: Cut, returned: bool, owner: str | None, waits: bool, crashes: int
 ):
     """
-    Unclean, the row stays with this run until that is proven dead, and waits to settle.
+    Until then the row stays with this run until that is proven dead. Unclean, it waits to settle;
+    and if nobody but the application cut the handler, that counts as a crash.
     """
     task = await book.running()
     task.cursor = 7
 
-    await book.hand_over(task, cut, settle_s=10.0)
+    await book.hand_over(task, cut, settle_s=10.0, returned=returned)
 
     row = book.world.task("r1")
     assert (row["state"], row["cut"], row["owner"], row["cursor"]) == (
@@ -585,6 +591,7 @@ async def test_a_hand_over_frees_the_row_unless_it_is_unclean(
         "7",
     )
     assert row["not_before"] == (book.clock.wall() + 10 if waits else None)
+    assert row["crashes"] == crashes
     assert row["args"] == '{"vm":"v1"}'
     assert book.world.tally()["handed_over"] == 1
 
