@@ -232,6 +232,13 @@ class Process:
         """Worker threads of one lane."""
         return Threads(number)
 
+    def has_ended(self) -> bool:
+        """Whether this process is over, which only a played one can be while its code runs.
+
+        Asked where gracekit survives a cancellation: that may be how the player ends it.
+        """
+        return False
+
     def exit_now(self, code: int) -> NoReturn:
         """Leave without finally, atexit or joining threads; flushes only the two streams."""
         for stream in (sys.stdout, sys.stderr):

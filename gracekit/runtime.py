@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import logging
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, get_args
 
+import anyio
 import anyio.to_thread
 
 from gracekit import sdnotify
@@ -78,7 +80,7 @@ from gracekit.store.bell import Bell, ring
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.files import identity_of
 from gracekit.store.migrate import load_migrations
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry import LOGGER, Telemetry
 from gracekit.tracker.claims import Claims
 from gracekit.tracker.history import History
 from gracekit.tracker.holds import Holds
@@ -92,6 +94,8 @@ MIGRATIONS: Final = "gracekit.store.migrations"
 STANDARD_ERROR: Final = 2
 COLLECT_AFTER: Final = (20_000, 5, 10)
 """Objects more than before, and collections of the younger; Python's own are 700, 10 and 10."""
+
+_FOREIGN: Final = "something in this process cancelled gracekit's own task"
 
 StopSource = Literal["signal", "operator", "user", "error"]
 
@@ -168,6 +172,7 @@ class Runtime:
     async def __aenter__(self) -> Self:
         await self.open()
         await self._start_unless_stopped()
+        self._begin_ending()
         return self
 
     async def __aexit__(
@@ -176,16 +181,36 @@ class Runtime:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Drain, if nothing has yet: within the hard limit, however the block was left.
+
+        Raises:
+            asyncio.CancelledError: this wait was cancelled, which forces the drain: what still
+                ran was handed over at once.
+        """
         if self._report is None:
             reason = "the block ended" if error is None else f"the block raised {error!r}"
             self.request_stop(source="user", by="embedder", reason=reason)
-            await self.serve()
+            with anyio.CancelScope(shield=True):  # a cancelled scope of anyio's cancels each wait
+                await self._wait_end_or_force()
+
+    async def _wait_end_or_force(self) -> None:
+        cancelled: asyncio.CancelledError | None = None
+        while self._report is None:
+            try:
+                await self.serve()
+            except asyncio.CancelledError as error:
+                if self._process.has_ended():
+                    raise
+                self.coordinator.force()
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     async def serve(self) -> DrainReport:
-        """Serve until a stop is asked for, then drain; returns the report.
+        """Wait for the end: until a stop is asked for and the drain is over; returns its report.
 
-        May be awaited by several at a time, and be cancelled: there is one drain,
-        and it goes on.
+        May be awaited by several at a time, by nobody, and be cancelled: the service drains when
+        it is asked to, once.
 
         Raises:
             GracekitError: the Runtime is not open.
@@ -198,15 +223,24 @@ class Runtime:
         await self._opening.wait()
         if not self._is_open:
             raise GracekitError("this Runtime did not open, and has nothing to serve")
-        if self._ending is None:
+        ending = self._begin_ending()
+        await asyncio.wait({ending})
+        return ending.result()
+
+    def _begin_ending(self) -> asyncio.Task[DrainReport]:
+        """The one task that waits for a stop and drains; it begins again if it was thrown away."""
+        if self._ending is None or self._ending.cancelled():
             self._ending = asyncio.create_task(self._serve(), name="gracekit-serve")
-        await asyncio.wait({self._ending})
-        return self._ending.result()
+        return self._ending
 
     async def _serve(self) -> DrainReport:
         while self._report is None:
-            request = await self.coordinator.wait_requested()
-            self._report = await self.coordinator.drain(request)
+            try:
+                request = await self.coordinator.wait_requested()
+                self._report = await self.coordinator.drain(request)
+            except asyncio.CancelledError as error:
+                self.coordinator.survive(error)
+                self.request_stop(source="error", by="cancellation", reason=_FOREIGN)
         self._give_signals_back()
         return self._report
 
@@ -251,6 +285,11 @@ class Runtime:
             step()
         else:
             self._early.append(step)
+
+    @property
+    def report(self) -> DrainReport | None:
+        """What the drain has left; None until it is over."""
+        return self._report
 
     @property
     def state(self) -> ServiceState:
@@ -627,6 +666,7 @@ class Runtime:
         await self.requests.stop()
         await self.reconciler.stop()
         await _end(self._background)
+        self.dispatcher.abandon_threads()
         for hook in self.service.stop_hooks:
             left = hard_limit - self._clock.loop() - self.settings.exit_margin_s / 2
             timeout = max(0.1, min(self.settings.stop_hook_timeout_s, left))
@@ -674,6 +714,13 @@ class Runtime:
         self.telemetry.emit("store.broken", error=str(error))
         self.coordinator.fail(f"the store is broken: {error}")
         self.request_stop(source="error", by="store", reason=str(error)[:200])
+
+    def loop_left(self, error: BaseException) -> None:
+        """Something raised *error* out of the event loop, or stopped it: drain in order."""
+        self.telemetry.emit("loop.left", error=repr(error))
+        logging.getLogger(LOGGER).error("this left the event loop:", exc_info=error)
+        self._when_open(lambda: self.coordinator.fail(f"{error!r} left the event loop"))
+        self.request_stop(source="error", by=type(error).__name__, reason=repr(error)[:200])
 
     # -- signals ------------------------------------------------------------------------
 
@@ -807,6 +854,9 @@ class _Signals:
 def run_service(service: Service, settings: Settings | None = None) -> int:
     """Run *service* until a signal ends it; returns the exit code.
 
+    SystemExit and KeyboardInterrupt that application code raises outside of its handlers
+    do not end the process in the middle: they are logged and ask for a drain, exit code 70.
+
     Does not return when a handler or a thread never ended: the process then
     leaves by `os._exit`, so that its leases are freed by its proven death.
     Ended by INT at a terminal, it re-raises INT. When it returns, stop signals
@@ -816,7 +866,7 @@ def run_service(service: Service, settings: Settings | None = None) -> int:
         runtime = Runtime(service, settings, signals=True)
         signals = runtime.take_signals(for_good=True)  # a stop may come before there is a loop
         calm_collector()
-        report = asyncio.run(_live(runtime))
+        report = _run_to_the_end(runtime)
         if not _threads_ended(runtime.settings.exit_margin_s):
             runtime.exit_now(report)
         # The interpreter's last collections would walk every module: a tenth of a second and more,
@@ -834,6 +884,60 @@ def run_service(service: Service, settings: Settings | None = None) -> int:
     return int(report.exit_code)
 
 
+def _run_to_the_end(runtime: Runtime) -> DrainReport:
+    """The life of the process on one loop, which nothing but the end of the drain ends.
+
+    `asyncio.run` cancels everything when something raises SystemExit in a callback or in a task
+    that nobody awaits: requests in flight would be lost. Here the loop is entered again.
+    """
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        life = loop.create_task(_live(runtime), name="gracekit-life")
+        while not life.done():
+            try:
+                loop.run_until_complete(life)
+            except BaseException as error:
+                if life.done():
+                    raise
+                loop.call_soon(runtime.loop_left, error)
+        report = life.result()
+        if not _others_ended(loop, runtime.settings.exit_margin_s):
+            runtime.exit_now(report)
+        return report
+
+
+async def _live(runtime: Runtime) -> DrainReport:
+    """From the opening of the Runtime to the end of its drain."""
+    try:
+        async with runtime:
+            await runtime.serve()
+    except asyncio.CancelledError as error:
+        # A handler that cancels all tasks of the process has cancelled this one; the block drained.
+        if runtime.report is None:
+            raise GracekitError(_FOREIGN) from error
+    report = await runtime.serve()
+    if report.must_die or not await _default_executor_ended(runtime.settings.exit_margin_s):
+        runtime.exit_now(report)
+    return report
+
+
+def _others_ended(loop: asyncio.AbstractEventLoop, within_s: float) -> bool:
+    """End the tasks that the application has left on *loop*; false if one goes on.
+
+    One that swallows its cancellation would keep the process until the alarm, and the exit code
+    that is on record would be lost.
+    """
+    if not (others := asyncio.all_tasks(loop)):
+        return True
+    for task in others:
+        task.cancel()
+    try:
+        _, left = loop.run_until_complete(asyncio.wait(others, timeout=within_s))
+    except BaseException:  # noqa: BLE001 - SystemExit out of one of them: the end is on record
+        return False
+    return not left
+
+
 def calm_collector() -> None:
     """Have Python look for cycles seldom, as suits a process with many requests in flight.
 
@@ -843,15 +947,6 @@ def calm_collector() -> None:
     """
     if gc.get_threshold()[0] < COLLECT_AFTER[0]:
         gc.set_threshold(*COLLECT_AFTER)
-
-
-async def _live(runtime: Runtime) -> DrainReport:
-    """The life of the process, on the loop."""
-    async with runtime:
-        report = await runtime.serve()
-    if report.must_die or not await _default_executor_ended(runtime.settings.exit_margin_s):
-        runtime.exit_now(report)
-    return report
 
 
 async def _default_executor_ended(within_s: float) -> bool:

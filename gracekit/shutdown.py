@@ -11,7 +11,8 @@ import asyncio
 import enum
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 from gracekit import sdnotify
 from gracekit.clock import Clock
@@ -23,6 +24,8 @@ from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import CancelCause, Lane, TaskState, TrackedTask
 from gracekit.tracker.tracker import Tracker
+
+T = TypeVar("T")
 
 INTENT_TIMEOUT_S: Final = 1.0
 SHORTEST_STEP_S: Final = 0.25
@@ -355,16 +358,37 @@ class ShutdownCoordinator:
         Returns:
             The report; None if the drain was resumed and the service goes on.
         """
-        await self._announce(request)  # 1
-        await self._close_intake()  # 2, and 3: periodic jobs and recovery
-        if not await self._wait_idle(request):  # 4
+        await self._insist(partial(self._announce, request))  # 1
+        await self._insist(self._close_intake)  # 2, and 3: periodic jobs and recovery
+        if not await self._insist(partial(self._wait_idle, request)):  # 4
             await self._withdraw()
             return None
-        await self._hand_over()  # 5
-        await self._flush()  # 6
-        await self._stop_rest(self._hard_limit)  # 7
-        await self._record()  # 8
+        await self._insist(self._hand_over)  # 5
+        await self._insist(self._flush)  # 6
+        await self._insist(self._stop_rest)  # 7
+        await self._insist(self._record)  # 8
         return self._report
+
+    async def _insist(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Take a step, again if somebody cancels it: a drain ends only when it is over.
+
+        A program whose loop is torn down, or a handler that cancels every task of the process,
+        cancels the drain's task too. Then there is no time left for waiting.
+        """
+        while True:
+            try:
+                return await step()
+            except asyncio.CancelledError as error:
+                self.survive(error)
+                self.force()
+
+    def survive(self, error: asyncio.CancelledError) -> None:
+        """Go on after a cancellation of gracekit's own task, which gracekit did not ask for."""
+        if self._parts.process.has_ended():
+            raise error
+        self.fail(f"something in this process cancelled gracekit's own task: {error!r}")
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
 
     @property
     def _deadline(self) -> float:
@@ -378,7 +402,8 @@ class ShutdownCoordinator:
 
     async def _announce(self, request: StopRequest) -> None:
         """Step 1: stop-intent, kernel alarm, readiness false."""
-        self._phase.advance(ServiceState.DRAINING)
+        if self._phase.state is not ServiceState.DRAINING:  # the step may be taken again
+            self._phase.advance(ServiceState.DRAINING)
         self._phase.asked_at, self._phase.deadline = request.at, self._deadline_of(request)
         if self._parts.alarm:
             left = self._hard_limit + ALARM_AFTER_HARD_LIMIT_S - self._clock.loop()
@@ -516,7 +541,8 @@ class ShutdownCoordinator:
                 safe_point_s=self._age(task.safe_point_at),
             )
         if stuck:
-            self._report.unclean += [task.request_id for task in stuck]
+            ids = [task.request_id for task in stuck]
+            self._report.unclean = list(dict.fromkeys([*self._report.unclean, *ids]))
             await self._bounded(
                 "hand-over of stuck tasks", self._parts.dispatcher.hand_over_stuck(stuck), 1.0
             )
@@ -553,15 +579,16 @@ class ShutdownCoordinator:
             if known is not None and row.request_id not in known:
                 known.append(row.request_id)
 
-    async def _stop_rest(self, hard_limit: float) -> None:
+    async def _stop_rest(self) -> None:
         """Step 7: ops server, on_stop, transport."""
         await self._bounded("close of the ops intake", self._parts.ops.close_intake(), 0.5)
-        left = hard_limit - self._clock.loop()
-        await self._bounded("stop", self._parts.stop_rest(hard_limit), max(0.5, left))
+        left = self._hard_limit - self._clock.loop()
+        await self._bounded("stop", self._parts.stop_rest(self._hard_limit), max(0.5, left))
 
     async def _record(self) -> None:
         """Step 8: the stop record, whose exit code is the report's."""
-        self._phase.advance(ServiceState.STOPPED)
+        if self._phase.state is not ServiceState.STOPPED:  # the step may be taken again
+            self._phase.advance(ServiceState.STOPPED)
         await self._bounded("stop record", self._parts.record_stop(self._report), 1.0)
         report = self._report
         self._telemetry.emit(
@@ -603,6 +630,8 @@ class ShutdownCoordinator:
 
     def note_handed_over(self, task: TrackedTask, *, recorded: bool) -> None:
         """A task stopped at a safe point, or was cut and has returned."""
+        if not self._phase.draining:
+            return  # the application cancelled its handler: this run's recovery settles it
         self._past_return = True
         if not recorded:
             self.fail(f"the hand-over of {task} could not be recorded")

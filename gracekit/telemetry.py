@@ -77,6 +77,13 @@ _EVENTS: Final = (
     _event("service.stopped", _I, "The run is over.", "service instance run exit_code"),
     _event("signal.received", _I, "A signal came.", "signal"),
     _event("signal.hint", _I, "What another signal would do.", "text"),
+    _event(
+        "loop.left",
+        _E,
+        "Code of the application raised SystemExit or KeyboardInterrupt outside of a handler, or "
+        "stopped the event loop; a drain follows.",
+        "error",
+    ),
     _event("hook.failed", _E, "Code of the application raised.", "hook method task_id error"),
     _event(
         "reader.foreign",

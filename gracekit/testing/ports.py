@@ -225,6 +225,10 @@ class PlayedProcess(Process):
         """See `Process.threads`."""
         return CountedThreads(number)
 
+    def has_ended(self) -> bool:
+        """See `Process.has_ended`."""
+        return not self.lives
+
     def exit_now(self, code: int) -> NoReturn:
         """See `Process.exit_now`."""
         self.die(f"left with {code}")

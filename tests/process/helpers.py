@@ -157,9 +157,9 @@ class Site:
         served = [sys.executable, str(HERE / "served.py")]
         return self._start([sys.executable, "-c", deafen, *served], settings)
 
-    def start_program(self, name: str, **settings: object) -> ServiceProcess:
-        """A program beside `served` that embeds its service."""
-        return self._start([sys.executable, "-m", f"tests.process.{name}"], settings)
+    def start_program(self, name: str, *words: str, **settings: object) -> ServiceProcess:
+        """A program beside `served`, with a service of its own or embedding that one."""
+        return self._start([sys.executable, "-m", f"tests.process.{name}", *words], settings)
 
     def _start(self, command: list[str], settings: dict[str, object]) -> ServiceProcess:
         given = {

@@ -1,0 +1,178 @@
+"""Code that ends more than itself: no request in flight is lost or marked as failed by it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gracekit import RpcClient
+from tests.process import wild
+from tests.process.helpers import ServiceProcess, Site
+
+LEAVING = (
+    wild.exit_in_child,
+    wild.exit_in_group,
+    wild.exit_in_gather,
+    wild.exit_in_callback,
+    wild.exit_in_job,
+    wild.interrupt_in_callback,
+    wild.stop_loop,
+)
+
+
+def start(site: Site, way: str | None = None, **settings: object) -> ServiceProcess:
+    """The wild service, alone or in a program that ends around it in that *way*."""
+    return site.start_program("wild", *([way] if way else []), **settings)
+
+
+@pytest.fixture
+async def client(site: Site) -> AsyncIterator[RpcClient]:
+    """A caller in this process."""
+    async with wild.svc.client(site.url) as made:
+        yield made
+
+
+async def in_flight(site: Site, client: RpcClient) -> tuple[str, str, str]:
+    """A retried task, one in a thread, and one without a row, all at work."""
+    retried = await client.cast(wild.retried, key="a", vm="v")
+    fetched = await client.cast(wild.fetched, key="b")
+    threaded = await client.cast(wild.in_thread, key="c", disk="d")
+    for key in "abc":
+        await site.effect("start", key)
+    return retried, fetched, threaded
+
+
+@pytest.mark.parametrize("method", LEAVING, ids=lambda method: method.name)
+async def test_what_leaves_the_loop_asks_for_a_drain(site: Site, client: RpcClient, method) -> None:
+    """
+    SystemExit or KeyboardInterrupt beside the handlers, or a stopped loop: all in flight ends by
+    itself within the drain, the traceback is logged, and the exit is 70, on record.
+    """
+    process = await start(site).serving()
+    retried, _, threaded = await in_flight(site, client)
+
+    await client.cast(method)
+    await process.wait_log("drain.started")
+    site.go()
+
+    assert await process.exit_code() == 70
+    assert (site.state(retried), site.state(threaded)) == ("succeeded", "succeeded")
+    assert [len(site.seen("done", key)) for key in "abc"] == [1, 1, 1]
+    assert site.queued() == 0
+    assert (process.run["stop_source"], process.run["exit_code"]) == ("error", 70)
+    assert "loop.left" in process.log
+    assert "Traceback" in process.log
+
+
+async def test_a_handler_that_cancels_every_task_ends_the_service_in_order(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    Exit 70 and a stop record; what it interrupted is run again by the next start, what was in a
+    thread stays with the process until that is dead, and what has no row is back in the queue.
+    """
+    process = await start(site, drain_timeout="2s").serving()
+    retried, fetched, threaded = await in_flight(site, client)
+
+    await client.cast(wild.cancel_everything)
+
+    assert await process.exit_code() == 70
+    assert process.run["exit_code"] == 70
+    assert process.run["ended_at"] is not None
+    assert site.task(retried)["state"] == "handed_over"
+    assert (site.task(threaded)["state"], site.task(threaded)["cut"]) == ("handed_over", "unclean")
+    assert site.state(fetched) in {None, "accepted", "handed_over", "running"}
+    site.go()
+    again = await start(site).serving()
+    for request_id in (retried, threaded, fetched):
+        await site.in_state(request_id, "succeeded")
+    assert await again.stop() == 0
+
+
+async def test_the_exit_code_is_the_one_on_record_whatever_stays_behind(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    A task of the application that swallows its cancellation does not keep the process.
+    """
+    process = await start(site).serving()
+    await client.call(wild.leave_a_task_that_stays)
+
+    assert await process.stop() == 0
+    assert process.run["exit_code"] == 0
+    assert site.seen("swallowed")
+
+
+# -- programs that end around it ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["main_returns", "scope_is_cancelled", "sibling_fails"])
+async def test_a_program_that_ends_around_its_service_lets_it_drain(
+    site: Site, client: RpcClient, way: str
+) -> None:
+    """
+    What is in flight ends by itself, or is handed over: nothing has failed, nothing is lost, and
+    the run has a stop record.
+    """
+    program = await start(site, way).serving()
+    retried, _, threaded = await in_flight(site, client)
+
+    (site.root / "end").touch()
+    await program.wait_log("drain.started")
+    site.go()
+    await program.exit_code()
+
+    assert program.run["ended_at"] is not None
+    assert site.state(threaded) == "succeeded"
+    assert site.state(retried) in {"succeeded", "handed_over"}
+    if way != "main_returns":  # there the loop itself was torn down, and every handler cancelled
+        assert site.state(retried) == "succeeded"
+        assert program.run["exit_code"] == 0
+    await start(site).serving()
+    await site.in_state(retried, "succeeded")
+    await site.effect("done", "b")
+    assert all(row["state"] != "failed" for row in site.rows("SELECT state FROM task"))
+
+
+async def test_a_thread_keeps_its_resource_when_the_program_ends_around_it(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    Nobody else gets the resource while the thread may act, and its row is neither FAILED nor free.
+    """
+    program = await start(site, "main_returns", drain_timeout="1s").serving()
+    threaded = await client.cast(wild.in_thread, key="c", disk="d")
+    await site.effect("start", "c")
+    sibling = await start(site).serving()
+
+    (site.root / "end").touch()
+    await program.exit_code()
+    await site.effect("start", "c", times=2)
+    site.go()
+    await site.in_state(threaded, "succeeded")
+
+    first, second = site.seen("start", "c")
+    beats = [beat.at for beat in site.seen("beat", "c") if beat.pid == first.pid]
+    assert max(beats) < second.at
+    assert await sibling.stop() == 0
+
+
+async def test_a_second_ctrl_c_hands_over_at_once(site: Site, client: RpcClient) -> None:
+    """
+    The first one that the program gets drains, the second hands over; nothing has failed.
+    """
+    program = await start(site, "interrupted", drain_timeout="60s").serving()
+    retried = await client.cast(wild.retried, key="a", vm="v")
+    await site.effect("start", "a")
+
+    program.signal(signal.SIGINT)
+    await program.wait_log("drain.started")
+    program.signal(signal.SIGINT)
+    await program.exit_code()
+
+    row = site.task(retried)
+    assert (row["state"], program.run["ended_at"] is not None) == ("handed_over", True)
+    assert json.loads(program.run["report"])["forced"]
