@@ -18,6 +18,7 @@ import fcntl
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ import anyio.to_thread
 
 from gracekit.signals import WATCHED_SIGNALS, SignalWatcher
 
+BEFORE_ALARM_S: Final = 0.1
+"""An exit code that is on record must not turn into a death by SIGALRM."""
 FAILPOINT_VARIABLE: Final = "GRACEKIT_FAILPOINT"
 
 Phase = Literal["before", "after"]
@@ -238,6 +241,19 @@ class Process:
         Asked where gracekit survives a cancellation: that may be how the player ends it.
         """
         return False
+
+    def exit_within(self, seconds: float, code: int) -> None:
+        """Leave by `os._exit` after *seconds* at most, and before the alarm: the end is on record.
+
+        From a thread of its own, as what keeps the process may be its loop, another thread or an
+        `atexit` hook. Nothing is flushed then: a stream may be what keeps it.
+        """
+        left, _ = signal.getitimer(signal.ITIMER_REAL)
+        if left:
+            seconds = max(0.0, min(seconds, left - BEFORE_ALARM_S))
+        timer = threading.Timer(seconds, os._exit, (code,))
+        timer.name, timer.daemon = "gracekit-exit", True
+        timer.start()
 
     def exit_now(self, code: int) -> NoReturn:
         """Leave without finally, atexit or joining threads; flushes only the two streams."""

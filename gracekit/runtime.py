@@ -92,6 +92,8 @@ from gracekit.tracker.tracker import Tracker
 
 MIGRATIONS: Final = "gracekit.store.migrations"
 STANDARD_ERROR: Final = 2
+LAST_STEPS: Final = 3
+"""Each has `exit_margin_s` once the stop is on record: executors, other tasks, other threads."""
 COLLECT_AFTER: Final = (20_000, 5, 10)
 """Objects more than before, and collections of the younger; Python's own are 700, 10 and 10."""
 
@@ -695,6 +697,8 @@ class Runtime:
             await self.members.stop_record(code, report.as_json() | {"exit_code": code})
             await self._ring_siblings()
         finally:
+            if self._signals is not None and self._signals.for_good:
+                self._process.exit_within(LAST_STEPS * self.settings.exit_margin_s, code)
             self.telemetry.emit("service.stopped", run=self.run_id, exit_code=code)
             if self._bell is not None:
                 self._bell.stop()
@@ -802,13 +806,13 @@ class _Signals:
         self._watch: AbstractContextManager[object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._came: deque[tuple[int, float]] = deque()  # and not yet handed on
-        self._for_good = False
+        self.for_good = False
         self.first: int | None = None
 
     def take(self, *, for_good: bool) -> None:
         """Watch them; once. Those that come before `follow` wait."""
         if self._watch is None:
-            self._for_good = for_good
+            self.for_good = for_good
             watch = self._process.watch_signals(self._arrive)
             watch.__enter__()
             self._watch = watch
@@ -841,13 +845,13 @@ class _Signals:
         watch, self._watch = self._watch, None
         if watch is None:
             return
-        if self._for_good and report is not None:
+        if self.for_good and report is not None:
             # The stop is on record: one more, while the interpreter closes, must not change its
             # code. The watch leaves alone what has replaced its handlers.
             for number in WATCHED_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
         watch.__exit__(None, None, None)
-        if not self._for_good and not (report is not None and report.must_die):
+        if not self.for_good and not (report is not None and report.must_die):
             self._process.disarm_alarm()  # after the last signal that could have armed it
 
 

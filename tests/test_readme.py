@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import TypeVar, get_args
 
+import apsw
 import pytest
 
 from gracekit.config import Settings, format_duration, variable_name
@@ -25,6 +27,8 @@ WITHOUT = {  # what the README says where the code has no value
     "GRACEKIT_INSTANCE": "first free {host}-{n}",
     "GRACEKIT_KILL_AFTER": "unknown",
 }
+T = TypeVar("T")
+
 WAIT_S = 60.0
 DEFAULT_URL = "sqlite:///gracekit.db"
 
@@ -94,11 +98,68 @@ def test_first_service_answers_as_the_readme_says(directory, queue, request):
 
 
 @pytest.mark.process
-def test_embedded_service_prints_what_the_readme_says(directory):
+def test_embedded_service_drains_inside_uvicorn_as_the_readme_says(directory):
     """
-    The embedded Runtime can be copied and run.
+    Readiness is 200 while it serves and 503 during the drain; a task that outlives the drain is
+    handed over: exit code 75.
     """
-    assert run(directory, "embedded.py") == OUTPUTS[1]
+    text = (directory / "embedded.py").read_text()
+    assert "    return 2 * n\n" in text
+    slow = "    import time\n\n    while not ctx.cancelled:\n        time.sleep(0.02)\n"
+    (directory / "embedded.py").write_text(
+        text.replace("    return 2 * n\n", f"{slow}    raise OSError\n")
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = directory / "log"
+    program = start(directory, "embedded.py", str(port), output=log, drain_timeout="3s")
+    try:
+        assert wait_ready(port, "200", log) == "serving"
+        call = ("cast", "inside", "double", "n=1")
+        run(directory, "-m", "gracekit", *call)
+        wait_for(lambda: read_states(directory) == ["running"], log)
+        program.terminate()
+        assert wait_ready(port, "503", log) == "draining"
+        code = program.wait(WAIT_S)
+    finally:
+        program.kill()
+        program.wait()
+
+    assert code == ExitCode.HANDED_OVER, log.read_text()
+    assert read_states(directory) == ["handed_over"]
+
+
+def wait_ready(port: int, status: str, log: Path) -> str:
+    """The body of an answer with that status, as curl sees it."""
+
+    def ask() -> str:
+        command = ("curl", "-s", "-w", "\n%{http_code}", f"http://127.0.0.1:{port}/")
+        body, _, code = subprocess.run(
+            command, capture_output=True, text=True, check=False
+        ).stdout.rpartition("\n")
+        return body if code == status else ""
+
+    return wait_for(ask, log)
+
+
+def wait_for(condition: Callable[[], T], log: Path) -> T:
+    limit = time.monotonic() + WAIT_S
+    while not (found := condition()):
+        assert time.monotonic() < limit, log.read_text()
+        time.sleep(0.05)
+    return found
+
+
+def read_states(directory: Path) -> list[str]:
+    connection = apsw.Connection(
+        str(directory / "gracekit-store.db"), flags=apsw.SQLITE_OPEN_READONLY
+    )
+    try:
+        connection.set_busy_timeout(10_000)
+        return [str(row[0]) for row in connection.execute("SELECT state FROM task")]
+    finally:
+        connection.close()
 
 
 @pytest.mark.process

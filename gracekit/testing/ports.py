@@ -225,6 +225,9 @@ class PlayedProcess(Process):
         """See `Process.threads`."""
         return CountedThreads(number)
 
+    def exit_within(self, seconds: float, code: int) -> None:
+        """See `Process.exit_within`; a played process has nothing that keeps it."""
+
     def has_ended(self) -> bool:
         """See `Process.has_ended`."""
         return not self.lives

@@ -92,14 +92,20 @@ async def test_a_handler_that_cancels_every_task_ends_the_service_in_order(
     assert await again.stop() == 0
 
 
+@pytest.mark.parametrize(
+    "method",
+    [wild.leave_a_task_that_stays, wild.leave_a_task_that_blocks, wild.leave_a_hook_that_blocks],
+    ids=lambda method: method.name,
+)
 async def test_the_exit_code_is_the_one_on_record_whatever_stays_behind(
-    site: Site, client: RpcClient
+    site: Site, client: RpcClient, method
 ) -> None:
     """
-    A task of the application that swallows its cancellation does not keep the process.
+    A task of the application that swallows its cancellation, or blocks the loop or the end of the
+    interpreter, does not keep the process.
     """
     process = await start(site).serving()
-    await client.call(wild.leave_a_task_that_stays)
+    await client.call(method)
 
     assert await process.stop() == 0
     assert process.run["exit_code"] == 0
@@ -176,3 +182,23 @@ async def test_a_second_ctrl_c_hands_over_at_once(site: Site, client: RpcClient)
     row = site.task(retried)
     assert (row["state"], program.run["ended_at"] is not None) == ("handed_over", True)
     assert json.loads(program.run["report"])["forced"]
+
+
+async def test_a_service_that_nobody_awaits_drains_on_a_signal(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    SIGTERM drains it, whoever awaits `serve()` or not; its block can be left at any time.
+    """
+    program = await start(site, "nobody_serves").serving()
+    retried = await client.cast(wild.retried, key="a", vm="v")
+    await site.effect("start", "a")
+
+    program.terminate()
+    await program.wait_log("drain.started")
+    site.go()
+    (report,) = await site.effect("report")
+
+    assert await program.exit_code() == 0
+    assert (report.more, site.state(retried)) == (("0", "1"), "succeeded")
+    assert program.run["exit_code"] == 0

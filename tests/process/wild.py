@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import sys
@@ -120,6 +121,28 @@ async def leave_a_task_that_stays(ctx: Context) -> None:
     await asyncio.sleep(0)
 
 
+@svc.rpc
+async def leave_a_task_that_blocks(ctx: Context) -> None:
+    async def blocks() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            effect("swallowed", "-")
+            time.sleep(3600)
+
+    svc.kept = asyncio.create_task(blocks())  # type: ignore[attr-defined]
+    await asyncio.sleep(0)
+
+
+@svc.rpc
+async def leave_a_hook_that_blocks(ctx: Context) -> None:
+    def blocks() -> None:
+        effect("swallowed", "-")
+        time.sleep(3600)
+
+    atexit.register(blocks)
+
+
 # -- programs around it ---------------------------------------------------------------------------
 
 
@@ -162,6 +185,14 @@ async def interrupted() -> None:
         await runtime.serve()
 
 
+async def nobody_serves() -> None:
+    """As in a web framework's lifespan: nobody awaits `serve`."""
+    async with Runtime(svc, signals=True) as runtime:
+        while runtime.report is None:
+            await asyncio.sleep(0.02)
+        effect("report", "-", int(runtime.report.exit_code), runtime.report.finished)
+
+
 async def _cancel_when_told(cancel: Callable[[], None]) -> None:
     while not GO.with_name("end").exists():
         await asyncio.sleep(0.02)
@@ -171,7 +202,7 @@ async def _cancel_when_told(cancel: Callable[[], None]) -> None:
 
 PROGRAMS = {
     function.__name__: function
-    for function in (main_returns, scope_is_cancelled, sibling_fails, interrupted)
+    for function in (main_returns, scope_is_cancelled, sibling_fails, interrupted, nobody_serves)
 }
 
 if __name__ == "__main__":

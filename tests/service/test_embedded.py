@@ -220,6 +220,22 @@ async def test_a_drain_goes_on_when_who_waits_for_it_is_cancelled(svc: Service):
 # -- signals ---------------------------------------------------------------------------------
 
 
+async def test_a_runtime_drains_when_it_is_asked_to_though_nobody_awaits_it(svc: Service):
+    """
+    `request_stop` is enough; the report is there for whoever looks later, in or out of the block.
+    """
+    runtime = embedded(svc)
+
+    async with runtime:
+        runtime.request_stop(reason="enough")
+        async with asyncio.timeout(10):
+            while runtime.report is None:
+                await asyncio.sleep(0.1)
+        assert runtime.state is ServiceState.STOPPED
+    assert runtime.report.exit_code == 0
+    assert (await runtime.serve()) is runtime.report
+
+
 async def test_an_opening_that_fails_leaves_the_handlers_as_they_were(tmp_path: Path):
     """
     A store that cannot be opened is no reason to keep the program's signals.
