@@ -93,6 +93,9 @@ class Engine(Protocol):
     def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
         """Call *callback* once on the loop when the store breaks, soon if it is broken."""
 
+    def look_at_files(self) -> None:
+        """Break if the files are not those any more that `start` has opened."""
+
 
 class _Current:
     """Which process this is: to ask the kernel twice a request is 1.5 % of it."""
@@ -171,6 +174,7 @@ class SqliteEngine(_Breakable):
         self._started = False  # there are threads
         self._open = False  # they take jobs
         self._changing = asyncio.Lock()
+        self._files: dict[Path, str] = {}  # those that are open, and what tells each from others
         self._writer: Worker[Batch, Rows]  # both from start to start
         self._reader: Worker[Query, list[Row]]
 
@@ -189,6 +193,7 @@ class SqliteEngine(_Breakable):
             except BaseException:
                 self._writer.end()
                 raise
+            self._files = self._open_files()
             self._started = self._open = True
 
     async def stop(self) -> None:
@@ -232,6 +237,24 @@ class SqliteEngine(_Breakable):
         if (refusal := self._closed()) is not None:
             raise refusal
         return await self._reader.ask((sql, params))
+
+    def look_at_files(self) -> None:
+        """See `Engine.look_at_files`; by name, as opening them would drop SQLite's locks."""
+        found = self._open_files()
+        for path, identity in self._files.items():
+            if self._open and found.get(path) != identity:
+                how = "replaced" if path in found else "removed"
+                self._break(
+                    StoreBrokenError(
+                        f"{path} was {how} while this process had it open: nobody else sees what "
+                        "is written to the old file"
+                    )
+                )
+        self._files = found
+
+    def _open_files(self) -> dict[Path, str]:
+        named = (self.path.with_name(f"{self.path.name}{suffix}") for suffix in files.OPEN_SUFFIXES)
+        return {path: one for path in named if (one := files.identity_of(path)) is not None}
 
     def _open_writer(self) -> Writer:
         return open_writer(
@@ -333,6 +356,9 @@ class MemoryEngine(_Breakable):
         if isinstance(outcome, StoreError):
             raise outcome
         return outcome
+
+    def look_at_files(self) -> None:
+        """See `Engine.look_at_files`; there are none."""
 
     async def query(self, sql: str, *params: Value) -> list[Row]:
         """See `Engine.query`."""

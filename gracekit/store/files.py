@@ -24,6 +24,8 @@ Synchronous = Literal["FULL", "NORMAL"]
 
 SUFFIXES: Final = ("", "-wal", "-shm", "-turn")
 """What is beside a database and must be as private as it."""
+OPEN_SUFFIXES: Final = ("", "-wal", "-shm")
+"""What SQLite keeps open; it removes them only when its last connection closes."""
 
 _OLDEST_LIBRARY: Final = (3, 51, 3)
 _STATEMENT_CACHE: Final = 256

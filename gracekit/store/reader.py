@@ -123,5 +123,8 @@ class StoreReader:
     def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
         """Never called: a failed read is told where it was asked."""
 
+    def look_at_files(self) -> None:
+        """Does nothing: a reader lives shortly, and loses nothing."""
+
     def _refuse(self, batch: Batch) -> NoReturn:
         raise StoreError(f"{self.path} is open for reading only: no {batch.point.value} here")
