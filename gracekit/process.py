@@ -1,8 +1,8 @@
 """The process port: who this process is, who else lives, and how it ends.
 
-Liveness is proved, never timed: a run holds a POSIX `lockf` on a private file
-that nothing else opens (the kernel frees it at death, a forked child does not
-keep it), with boot id, pid and start ticks beside it.
+Who lives is judged in `gracekit.life`; the port asks there. A forked child
+that comes back into gracekit's code leaves at once (`ForkGuard`,
+`never_in_a_fork`): it would be a second service on its parent's connections.
 
 The module also owns the *points*: every place where a crash would leave a
 different picture on disk or on the wire. Code that commits, acks, replies or
@@ -11,28 +11,32 @@ changes a lease must name its point, so the crash matrix can stop there.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import enum
-import fcntl
 import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NoReturn, Protocol, TypeVar
+from typing import ClassVar, Final, Literal, NoReturn, Protocol, TypeVar
+from weakref import WeakSet
 
 import anyio
 import anyio.to_thread
 
+from gracekit.exits import ExitCode
+from gracekit.life import Identity, Judgement, Life, judge, look, read_identity
 from gracekit.signals import WATCHED_SIGNALS, SignalWatcher
 
 BEFORE_ALARM_S: Final = 0.1
 """An exit code that is on record must not turn into a death by SIGALRM."""
 FAILPOINT_VARIABLE: Final = "GRACEKIT_FAILPOINT"
+STANDARD_ERROR: Final = 2
 
 Phase = Literal["before", "after"]
 T = TypeVar("T")
@@ -78,74 +82,70 @@ class Point(enum.Enum):
     REPLY = "reply"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """One process, so that a reused pid is not mistaken for it.
+class ForkGuard:
+    """Keeps a forked child off the event loop of its parent.
 
-    Attributes:
-        boot_id: Kernel's random id of this boot.
-        pid_ns: Inode of the pid namespace; pids of another one say nothing here.
-        pid: Process id inside that namespace.
-        start_ticks: Clock ticks from boot to the start of the process.
+    The child has copies of all tasks, and shares epoll, sockets and pipes with its
+    parent. If it went on, it would be a second service on them. Multiprocessing's
+    children and those that end by exec or `os._exit` never come back to the loop.
     """
 
-    boot_id: str
-    pid_ns: int
-    pid: int
-    start_ticks: int
+    _all: ClassVar[WeakSet[ForkGuard]] = WeakSet()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._opener = os.getpid()
+        self._all.add(self)
+
+    def end(self) -> None:
+        """The loop is the program's again."""
+        self._all.discard(self)
+
+    @classmethod
+    def divert_child(cls) -> None:
+        """In a forked child: its next step on a guarded loop is its last."""
+        for guard in list(cls._all):
+            guard._divert()  # noqa: SLF001 - its own class
+
+    def _divert(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon(_leave_fork, self._opener)
+            # asyncio runs what was ready before the fork first. A loop without this attribute
+            # (uvloop) does so; each of those callbacks then runs once in the child too.
+            ready = getattr(self._loop, "_ready", None)
+            if isinstance(ready, deque):
+                ready.rotate(1)
 
 
-def read_identity(pid: int | Literal["self"] = "self") -> Identity:
-    """The identity of a process of this pid namespace.
+os.register_at_fork(after_in_child=ForkGuard.divert_child)
 
-    Raises:
-        ProcessLookupError: there is no such process.
+
+def never_in_a_fork(function: Callable[[], T]) -> Callable[[], T]:
+    """*function*, after which a child that it has forked leaves instead of returning.
+
+    For worker threads: the child has that thread alone, and would wait for work for ever.
     """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError as error:
-        raise ProcessLookupError(f"no process {pid}") from error
-    # The command name may hold spaces and brackets: fields count from its last bracket.
-    fields = stat.rpartition(")")[2].split()
-    return Identity(
-        boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        pid_ns=Path("/proc/self/ns/pid").stat().st_ino,
-        pid=int(stat.partition(" ")[0]),
-        start_ticks=int(fields[19]),
-    )
+    opener = os.getpid()
 
-
-class LifeLock:
-    """Proof of life: a lock on a file of its own, held until `release` or death.
-
-    The file must never be opened elsewhere in this process, because closing any
-    descriptor of it would drop the lock.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd: int | None = None
-
-    def acquire(self) -> bool:
-        """Take the lock without waiting; false if another process holds it."""
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    def guarded() -> T:
         try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
-            return False
-        self._fd = fd
-        return True
+            return function()
+        finally:
+            if os.getpid() != opener:
+                _leave_fork(opener)
 
-    def release(self) -> None:
-        """Give the lock up; may be called twice.
+    return guarded
 
-        The file stays: removing it would let a process lock the old file while
-        another locks a new one of the same name.
-        """
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+
+def _leave_fork(opener: int) -> NoReturn:
+    """Leave without a trace in what the parent shares with us: no flush, no atexit."""
+    text = (
+        f"gracekit: process {os.getpid()} is a fork of {opener}, which runs the service, and came "
+        "back into its code: it leaves. End a forked child by os._exit or exec.\n"
+    )
+    with contextlib.suppress(OSError):
+        os.write(STANDARD_ERROR, text.encode())
+    os._exit(ExitCode.INTERNAL)
 
 
 class Threads:
@@ -159,7 +159,7 @@ class Threads:
 
         A function that has begun cannot be stopped: the cancellation waits for it.
         """
-        return await anyio.to_thread.run_sync(function, limiter=self._limiter)
+        return await anyio.to_thread.run_sync(never_in_a_fork(function), limiter=self._limiter)
 
 
 class SafePoints(Protocol):
@@ -186,7 +186,6 @@ class Process:
     safe_points: SafePoints | None = None
 
     def __init__(self) -> None:
-        self.identity = read_identity()
         self._stop_at, self._remaining = _failpoint(os.environ.get(FAILPOINT_VARIABLE, ""))
 
     def reach(self, point: Point, phase: Phase) -> None:
@@ -197,19 +196,20 @@ class Process:
         if self._remaining == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def is_alive(self, other: Identity, lock_path: Path) -> bool:
-        """Whether the process *other*, which held the lock at *lock_path*, still lives."""
-        mine = self.identity
-        if other == mine:
-            return True
-        if other.boot_id != mine.boot_id:
-            return False
-        if other.pid_ns == mine.pid_ns:
-            try:
-                return read_identity(other.pid) == other and not _is_zombie(other.pid)
-            except ProcessLookupError:
-                return False
-        return _is_locked(lock_path)
+    def identify(self) -> Identity:
+        """Who this process is; asked when something opens, because a fork is somebody else."""
+        return read_identity()
+
+    def judge(self, life: Life, directory: Path | None) -> Judgement:
+        """Whether that process lives.
+
+        Its lock file is looked for in *directory*, as this process sees that.
+        """
+        return judge(look(life, directory))
+
+    def guard_forks(self, loop: asyncio.AbstractEventLoop) -> ForkGuard:
+        """From here to the guard's end, a forked child that comes back to *loop* leaves."""
+        return ForkGuard(loop)
 
     def arm_alarm(self, seconds: float) -> None:
         """Let the kernel end this process after *seconds*, whatever Python is doing.
@@ -280,29 +280,6 @@ def _failpoint(text: str) -> tuple[tuple[Point, Phase] | None, int]:
     where, _, count = text.partition(":")
     name, _, phase = where.partition(".")
     return (Point(name), "after" if phase == "after" else "before"), int(count or 1)
-
-
-def _is_zombie(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    return False
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True  # no proof of death
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(fd)
 
 
 def network_file_system(path: Path) -> str | None:

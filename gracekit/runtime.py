@@ -48,9 +48,9 @@ from gracekit.exits import ExitCode
 from gracekit.hands import RecoveryHands
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
-from gracekit.leases.members import Members, claim_slot
+from gracekit.leases.members import Members, Seat, take_seat
 from gracekit.periodic import PeriodicJobs
-from gracekit.process import LifeLock, Process
+from gracekit.process import STANDARD_ERROR, ForkGuard, Process, never_in_a_fork
 from gracekit.recovery.reconciler import Reconciler
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
@@ -91,7 +91,6 @@ from gracekit.tracker.task import Lane, TrackedTask
 from gracekit.tracker.tracker import Tracker
 
 MIGRATIONS: Final = "gracekit.store.migrations"
-STANDARD_ERROR: Final = 2
 LAST_STEPS: Final = 3
 """Each has `exit_margin_s` once the stop is on record: executors, other tasks, other threads."""
 COLLECT_AFTER: Final = (20_000, 5, 10)
@@ -157,7 +156,9 @@ class Runtime:
         )
         self._interrupted = False
         self._dumping: threading.Thread | None = None
-        self._lock: LifeLock | None = None
+        self._seat: Seat | None = None
+        self._fork_guard: ForkGuard | None = None
+        self._is_lost = False  # others cannot see that it lives
         self._bell: Bell | None = None
         self._background: list[asyncio.Task[None]] = []
         self._report: DrainReport | None = None
@@ -328,29 +329,30 @@ class Runtime:
         settings = self.settings
         await self._engine.start()
         try:
+            self._fork_guard = self._process.guard_forks(asyncio.get_running_loop())
             self.run_id = self._clock.new_id()
-            self.instance, self._lock = await claim_slot(
+            self._seat = await take_seat(
                 self._engine,
                 self._process,
                 run_directory(settings),
+                run_id=self.run_id,
                 service=self.service.topic,
                 host=settings.host,
                 instance=settings.instance,
             )
+            self.instance = self._seat.instance
             self._bell = self._bell_of(self.run_id)
             self._build()
             await self.members.join(
                 host=settings.host,
-                instance=self.instance,
-                lock_path=self._lock.path if self._lock else Path(),
+                seat=self._seat,
                 version=package_version(),
                 topic=self.service.topic,
                 ops_topic=settings.ops_topic_of(self.service.topic),
                 transport=_absolute(settings.transport_url),
             )
         except BaseException:
-            if self._lock is not None:
-                self._lock.release()
+            self._leave_seat(is_recorded=False)
             await self._engine.stop()
             raise
         self._engine.on_broken(self._store_broke)
@@ -628,11 +630,31 @@ class Runtime:
         """Show that the loop turns: in the store for listings, to systemd for its watchdog."""
         watched = sdnotify.watchdog_interval_s() is not None
         while True:
+            self._look_at_files()
             with contextlib.suppress(StoreError):
-                await self.members.beat(self.phase.state.value)
+                taken = await self.members.beat(self.phase.state.value)
+                if taken is not None:
+                    self._end_lost(taken)
+                    self.coordinator.force()  # its tasks are others' now
             if watched:
                 sdnotify.watchdog()
             await asyncio.sleep(self.settings.beat_s)
+
+    def _look_at_files(self) -> None:
+        """End this run if its store is another file now, or others cannot see that it lives."""
+        self._engine.look_at_files()
+        if self._seat is not None and (trouble := self._seat.trouble()) is not None:
+            self._end_lost(
+                f"{trouble}: others cannot see that this run lives, and may take its tasks over"
+            )
+
+    def _end_lost(self, why: str) -> None:
+        if self._is_lost:
+            return
+        self._is_lost = True
+        self.telemetry.emit("run.lost", error=why)
+        self.coordinator.fail(why)
+        self.request_stop(source="error", by="life", reason=why[:200])
 
     async def _tidy(self) -> None:
         """Retention, and rows whose host or instance does not come back."""
@@ -693,8 +715,10 @@ class Runtime:
     async def _record_stop(self, report: DrainReport) -> None:
         # A start that was refused ends the process with what refused it.
         code = int(self._start_failed_as or report.exit_code)
+        is_recorded = False
         try:
             await self.members.stop_record(code, report.as_json() | {"exit_code": code})
+            is_recorded = True
             await self._ring_siblings()
         finally:
             if self._signals is not None and self._signals.for_good:
@@ -703,8 +727,14 @@ class Runtime:
             if self._bell is not None:
                 self._bell.stop()
             await self._engine.stop()
-            if self._lock is not None and not report.must_die:
-                self._lock.release()
+            if not report.must_die:
+                self._leave_seat(is_recorded=is_recorded)
+
+    def _leave_seat(self, *, is_recorded: bool) -> None:
+        if self._seat is not None:
+            self._seat.leave(is_recorded=is_recorded)
+        if self._fork_guard is not None:
+            self._fork_guard.end()
 
     async def _stop_after_failed_start(self, error: BaseException) -> DrainReport:
         reason = f"start failed: {error!r}"
@@ -1029,7 +1059,7 @@ async def _call(hook: Callable[[], Any]) -> None:
         if inspect.iscoroutinefunction(hook):
             await hook()
         else:
-            await anyio.to_thread.run_sync(hook, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(never_in_a_fork(hook), abandon_on_cancel=True)
     except (SystemExit, KeyboardInterrupt) as error:
         # Out of a task it would end the loop, and with it the drain.
         raise RuntimeError(f"{_name(hook)}() raised {error!r}") from error

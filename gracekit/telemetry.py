@@ -142,11 +142,18 @@ _EVENTS: Final = (
         "How an earlier run ended, and what it left.",
         "run instance verdict unfinished not_started",
     ),
+    _event(
+        "run.not_proven",
+        _W,
+        "Nobody can prove whether an earlier run is dead; it is left alone.",
+        "run instance reason",
+    ),
     _event("task.adopted", _I, "A task that nobody kept has a keeper.", _TASK),
     _event("task.settled", _I, "Recovery decided.", f"{_TASK} verdict reason"),
     _event("task.errored", _W, "It will not be run again.", f"{_TASK} reason"),
     # the store
     _event("store.error", _E, "A commit or read failed; rows are read again.", "what error"),
+    _event("run.lost", _C, "Others cannot see that this run lives; it ends.", "error"),
     _event("store.broken", _C, "The disk under the store fails; the run ends.", "error"),
 )
 

@@ -20,7 +20,7 @@ _ABOVE_REQUESTS: Final = {"control", "dispatcher", "hands", "periodic"}
 # From the ground up. A module imports from the floors below its own; modules of one floor do not
 # know each other, except inside one package (store, rpc, ...) and where SAME_FLOOR allows it.
 FLOORS: Final = (
-    {"errors", "exits", "clock", "signals", "process"},
+    {"errors", "exits", "clock", "signals", "life", "process"},
     {"config", "telemetry", "tracing", "sdnotify"},
     {"store"},
     {"rpc", "tracker", "leases"},
@@ -38,7 +38,7 @@ ENTRANCES: Final = {"", "__main__"}  # `gracekit` itself and `python -m gracekit
 
 # The words of the ground floor name each other, and the upper rooms are one flat each.
 SAME_FLOOR: Final = (
-    {"errors", "exits", "clock", "signals", "process"},
+    {"errors", "exits", "clock", "signals", "life", "process"},
     {"config", "telemetry", "tracing", "sdnotify"},
     _ABOVE_REQUESTS,
     {"service", "runtime"},
@@ -140,6 +140,20 @@ def test_sisters_do_not_know_each_other():
     between = [i for i in imports() if {i.room, i.target} <= SISTERS and i.room != i.target]
 
     assert [i.place for i in between] == []
+
+
+def test_life_is_judged_in_one_place():
+    """
+    No other module asks a lock or the process table whether somebody lives.
+    """
+    signs = ("F_OFD_", "F_GETLK", "LOCK_NB", "random/boot_id", "self/ns/time", "kill(pid, 0)")
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path, _ in modules()
+        if any(sign in path.read_text() for sign in signs)
+    }
+
+    assert found == {"life.py"}
 
 
 def test_flats_of_one_floor_have_no_import_cycle():

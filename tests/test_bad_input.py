@@ -471,7 +471,7 @@ async def test_a_disk_that_fills_up_ends_the_service_in_order_and_loses_nothing(
     done: list[int] = []
     svc = a_service(done)
     config = files(tmp_path, drain_timeout_s=5.0)
-    living = {Process().identity}  # the caller's
+    living = {Process().identify()}  # the caller's
     process = PlayedProcess(living, 1)
     engine = SqliteEngine(
         tmp_path / "store.db", load_migrations(MIGRATIONS), process=process, max_page_count=60

@@ -16,7 +16,7 @@ import click
 from gracekit.cli.main import ERROR, UNREACHABLE
 from gracekit.cli.options import Options, common
 from gracekit.cli.reach import Answer, Desk
-from gracekit.cli.records import Records, label, verdict_of
+from gracekit.cli.records import Records, doubt, label, verdict_of
 from gracekit.cli.status import at_risk, forecast, longest
 from gracekit.cli.text import clock, duration, json_text, plural, safe
 from gracekit.cli.verbs import find
@@ -187,8 +187,14 @@ async def _watch(records: Records, desk: Desk, watch: Watch) -> None:
     try:
         while True:
             watch.run = await records.again(watch.run)
-            if not records.is_alive(watch.run):
+            judgement = records.judge(watch.run)
+            if judgement.is_dead:
                 break
+            if not judgement.is_alive:
+                watch.code = ERROR
+                watch.result["phase"] = judgement.answer.value
+                watch.say(doubt(watch.run, judgement))
+                return
             if asking is None:
                 asking = asyncio.create_task(desk.status(watch.run))
             await asyncio.wait({asking}, timeout=POLL_S)

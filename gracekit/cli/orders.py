@@ -22,7 +22,7 @@ import click
 from gracekit.cli.main import ERROR, UNREACHABLE
 from gracekit.cli.options import Options, common
 from gracekit.cli.reach import Desk
-from gracekit.cli.records import Records
+from gracekit.cli.records import Records, doubt
 from gracekit.cli.subject import Subject, find
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock
@@ -32,9 +32,8 @@ from gracekit.leases.leases import Leases
 from gracekit.leases.members import Run
 from gracekit.process import Point, Process
 from gracekit.request.attempt import ordered
-from gracekit.runtime import open_store, run_directory
+from gracekit.runtime import open_store
 from gracekit.store.batch import Batch
-from gracekit.store.bell import ring
 from gracekit.tracker.orders import DONE, ENDS, Case, add_order, case_of, mark_of, refusal
 from gracekit.tracker.task import Order, TaskState, Verb
 
@@ -81,7 +80,7 @@ def cancel(
     3 asked for and not ended yet, 1 refused or ended otherwise, 4 its run
     lives and does not answer, 2 usage, 130 detached by Ctrl-C.
     """
-    order = Order(verb=Verb.CANCEL, by=_who(), reason=reason)
+    order = Order(verb=Verb.CANCEL, by=who(), reason=reason)
     _carry_out(options, order, task_id, yes=yes, wait_s=parse_duration(timeout) if wait else 0.0)
 
 
@@ -104,7 +103,7 @@ def fail(
 
     ID and exit status: as for `gracekit tasks cancel`.
     """
-    order = Order(verb=Verb.FAIL, by=_who(), reason=reason)
+    order = Order(verb=Verb.FAIL, by=who(), reason=reason)
     _carry_out(options, order, task_id, yes=yes, wait_s=parse_duration(timeout) if wait else 0.0)
 
 
@@ -122,10 +121,11 @@ def retry(options: Options, /, *, task_id: str, reason: str, yes: bool) -> None:
 
     ID and exit status: as for `gracekit tasks cancel`.
     """
-    _carry_out(options, Order(verb=Verb.RETRY, by=_who(), reason=reason), task_id, yes=yes)
+    _carry_out(options, Order(verb=Verb.RETRY, by=who(), reason=reason), task_id, yes=yes)
 
 
-def _who() -> str:
+def who() -> str:
+    """The operator, for the record: `user@host`."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a container's user often has no name
@@ -224,7 +224,7 @@ class _Desk:
         if progress.asked is not None and self._is_over(case, progress):
             return True
         owner = await self._owner(case)
-        dead = case.owner is not None and (owner is None or not self._records.is_alive(owner))
+        dead = case.owner is not None and (owner is None or self._records.judge(owner).is_dead)
         # What a dead process was at work on is handed over; only nobody has written that down.
         cut = dead and case.state is TaskState.RUNNING
         state = TaskState.HANDED_OVER if cut else case.state
@@ -286,8 +286,11 @@ class _Desk:
         try:
             return await desk.ask(run, self._order.verb.value, words)
         except DependencyError as error:
-            if not self._records.is_alive(await self._records.again(run)):
+            judgement = self._records.judge(await self._records.again(run))
+            if judgement.is_dead:
                 return None
+            if not judgement.is_alive:
+                raise DependencyError(f"{error}; {doubt(run, judgement)}") from error
             raise DependencyError(f"{error}; it alone may act on its tasks") from error
 
     def _may_wait_no_longer(self, state: str, progress: Progress) -> bool:
@@ -347,19 +350,10 @@ class _Desk:
                 return False
         finally:
             await engine.stop()
-        runs_on = await self._ring(case.service)
+        runs_on = await self._records.ring_living(case.service)
         end = ENDS[verb][state]
         progress.end(_done(self._order, runs_on=runs_on, end=end), state=end.value)
         return True
-
-    async def _ring(self, service: str) -> bool:
-        """Let living runs of the service look at once; false if there is none."""
-        directory = run_directory(self._settings)
-        living = [run for run in await self._records.living() if run.service == service]
-        if directory is not None:
-            for run in living:
-                ring(directory / f"{run.run_id}.bell")
-        return bool(living)
 
 
 _OPEN: Final = frozenset(ENDS[Verb.CANCEL])

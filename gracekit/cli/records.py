@@ -1,7 +1,7 @@
 """What a store says when nobody answers: its runs, what each left, and the accounts.
 
-Read only. Who lives is proved by process and lock, as services prove it to
-each other; a row's phase and beat are for display.
+Read only. Who lives is judged as services judge it of each other
+(`gracekit.life`); a row's phase and beat are for display.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from gracekit.clock import age_s
 from gracekit.config import Settings, did_you_mean, sqlite_path
 from gracekit.errors import ConfigError
 from gracekit.exits import Verdict, classify
-from gracekit.leases.members import Run, list_runs
+from gracekit.leases.members import Run, judge_run, list_runs
+from gracekit.life import Judgement
 from gracekit.process import Process
 from gracekit.runtime import MIGRATIONS
+from gracekit.store.bell import ring
 from gracekit.store.migrate import load_migrations
 from gracekit.store.reader import StoreReader
 from gracekit.store.schema import IS_OPEN
@@ -118,6 +120,7 @@ class Records:
         self.path: Path = sqlite_path(settings.store_url).absolute()
         self.engine = StoreReader(self.path, schema=len(load_migrations(MIGRATIONS)))
         self._process = Process()
+        self._run_directory = self.path.with_name(f"{self.path.name}-runs")
 
     def __enter__(self) -> Self:
         self.engine.open()
@@ -137,8 +140,8 @@ class Records:
         return runs if name is None else [run for run in runs if is_named(run, name)]
 
     async def living(self, name: str | None = None) -> list[Run]:
-        """Runs whose process lives and may still act, by name."""
-        alive = [run for run in await self.runs(name) if self.is_alive(run)]
+        """Runs that are proven alive, by name."""
+        alive = [run for run in await self.runs(name) if self.judge(run).is_alive]
         return sorted(alive, key=lambda run: (run.instance, run.service))
 
     async def again(self, run: Run) -> Run:
@@ -149,13 +152,16 @@ class Records:
                     return found
         return run
 
-    def is_alive(self, run: Run) -> bool:
-        """Whether the run may still act: its process lives, and it did not end in good order."""
-        if run.adopted_at is not None or (run.report is not None and run.report.get("left")):
-            return False
-        # Beside the store as it is seen from here: a container may have it under another name.
-        lock_path = self.path.with_name(f"{self.path.name}-runs") / run.lock_path.name
-        return self._process.is_alive(run.identity, lock_path)
+    def judge(self, run: Run) -> Judgement:
+        """Whether the run may still act."""
+        return judge_run(run, self._process, self._run_directory)
+
+    async def ring_living(self, service: str) -> bool:
+        """Let living runs of *service* look at once; false if there is none."""
+        living = [run for run in await self.living() if run.service == service]
+        for run in living:
+            ring(self._run_directory / f"{run.run_id}.bell")
+        return bool(living)
 
     async def unfinished(self) -> Mapping[str | None, Unfinished]:
         """Owner to its transient rows by state; None stands for rows that nobody owns."""
@@ -181,6 +187,10 @@ class Records:
             hint = did_you_mean(name or "", known) or f"; known are {', '.join(known) or 'none'}"
             wanted = "no run" if name is None else f"no run of instance {name!r}"
             return f"{wanted} is on record in {self.path}{hint}"
+        doubtful = [(run, j) for run in runs if not (j := self.judge(run)).is_dead]
+        if doubtful:
+            run, judgement = doubtful[0]
+            return doubt(run, judgement)
         last = runs[0]
         unfinished = await self.unfinished()
         left = [(run, unfinished[run.run_id]) for run in runs if run.run_id in unfinished]
@@ -201,6 +211,14 @@ def is_named(run: Run, name: str) -> bool:
 def label(run: Run) -> str:
     """`service@instance`."""
     return f"{run.service}@{run.instance}"
+
+
+def doubt(run: Run, judgement: Judgement) -> str:
+    """What an operator has to know of a run of which nothing is proven."""
+    return (
+        f"{label(run)} (run {run.run_id}) is {judgement}; its tasks are left alone. Look from "
+        f"where it ran; if it is gone: gracekit runs gone {run.run_id} --reason '...'"
+    )
 
 
 def verdict_of(run: Run) -> Verdict:

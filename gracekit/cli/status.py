@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,12 +16,15 @@ from gracekit.cli.records import (
     Accounts,
     Records,
     Unfinished,
+    doubt,
     gone_at,
     verdict_of,
 )
 from gracekit.cli.text import counts, duration, json_text, paint, safe, table
 from gracekit.clock import age_s
 from gracekit.leases.members import Run, run_as_json
+from gracekit.life import Answer as LifeAnswer
+from gracekit.life import Judgement
 
 LAST_EXITS: Final = 5
 SHOW_GONE_S: Final = 3600.0
@@ -38,24 +41,26 @@ class Entry:
     """One run in the picture.
 
     Attributes:
-        alive: Proven by process and lock.
-        answer: Its own words; None if it is gone or silent.
+        judgement: Whether it lives, and why we think so.
+        answer: Its own words; None if it does not answer.
         unfinished: What the store says it owns, by state.
     """
 
     run: Run
-    alive: bool
+    judgement: Judgement
     answer: Answer | None
     unfinished: Unfinished
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
         return run_as_json(self.run) | {
-            "alive": self.alive,
+            "alive": self.judgement.is_alive,
+            "life": self.judgement.answer.value,
+            "life_reason": self.judgement.reason,
             "answers": self.answer is not None,
             "status": self.answer,
             "unfinished": dict(self.unfinished),
-            "reconcile_pending": bool(not self.alive and self.unfinished),
+            "reconcile_pending": bool(self.judgement.is_dead and self.unfinished),
         }
 
 
@@ -64,7 +69,7 @@ class Picture:
     """All that `status` shows.
 
     Attributes:
-        entries: Living runs, then gone ones that matter.
+        entries: Living runs, those of which nothing is proven, then gone ones that matter.
         exits: The last runs that ended, newest first.
         ownerless: Transient rows that nobody owns, by state.
     """
@@ -107,45 +112,52 @@ async def _look(records: Records, name: str | None) -> Picture:
     # Read after the answers, so that a run which ended meanwhile is seen as ended.
     runs = await records.runs(name)
     unfinished = await records.unfinished()
-    alive = {run.run_id for run in runs if records.is_alive(run)}
+    judged = {run.run_id: records.judge(run) for run in runs}
     entries = [
         Entry(
             run=run,
-            alive=run.run_id in alive,
-            answer=answers.get(run.run_id) if run.run_id in alive else None,
+            judgement=judged[run.run_id],
+            answer=answers.get(run.run_id) if judged[run.run_id].is_alive else None,
             unfinished=unfinished.get(run.run_id, {}),
         )
-        for run in _shown(runs, alive, unfinished.keys())
+        for run in _shown(runs, judged, unfinished.keys())
     ]
     return Picture(
         store=str(records.path),
         entries=entries,
-        exits=[run for run in runs if run.run_id not in alive][:LAST_EXITS],
+        exits=[run for run in runs if judged[run.run_id].is_dead][:LAST_EXITS],
         ownerless=unfinished.get(None, {}),
         accounts=await records.accounts(),
     )
 
 
-def _shown(runs: Sequence[Run], alive: set[str], owners: Any) -> list[Run]:
-    """Living runs by name; then gone ones that own rows, or left their slot empty lately."""
-    living = sorted((r for r in runs if r.run_id in alive), key=lambda r: (r.instance, r.service))
+def _shown(runs: Sequence[Run], judged: Mapping[str, Judgement], owners: Any) -> list[Run]:
+    """Living and doubtful runs by name; then gone ones with rows, or whose slot is empty lately."""
+    by_name = sorted(runs, key=lambda run: (run.instance, run.service))
+    living = [run for run in by_name if judged[run.run_id].is_alive]
+    doubtful = [run for run in by_name if judged[run.run_id].answer is LifeAnswer.NOT_PROVEN]
     filled = {(run.service, run.instance) for run in living}
     gone = []
     for run in runs:
-        if run.run_id in alive:
+        if not judged[run.run_id].is_dead:
             continue
         slot = (run.service, run.instance)
         lately = age_s(time.time(), gone_at(run)) < SHOW_GONE_S
         if run.run_id in owners or (slot not in filled and lately):
             gone.append(run)
         filled.add(slot)
-    return [*living, *gone]
+    return [*living, *doubtful, *gone]
 
 
 def _text(picture: Picture) -> str:
     services = len({entry.run.service for entry in picture.entries}) > 1
     rows = [_row(entry, services=services) for entry in picture.entries]
     parts = [_coloured(table(_HEADERS, rows))] if rows else ["no run is on record"]
+    parts += [
+        doubt(entry.run, entry.judgement)
+        for entry in picture.entries
+        if entry.judgement.answer is LifeAnswer.NOT_PROVEN
+    ]
     if picture.ownerless:
         left = counts(picture.ownerless.items())
         parts.append(f"without owner: {left}; a living run of the service takes them, or the next")
@@ -163,7 +175,8 @@ def _coloured(text: str) -> str:
     for line in lines:
         words = line.split()
         is_gone, is_on_its_way = "gone" in words[1:2], words[1] in {"draining", "quiet"}
-        colour = "red" if is_gone else "yellow" if is_on_its_way else None
+        is_doubtful = words[1:3] == ["not", "proven"]
+        colour = "red" if is_gone or is_doubtful else "yellow" if is_on_its_way else None
         marked.append(paint(line, colour) if colour else line)  # type: ignore[arg-type]
     return "\n".join((header, *marked))
 
@@ -171,9 +184,12 @@ def _coloured(text: str) -> str:
 def _row(entry: Entry, *, services: bool) -> tuple[str, ...]:
     run = entry.run
     name = f"{run.service}@{run.instance}" if services else run.instance
-    if not entry.alive:
+    if entry.judgement.is_dead:
         return _gone_row(entry, name)
     up = duration(age_s(time.time(), run.started_at))
+    if not entry.judgement.is_alive:
+        left = str(sum(entry.unfinished.values()))
+        return (name, "not proven", "-", left, "-", "-", "left alone")
     if entry.answer is None:
         left = str(sum(entry.unfinished.values()))
         return (name, f"{run.phase}?", up, left, "-", "-", "does not answer")

@@ -23,6 +23,8 @@ from gracekit.cli.records import Records, is_named
 from gracekit.cli.text import duration, json_text, safe, table
 from gracekit.clock import age_s
 from gracekit.leases.members import Run
+from gracekit.life import Answer as LifeAnswer
+from gracekit.life import Judgement
 from gracekit.store.batch import Row, Value
 from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.task import TRANSIENT, TaskState
@@ -52,6 +54,7 @@ class Entry:
         columns: As in the journal; of a task without a row, as its process says.
         owner: Instance that may act on it; None for nobody.
         orphaned: Whether its owner is proven dead.
+        doubtful: Whether its owner is neither proven dead nor alive.
         live: What its process says of it; None if it does not, or does not answer.
         journaled: Whether it has a row.
     """
@@ -59,6 +62,7 @@ class Entry:
     columns: Mapping[str, Any]
     owner: str | None
     orphaned: bool
+    doubtful: bool
     live: Answer | None
     journaled: bool = True
 
@@ -85,6 +89,7 @@ class Entry:
             "owner_run": self.columns.get("owner"),
             "owner": self.owner,
             "orphaned": self.orphaned,
+            "owner_not_proven": self.doubtful,
             "ownerless": self.journaled and self.is_transient and self.owner is None,
             "journaled": self.journaled,
             "age_s": round(self.age_s, 1),
@@ -152,7 +157,7 @@ async def _look(
     async with Desk() as desk:
         answers = await desk.statuses(living)
     runs = {run.run_id: run for run in await records.runs()}
-    alive = {run_id for run_id, run in runs.items() if records.is_alive(run)}
+    judged = {run_id: records.judge(run) for run_id, run in runs.items()}
     sql, params = _query(resource, states, [r for r in runs.values() if name and is_named(r, name)])
     if name is not None and not params:
         return [], False
@@ -162,7 +167,7 @@ async def _look(
         for run_id, answer in answers.items()
         for task in answer.get("tasks", ())
     }
-    entries = [_entry(row, runs, alive, live) for row in rows[:limit]]
+    entries = [_entry(row, runs, judged, live) for row in rows[:limit]]
     if not states or "running" in states or "all" in states:
         entries += await _unjournaled(records, runs, live, resource)
     return entries[:limit], len(rows) > limit or len(entries) > limit
@@ -201,18 +206,21 @@ def _marks(values: Sequence[object]) -> str:
 def _entry(
     row: Row,
     runs: Mapping[str, Run],
-    alive: set[str],
+    judged: Mapping[str, Judgement],
     live: Mapping[tuple[str, str], Answer],
 ) -> Entry:
     columns = dict(zip(_NAMES, row, strict=True))
     run_id = None if columns["owner"] is None else str(columns["owner"])
     is_transient = TaskState(str(columns["state"])) in TRANSIENT
     owner = runs.get(run_id or "")
+    judgement = judged.get(run_id or "")
+    is_owned = is_transient and run_id is not None
     found = live.get((run_id or "", str(columns["request_id"]))) if is_transient else None
     return Entry(
         columns=columns,
         owner=owner.instance if owner else run_id,
-        orphaned=is_transient and run_id is not None and run_id not in alive,
+        orphaned=is_owned and (judgement is None or judgement.is_dead),
+        doubtful=is_owned and judgement is not None and judgement.answer is LifeAnswer.NOT_PROVEN,
         live=found,
     )
 
@@ -246,6 +254,7 @@ async def _unjournaled(
             columns=columns,
             owner=runs[run_id].instance,
             orphaned=False,
+            doubtful=False,
             live=task,
             journaled=False,
         )
@@ -285,6 +294,8 @@ def _expected(entry: Entry) -> str:
 def _owner(entry: Entry) -> str:
     if entry.orphaned:
         return f"{entry.owner} (gone)"
+    if entry.doubtful:
+        return f"{entry.owner} (not proven)"
     if entry.owner is None and entry.is_transient:
         return "none"
     return entry.owner or "-"

@@ -57,6 +57,10 @@ class Look:
         """Names of its tables."""
         return {str(name) for (name,) in self.rows("SELECT name FROM sqlite_master")}
 
+    def columns(self, table: str) -> set[str]:
+        """Names of the columns of a table."""
+        return {str(name) for (name,) in self.rows("SELECT name FROM pragma_table_info(?)", table)}
+
     def damage(self, within_s: float) -> list[str] | None:
         """What `PRAGMA quick_check` has found; None if it was not done in time."""
         limit = time.monotonic() + within_s

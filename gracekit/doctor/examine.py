@@ -159,7 +159,7 @@ def _host_checks() -> tuple[Check, ...]:
 
 def _runs(settings: Settings) -> tuple[runs.Runs, list[Finding]]:
     """The runs of the store, or none and why."""
-    nothing = runs.Runs(living=(), all=())
+    nothing = runs.Runs(living=(), doubtful=(), all=())
     path = _file(settings.store_url)
     if path is None or not path.is_file():
         return nothing, []
@@ -187,6 +187,7 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
         yield lambda: database.check_integrity(look)
         if set(STORE_TABLES) <= look.tables():
             yield lambda: runs.check_living(found)
+            yield lambda: runs.check_doubtful(found)
             yield lambda: runs.check_instance(settings, found)
             yield lambda: runs.check_openers(path, found)
             yield lambda: runs.check_left(look, found)
@@ -217,6 +218,7 @@ def _transport(settings: Settings, found: runs.Runs, service: Service | None) ->
         if set(QUEUE_TABLES) <= look.tables():
             yield lambda: queues.check_waiting(look)
             yield lambda: queues.check_dead_letters(look)
+            yield lambda: queues.check_connections(look)
             yield lambda: queues.check_readers(settings, look, store, found, service)
 
     yield from _inside("transport", path, inside)

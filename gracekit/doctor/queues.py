@@ -9,14 +9,16 @@ from gracekit.config import Settings, redact_url
 from gracekit.doctor.database import Look
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.doctor.runs import Runs
+from gracekit.life import Judgement
 from gracekit.process import Process
 from gracekit.rpc import sqlite_rows as rows
 from gracekit.rpc.readers import FOREIGN_REMEDY, Reader, foreign_seen, need_one_store
 from gracekit.service import Service
 from gracekit.store.bell import bells_directory
 
+SHOWN: Final = 5
 _NAMELESS: Final = (
-    "SELECT DISTINCT connection_id, boot_id, pid_ns, pid, start_ticks, lock_path, bell_path "
+    f"SELECT DISTINCT {rows.PEER} "  # noqa: S608 - constant text
     "FROM subscription JOIN connection USING (connection_id) WHERE queue = ? "
     "AND NOT EXISTS (SELECT 1 FROM reader WHERE reader.queue = subscription.queue "
     "AND reader.connection_id = subscription.connection_id)"
@@ -52,8 +54,11 @@ def check_readers(
     settings: Settings, look: Look, store: str | None, runs: Runs, service: Service | None
 ) -> Iterator[Finding]:
     """Living readers of our shared queues that keep what they take in another store."""
-    if "reader" not in look.tables():
-        yield skip("foreign readers", "this file was written before readers said their store")
+    if "lock_file" not in look.columns("connection"):
+        yield skip(
+            "foreign readers",
+            "this file was written by an older gracekit; a service that starts migrates it",
+        )
         return
     queues = _shared(settings, runs, service)
     if not queues:
@@ -112,6 +117,34 @@ def _nameless(look: Look, queue: str) -> list[int]:
 
 
 def _lives(look: Look, peer: rows.Peer) -> bool:
-    # Beside the file as it is seen from here: a container may have it under another name.
-    lock_path = bells_directory(look.path) / peer.lock_path.name
-    return Process().is_alive(peer.identity, lock_path)
+    """Whether it may read on: what is not proven dead may."""
+    return not judge_peer(look, peer).is_dead
+
+
+def judge_peer(look: Look, peer: rows.Peer) -> Judgement:
+    """Whether the process of a connection lives."""
+    directory = bells_directory(look.path)
+    return Process().judge(peer.life(directory), directory)
+
+
+def check_connections(look: Look) -> Iterator[Finding]:
+    """Connections of which nothing is proven: what they hold is given to nobody else."""
+    check = "connections"
+    if "lock_file" not in look.columns("connection"):
+        yield skip(check, "this file was written before connections recorded their lock files")
+        return
+    doubtful = [
+        f"pid {peer.identity.pid} ({judgement.reason})"
+        for peer in map(rows.peer_of, look.rows(rows.PEERS, ""))
+        if not (judgement := judge_peer(look, peer)).is_alive and not judgement.is_dead
+    ]
+    if doubtful:
+        yield warn(
+            check,
+            f"not proven alive or dead: {'; '.join(doubtful[:SHOWN])}: what they hold is left "
+            "alone",
+            "look from the pid namespace in which they ran, where the process table can prove it; "
+            "no command takes over what a connection holds that cannot be proven dead",
+        )
+    else:
+        yield ok(check, "each is proven alive or dead")

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gracekit.clock import Clock
 from gracekit.config import Settings
 from gracekit.doctor import proc
 from gracekit.doctor.database import Look
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.exits import ExitCode
-from gracekit.leases.members import Members, Run, list_runs
+from gracekit.leases.members import Run, judge_run, list_runs
+from gracekit.life import Judgement
 from gracekit.process import Process
 from gracekit.store.reader import StoreReader
 from gracekit.store.schema import IS_OPEN
@@ -49,11 +49,18 @@ class Runs:
 
     Attributes:
         living: Those whose process lives and may still act.
+        doubtful: Those of whom nothing is proven, and why.
         all: The newest, living or not.
     """
 
     living: Sequence[Run]
+    doubtful: Sequence[tuple[Run, Judgement]]
     all: Sequence[Run]
+
+    @property
+    def not_dead(self) -> Sequence[Run]:
+        """Those that may still act."""
+        return [*self.living, *(run for run, _ in self.doubtful)]
 
     @property
     def topics(self) -> set[str]:
@@ -71,23 +78,20 @@ def read_runs(path: Path, *, schema: int) -> Runs:
     reader.open()
     try:
         runs = asyncio.run(list_runs(reader, limit=LAST_RUNS))
-        members = Members(
-            reader,
-            Clock(),
-            Process(),
-            run_id="",
-            service="",
-            lock_directory=path.with_name(f"{path.name}-runs"),
-        )
-        living = [run for run in runs if run.adopted_at is None and members.is_alive(run)]
+        directory = path.with_name(f"{path.name}-runs")
+        judged = [(run, judge_run(run, Process(), directory)) for run in runs]
     finally:
         reader.close()
-    return Runs(living=living, all=runs)
+    return Runs(
+        living=[run for run, judgement in judged if judgement.is_alive],
+        doubtful=[(run, j) for run, j in judged if not j.is_alive and not j.is_dead],
+        all=runs,
+    )
 
 
 def pids_here(runs: Runs) -> list[int]:
     """Living processes that can be looked at from this pid namespace."""
-    here = Process().identity.pid_ns
+    here = Process().identify().pid_ns
     return sorted({run.identity.pid for run in runs.living if run.identity.pid_ns == here})
 
 
@@ -98,6 +102,22 @@ def check_living(runs: Runs) -> Finding:
     names = [f"{_label(run)} (pid {run.identity.pid}, {run.phase})" for run in runs.living]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ok("runs", f"{len(names)} live: {', '.join(names[:SHOWN])}{more}")
+
+
+def check_doubtful(runs: Runs) -> Finding:
+    """Runs that recovery leaves alone, because nobody can prove whether they are dead."""
+    check = "not proven"
+    if not runs.doubtful:
+        return ok(check, "each run is proven alive or dead")
+    listed = [f"{_label(run)} ({judgement.reason})" for run, judgement in runs.doubtful]
+    first, _ = runs.doubtful[0]
+    return warn(
+        check,
+        f"{len(listed)} may be dead: {'; '.join(listed[:SHOWN])}: its tasks and leases are left "
+        "alone",
+        "look from where it ran; if it is gone, say so: "
+        f"gracekit runs gone {first.run_id} --reason '...'",
+    )
 
 
 def check_instance(settings: Settings, runs: Runs) -> Iterator[Finding]:
@@ -118,7 +138,7 @@ def check_instance(settings: Settings, runs: Runs) -> Iterator[Finding]:
 
 def check_openers(path: Path, runs: Runs) -> Finding:
     """Processes that have the store open and are no run of it."""
-    known = {(run.identity.pid_ns, run.identity.pid) for run in runs.living}
+    known = {(run.identity.pid_ns, run.identity.pid) for run in runs.not_dead}
     pids = {pid for _, pid in known}
     strangers = []
     for pid in proc.openers_of(path):
@@ -140,20 +160,21 @@ def check_openers(path: Path, runs: Runs) -> Finding:
 
 def check_left(look: Look, runs: Runs) -> Finding:
     """Unfinished rows: of the living they are work, of the dead they wait for a start."""
-    living = {run.run_id for run in runs.living}
+    not_dead = {run.run_id for run in runs.not_dead}
     left: Counter[str] = Counter()
     unclean = at_work = 0
     for state, is_unclean, owner, number in look.rows(_LEFT):
         count = int(str(number))
-        if owner in living:
+        if owner in not_dead:
             at_work += count
         else:
             left[str(state)] += count
             unclean += count if is_unclean or state == TaskState.RUNNING.value else 0
+    hands = "in living hands" + (" or not proven ones" if runs.doubtful else "")
     if not left:
-        return ok("unfinished", f"nothing is left behind; {at_work} in living hands")
+        return ok("unfinished", f"nothing is left behind; {at_work} {hands}")
     listed = ", ".join(f"{number} {state}" for state, number in sorted(left.items()))
-    seen = f"{listed} without a living owner, {unclean} of them unclean; {at_work} in living hands"
+    seen = f"{listed} without a living owner, {unclean} of them unclean; {at_work} {hands}"
     if runs.living:
         return ok("unfinished", f"{seen}; living runs settle them")
     return warn(

@@ -1,12 +1,13 @@
 """Members and their runs: which process fills an instance's slot, and who is proven dead.
 
-A member is one instance of a service; a run is one life of its process. Proof
-of life is a lock that the kernel drops at death (`process.LifeLock`); beats
-are for display. Nobody is declared dead by a clock.
+A member is one instance of a service; a run is one life of its process. Who
+lives is judged by `gracekit.life`, and by nothing else; beats are for display.
+Nobody is declared dead by a clock.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -16,7 +17,8 @@ from typing import Any, Final
 from gracekit.clock import Clock
 from gracekit.errors import AlreadyRunningError
 from gracekit.exits import Evidence, Verdict, classify
-from gracekit.process import Identity, LifeLock, Point, Process
+from gracekit.life import Answer, Identity, Judgement, Life, LifeLock, LockFile
+from gracekit.process import Point, Process
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine
 
@@ -31,12 +33,14 @@ class Run:
         run_id: 32 hex digits.
         instance: Slot that it fills, unique among living runs of the service.
         identity: Its process.
-        lock_path: File whose lock proves that it lives.
+        lock_path: File whose lock proves that it lives, as the run itself saw it.
+        lock_file: Which file that was; None where an older gracekit wrote the row.
         phase: ServiceState, for display.
         beat_at: Wall time of the last beat, for display.
         stop_at: Wall time of its stop-intent; None if none stands.
         exit_code: Of its stop record; None if it wrote none.
         verdict: How it ended; None until it was classified.
+        gone_by: Operator who said that it is gone; None if nobody did.
     """
 
     run_id: str
@@ -46,6 +50,7 @@ class Run:
     generation: int
     identity: Identity
     lock_path: Path
+    lock_file: LockFile | None
     phase: str
     topic: str
     ops_topic: str
@@ -60,6 +65,13 @@ class Run:
     report: dict[str, Any] | None
     verdict: Verdict | None
     adopted_at: float | None
+    gone_by: str | None
+    gone_reason: str | None
+
+    @property
+    def life(self) -> Life:
+        """What it is judged alive or dead by."""
+        return Life(identity=self.identity, lock_name=self.lock_path.name, lock_file=self.lock_file)
 
     @property
     def evidence(self) -> Evidence:
@@ -68,27 +80,45 @@ class Run:
 
 
 _COLUMNS: Final = (
-    "run_id, service, host, instance, generation, boot_id, pid_ns, pid, start_ticks, lock_path, "
-    "phase, topic, ops_topic, transport, started_at, beat_at, stop_at, stop_source, stop_reason, "
-    "ended_at, exit_code, report, verdict, adopted_at"
+    "run_id, service, host, instance, generation, boot_id, pid_ns, time_ns, pid, start_ticks, "
+    "lock_path, lock_file, phase, topic, ops_topic, transport, started_at, beat_at, "
+    "stop_at, stop_source, stop_reason, ended_at, exit_code, report, verdict, adopted_at, "
+    "gone_by, gone_reason"
 )
 _JOIN: Final = """
-INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, pid_ns, pid,
-    start_ticks, lock_path, phase, topic, ops_topic, transport, started_at, beat_at)
-SELECT ?, ?, ?, ?, 1 + coalesce(max(generation), 0), ?, ?, ?, ?, ?, ?, 'starting', ?, ?, ?, ?, ?
+INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, pid_ns, time_ns,
+    pid, start_ticks, lock_path, lock_file, phase, topic, ops_topic, transport, started_at, beat_at)
+SELECT ?, ?, ?, ?, 1 + coalesce(max(generation), 0), ?, ?, ?, ?, ?, ?, ?, ?, 'starting',
+    ?, ?, ?, ?, ?
 FROM run WHERE service = ? AND instance = ? RETURNING generation"""
+_IDENTITY: Final = ("boot_id", "pid_ns", "time_ns", "pid", "start_ticks")
 
 
 def _run(row: Row) -> Run:
     names = [name.strip() for name in _COLUMNS.split(",")]
     values: dict[str, Any] = dict(zip(names, row, strict=True))
-    values["identity"] = Identity(
-        **{name: values.pop(name) for name in ("boot_id", "pid_ns", "pid", "start_ticks")}
-    )
+    values["identity"] = Identity(**{name: values.pop(name) for name in _IDENTITY})
     values["lock_path"] = Path(values["lock_path"])
+    lock_file = values["lock_file"]
+    values["lock_file"] = None if lock_file is None else LockFile.from_text(lock_file)
     values["report"] = None if values["report"] is None else json.loads(values["report"])
     values["verdict"] = None if values["verdict"] is None else Verdict(values["verdict"])
     return Run(**values)
+
+
+def judge_run(run: Run, process: Process, directory: Path | None) -> Judgement:
+    """Whether *run* may still act: its process lives, and its record does not end it.
+
+    *directory* is that of the run locks, as this process sees it.
+    """
+    if run.adopted_at is not None:
+        return Judgement(Answer.DEAD, "it was classified, and its rows were taken over")
+    if run.report is not None and run.report.get("left"):
+        # Also while its process goes on: nothing of the run can act any more.
+        return Judgement(Answer.DEAD, "its stop record says that nothing of it is left")
+    if run.gone_by is not None:
+        return Judgement(Answer.DEAD, f"{run.gone_by} said that it is gone: {run.gone_reason}")
+    return process.judge(run.life, directory)
 
 
 async def list_runs(engine: Engine, *, service: str | None = None, limit: int = 100) -> list[Run]:
@@ -103,53 +133,95 @@ async def list_runs(engine: Engine, *, service: str | None = None, limit: int = 
     return [_run(row) for row in rows]
 
 
-async def claim_slot(
+class Seat:
+    """A slot that this process has taken: who it is there, and the locks that say so.
+
+    The slot's lock keeps a second run of the instance out, also one of an older gracekit. The
+    run's own proves its life, on a file that no other run ever uses.
+
+    Attributes:
+        instance: Name of the slot.
+        identity: This process, read when it took the seat.
+        lock_path: Of the run's own lock; empty without a directory.
+        lock_file: On which file that is.
+    """
+
+    def __init__(
+        self, instance: str, identity: Identity, slot: LifeLock | None, own: LifeLock | None
+    ) -> None:
+        self.instance = instance
+        self.identity = identity
+        self.lock_path = Path() if own is None else own.path
+        self.lock_file = None if own is None else own.file
+        self._slot = slot
+        self._own = own
+
+    def trouble(self) -> str | None:
+        """Why others cannot see any more that this run lives, as a sentence; None if they can."""
+        locks = [lock for lock in (self._own, self._slot) if lock is not None]
+        return next((seen for lock in locks if (seen := lock.trouble()) is not None), None)
+
+    def leave(self, *, is_recorded: bool) -> None:
+        """Give the locks up; may be called twice.
+
+        Args:
+            is_recorded: Whether the run's end is on record, so that nobody asks for its lock.
+        """
+        if self._own is not None:
+            self._own.release(remove=is_recorded)
+        if self._slot is not None:
+            self._slot.release()
+
+
+async def take_seat(
     engine: Engine,
     process: Process,
     directory: Path | None,
     *,
+    run_id: str,
     service: str,
     host: str,
     instance: str | None,
-) -> tuple[str, LifeLock | None]:
-    """Take the run lock of *instance*, or of the first free slot `{host}-{n}`.
-
-    The lock file is named for the slot, so that a second run of the same
-    instance is refused while the first lives.
+) -> Seat:
+    """Take the slot *instance*, or the first free one of `{host}-{n}`.
 
     Without a *directory* for the locks no other process sees the store.
 
     Raises:
         AlreadyRunningError: the instance lives, or all slots are taken.
+        ConfigError: the locks cannot be taken there.
     """
-    # A process never opens its own lock files twice: closing one would drop the lock.
-    me = process.identity
+    identity = process.identify()
     rows = await engine.query(
-        "SELECT instance FROM run WHERE service = ? AND ended_at IS NULL "
-        "AND boot_id = ? AND pid_ns = ? AND pid = ? AND start_ticks = ?",
+        f"SELECT {_COLUMNS} FROM run "  # noqa: S608 - a constant
+        "WHERE service = ? AND ended_at IS NULL AND adopted_at IS NULL",
         service,
-        me.boot_id,
-        me.pid_ns,
-        me.pid,
-        me.start_ticks,
     )
-    mine = {row[0] for row in rows}
+    taken = {run.instance for run in map(_run, rows) if judge_run(run, process, directory).is_alive}
     names: Iterable[str] = [instance] if instance else (f"{host}-{n}" for n in range(MAX_SLOTS))
     for name in names:
-        if name in mine:
+        if name in taken:
             continue
         if directory is None:
-            return name, None
+            return Seat(name, identity, None, None)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # noqa: ASYNC240 - once, at start
-        lock = LifeLock(directory / f"{service}@{name}.lock")
-        if lock.acquire():
-            return name, lock
+        slot = LifeLock(directory / f"{service}@{name}.lock")
+        if slot.acquire():
+            own = LifeLock(directory / lock_name(run_id))
+            if own.acquire():
+                return Seat(name, identity, slot, own)
+            slot.release()
     if instance:
         raise AlreadyRunningError(
             f"instance {instance!r} of service {service!r} is running: two runs of one instance "
             "would answer for the same rows; stop it, or set GRACEKIT_INSTANCE to another name"
         )
     raise AlreadyRunningError(f"all {MAX_SLOTS} slots of service {service!r} on {host!r} are taken")
+
+
+def lock_name(run_id: str) -> str:
+    """Name of the file whose lock proves the life of a run."""
+    return f"{run_id}.lock"
 
 
 class Members:
@@ -171,58 +243,65 @@ class Members:
         self.run_id = run_id
         self._service = service
         self._lock_directory = lock_directory
-        self._lock_name = ""
 
     async def join(
         self,
         *,
         host: str,
-        instance: str,
-        lock_path: Path,
+        seat: Seat,
         version: str,
         topic: str,
         ops_topic: str,
         transport: str,
     ) -> int:
         """Write this run down; returns its generation, which counts the runs of the instance."""
-        self._lock_name = lock_path.name
         now = self._clock.wall()
-        me = self._process.identity
+        me = seat.identity
         batch = Batch(Point.JOIN)
         batch.ask(
             _JOIN,
             self.run_id,
             self._service,
             host,
-            instance,
+            seat.instance,
             version,
-            me.boot_id,
-            me.pid_ns,
-            me.pid,
-            me.start_ticks,
-            str(lock_path),
+            *(me.boot_id, me.pid_ns, me.time_ns, me.pid, me.start_ticks),
+            str(seat.lock_path),
+            None if seat.lock_file is None else str(seat.lock_file),
             topic,
             ops_topic,
             transport,
             now,
             now,
             self._service,
-            instance,
+            seat.instance,
             expect=1,
         )
         rows = await self._engine.commit(batch)
         return int(rows[0][0][0] or 1)
 
-    async def beat(self, phase: str) -> None:
-        """Refresh what listings show; proves nothing."""
+    async def beat(self, phase: str) -> str | None:
+        """Refresh what listings show.
+
+        Returns:
+            Why this run may not act any more, as a sentence; None if it may. Others have taken
+            its rows over, at the word of an operator.
+        """
         batch = Batch(Point.JOIN, durable=False)
-        batch.add(
-            "UPDATE run SET beat_at = ?, phase = ? WHERE run_id = ?",
+        batch.ask(
+            "UPDATE run SET beat_at = ?, phase = ? WHERE run_id = ? "
+            "RETURNING gone_by, gone_reason, adopted_by",
             self._clock.wall(),
             phase,
             self.run_id,
         )
-        await self._engine.commit(batch)
+        rows = (await self._engine.commit(batch))[0]
+        for gone_by, reason, adopted_by in rows:
+            if gone_by is not None:
+                return f"{gone_by!s} said that this run is gone: {reason!s}"
+            if adopted_by is not None:
+                return f"run {adopted_by!s} has taken this run's rows over"
+        return None
 
     def stop_intent(self, *, source: str, by: str, reason: str) -> Batch:
         """The record that this stop is meant; the first one stands."""
@@ -261,21 +340,11 @@ class Members:
         )
         await self._engine.commit(batch)
 
-    def is_alive(self, run: Run) -> bool:
-        """Whether *run* may still act: its process lives, and it did not end in good order."""
+    def judge(self, run: Run) -> Judgement:
+        """Whether *run* may still act."""
         if run.run_id == self.run_id:
-            return True
-        if run.report is not None and run.report.get("left"):
-            return False  # nothing of it can act any more, even if its process goes on
-        lock_path = run.lock_path
-        if self._lock_directory is not None:
-            # Beside our own store: another mount may know the same file by another path.
-            lock_path = self._lock_directory / lock_path.name
-        mine = bool(self._lock_name) and lock_path.name == self._lock_name
-        if mine and run.identity != self._process.identity:
-            # We hold the lock of its slot, so it is dead; and opening the file would drop our lock.
-            return False
-        return self._process.is_alive(run.identity, lock_path)
+            return Judgement(Answer.ALIVE, "it is this run")
+        return judge_run(run, self._process, self._lock_directory)
 
     async def others(self) -> list[Run]:
         """Runs of this service that have not ended, this one excepted; some may be dead."""
@@ -287,15 +356,37 @@ class Members:
         )
         return list(map(_run, rows))
 
-    async def dead_runs(self) -> list[Run]:
-        """Runs of this service that are proven dead and not yet adopted, oldest first."""
+    async def survey(self) -> tuple[list[Run], list[tuple[Run, Judgement]]]:
+        """Runs of this service that are not yet adopted, this one excepted, oldest first.
+
+        Returns:
+            Those proven dead, and those of whom nothing is proven.
+        """
+        dead, doubtful = list[str](), list[tuple[Run, Judgement]]()
+        for run in await self._not_adopted():
+            judgement = self.judge(run)
+            if judgement.is_dead:
+                dead.append(run.run_id)
+            elif not judgement.is_alive:
+                doubtful.append((run, judgement))
+        # Read again: it may have written its stop record, and ended, since its row was read.
+        ended = [run for run in await self._not_adopted() if run.run_id in dead] if dead else []
+        return ended, doubtful
+
+    async def _not_adopted(self) -> list[Run]:
         rows = await self._engine.query(
             f"SELECT {_COLUMNS} FROM run "  # noqa: S608 - a constant
             "WHERE service = ? AND adopted_at IS NULL AND run_id <> ? ORDER BY started_at",
             self._service,
             self.run_id,
         )
-        return [run for run in map(_run, rows) if not self.is_alive(run)]
+        return list(map(_run, rows))
+
+    def forget(self, run: Run) -> None:
+        """Remove the lock file of a run that was adopted: nobody asks for it any more."""
+        if self._lock_directory is not None and run.lock_path.name == lock_name(run.run_id):
+            with contextlib.suppress(OSError):
+                (self._lock_directory / run.lock_path.name).unlink()
 
     def add_adoption(self, batch: Batch, run: Run) -> Verdict:
         """Write the verdict on a dead run, once; a second adopter's batch rolls back."""
@@ -312,9 +403,22 @@ class Members:
         return verdict
 
 
+def gone(run: Run, *, by: str, reason: str, at: float) -> Batch:
+    """An operator's word that a run is gone; refused if somebody was quicker."""
+    batch = Batch(Point.ADOPT)
+    batch.add(
+        "UPDATE run SET gone_at = ?, gone_by = ?, gone_reason = ? "
+        "WHERE run_id = ? AND adopted_at IS NULL AND gone_at IS NULL",
+        *(at, by, reason, run.run_id),
+        expect=1,
+    )
+    return batch
+
+
 def run_as_json(run: Run) -> dict[str, Any]:
     """The run as plain data for `--json`."""
     data = asdict(run)
     data["lock_path"] = str(run.lock_path)
+    data["lock_file"] = None if run.lock_file is None else str(run.lock_file)
     data["verdict"] = run.verdict.value if run.verdict else None
     return data

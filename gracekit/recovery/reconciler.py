@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -20,6 +20,7 @@ from gracekit.errors import ConflictError, RpcError, StoreError
 from gracekit.leases.leases import Guard, Leases
 from gracekit.leases.lines import Lines
 from gracekit.leases.members import Members, Run
+from gracekit.life import Judgement
 from gracekit.process import Point
 from gracekit.recovery.verdicts import Done, Fail, Retry, Step, Wait, back_off_s, decide
 from gracekit.rpc.methods import Method, MethodTable
@@ -124,6 +125,7 @@ class Reconciler:
         self._asking: set[asyncio.Task[Any]] = set()
         self._hooks: dict[str, asyncio.Task[None]] = {}
         self._asked_again: set[str] = set()
+        self._doubts: dict[str, str] = {}  # runs of whom nothing is proven, and why
         for one in places.values():
             one.on_free(self._place_is_free)
 
@@ -241,9 +243,24 @@ class Reconciler:
 
     async def adopt_dead_runs(self) -> None:
         """Classify runs proven dead and take over what they left."""
-        for run in await self._members.dead_runs():
+        dead, doubtful = await self._members.survey()
+        for run in dead:
             with contextlib.suppress(ConflictError):  # a sibling was quicker
                 await self._adopt(run)
+        self._report_doubts(doubtful)
+
+    def _report_doubts(self, doubtful: Sequence[tuple[Run, Judgement]]) -> None:
+        """Runs of whom nothing is proven are left alone, and reported once for each reason."""
+        known, self._doubts = self._doubts, {}
+        for run, judgement in doubtful:
+            self._doubts[run.run_id] = judgement.reason
+            if known.get(run.run_id) != judgement.reason:
+                self._telemetry.emit(
+                    "run.not_proven",
+                    run=run.run_id,
+                    instance=run.instance,
+                    reason=judgement.reason,
+                )
 
     async def _adopt(self, run: Run) -> None:
         batch = Batch(Point.ADOPT)
@@ -251,6 +268,7 @@ class Reconciler:
         self._leases.add_take_away(batch, run.run_id)
         started = self._claims.add_adopt(batch, run.run_id, crashed=run.exit_code is None)
         rows = await self._journal.commit(batch)
+        self._members.forget(run)
         self._telemetry.emit(
             "run.classified",
             run=run.run_id,
@@ -361,7 +379,7 @@ class Reconciler:
     async def _end_without_method(self, row: TaskRow) -> None:
         """This version has no such method; another one that is running may have it."""
         others = await self._members.others()
-        if any(self._members.is_alive(run) for run in others):
+        if not all(self._members.judge(run).is_dead for run in others):
             await self._postpone(row, self._settings.reconcile_every_s)
         else:
             await self._end(row, self._hands.errored(row, Reason.METHOD_GONE, row.method), None)

@@ -325,7 +325,7 @@ class MemoryTransport:
     async def announce(self, queues: Sequence[Queue], *, store: str, label: str) -> list[Reader]:
         """See `Transport.announce`."""
         self._check_started()
-        pid = self.process.identity.pid
+        pid = self.process.identify().pid
         readers = [Reader(queue=queue.name, store=store, label=label, pid=pid) for queue in queues]
         return self._broker.announce(readers, self)
 

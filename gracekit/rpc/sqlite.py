@@ -3,7 +3,8 @@
 Senders may enqueue while nobody reads. Each connection hangs a bell (a named
 pipe) that publishers ring after their commit, so nobody polls for messages; a
 slow safety poll covers missed rings and gives back what dead readers held.
-Death is proved, never timed.
+Death is proved, never timed, by `gracekit.life`; a connection of which nothing
+is proven keeps what it has.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from gracekit.errors import (
     StoreError,
     Undeliverable,
 )
-from gracekit.process import LifeLock, Process
+from gracekit.life import Judgement, LifeLock
+from gracekit.process import Process
 from gracekit.rpc import sqlite_rows as rows
 from gracekit.rpc.readers import Reader
 from gracekit.rpc.sqlite_consumer import SqliteConsumer, ring_all
@@ -37,24 +39,31 @@ QUEUES_SCHEMA: Final = "gracekit.rpc.sqlite_schema"
 class _Connection:
     """One life of a transport: its row, its bell and its proof of life."""
 
-    def __init__(self, path: Path, connection_id: str, process: Process) -> None:
-        directory = bells_directory(path)
+    def __init__(self, directory: Path, connection_id: str) -> None:
         self.id: Final = connection_id
         self.bell: Final = Bell(directory / f"{connection_id}.bell")
         self.lock: Final = LifeLock(directory / f"{connection_id}.lock")
         self.consumers: list[SqliteConsumer] = []
-        self.peer: Final = rows.Peer(
-            connection_id=connection_id,
-            identity=process.identity,
+
+    def as_peer(self, process: Process) -> rows.Peer:
+        """What others read of it; its lock is taken."""
+        return rows.Peer(
+            connection_id=self.id,
+            identity=process.identify(),
             lock_path=self.lock.path,
+            lock_file=self.lock.file,
             bell_path=self.bell.path,
         )
 
-    def close(self) -> None:
-        """Take bell and lock down; nobody else ever uses their names."""
+    def close(self, *, is_gone: bool) -> None:
+        """Take bell and lock down.
+
+        Args:
+            is_gone: Whether its row is. Otherwise the lock file stays, so that others can prove
+                this connection dead.
+        """
         self.bell.stop()
-        self.lock.path.unlink(missing_ok=True)
-        self.lock.release()
+        self.lock.release(remove=is_gone)
 
 
 class SqliteTransport:
@@ -71,6 +80,7 @@ class SqliteTransport:
 
     def __init__(self, path: Path, *, process: Process, clock: Clock, poll_s: float = 1.0) -> None:
         self.path: Final = path.absolute()
+        self._bells = bells_directory(self.path)
         self._process = process
         self._clock = clock
         self._poll_s = poll_s
@@ -100,11 +110,11 @@ class SqliteTransport:
         async with self._changing:
             if self._connection is not None:
                 return
-            connection = _Connection(self.path, self._clock.new_id(), self._process)
+            connection = _Connection(self._bells, self._clock.new_id())
             try:
                 await self._connect(connection)
             except BaseException:
-                connection.close()
+                connection.close(is_gone=False)
                 await self._engine.stop()
                 raise
             self._connection = connection
@@ -121,9 +131,11 @@ class SqliteTransport:
                 await asyncio.wait({self._poll})
             for consumer in connection.consumers:
                 await consumer.halt()
+            is_gone = False
             with contextlib.suppress(StoreError):  # then others prove this connection dead
                 await self._disconnect(connection.id)
-            connection.close()
+                is_gone = True
+            connection.close(is_gone=is_gone)
             await self._engine.stop()
 
     async def _connect(self, connection: _Connection) -> None:
@@ -132,7 +144,9 @@ class SqliteTransport:
         connection.bell.start(lambda: _wake(connection))
         if not connection.lock.acquire():
             raise DependencyError(f"{connection.lock.path} is locked by another process")
-        await self._engine.commit(rows.connect(connection.peer, now=self._clock.wall()))
+        await self._engine.commit(
+            rows.connect(connection.as_peer(self._process), now=self._clock.wall())
+        )
         await self._look_after(connection)
 
     # -- sending --------------------------------------------------------------
@@ -151,7 +165,7 @@ class SqliteTransport:
             )
         except ConflictError:
             raise self._undeliverable(queue.name) from None
-        if not ring_all(results[rows.BELLS]):
+        if not ring_all(results[rows.BELLS], self._bells):
             await self._release_dead(connection)
             if not await self._engine.query("SELECT 1 FROM queue WHERE name = ?", queue.name):
                 raise self._undeliverable(queue.name)
@@ -162,7 +176,7 @@ class SqliteTransport:
         results = await self._engine.commit(
             rows.publish_fanout(topic, message, now=self._clock.wall())
         )
-        if not ring_all(results[rows.BELLS]):
+        if not ring_all(results[rows.BELLS], self._bells):
             await self._release_dead(connection)
 
     def _undeliverable(self, queue: str) -> Undeliverable:
@@ -178,7 +192,9 @@ class SqliteTransport:
         connection = self._connected()
         batch = rows.announce(queues, connection.id, store=store, label=label)
         found = (await self._engine.commit(batch))[-1]
-        return [reader for reader, peer in map(rows.reader_of, found) if self._lives(peer)]
+        return [
+            reader for reader, peer in map(rows.reader_of, found) if not self._judge(peer).is_dead
+        ]
 
     async def consume(
         self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
@@ -191,6 +207,7 @@ class SqliteTransport:
             on_delivery,
             consumer_id=self._clock.new_id(),
             prefetch=prefetch,
+            bells=self._bells,
             process=self._process,
             clock=self._clock,
         )
@@ -217,6 +234,7 @@ class SqliteTransport:
     async def _poll_for_ever(self, connection: _Connection) -> None:
         while self._engine.broken is None:
             await asyncio.sleep(self._clock.jitter(self._poll_s))
+            self._engine.look_at_files()
             with contextlib.suppress(StoreError):  # the next round tries again
                 await self._look_after(connection)
                 await self._look_after_consumers(connection)
@@ -242,18 +260,17 @@ class SqliteTransport:
         """Give back what dead connections held, and remove what was theirs."""
         for row in await self._engine.query(rows.PEERS, connection.id):
             peer = rows.peer_of(row)
-            if not self._lives(peer):
+            if self._judge(peer).is_dead:
                 await self._disconnect(peer.connection_id)
                 for path in (peer.bell_path, peer.lock_path):
-                    if path.parent == connection.bell.path.parent:
-                        path.unlink(missing_ok=True)
+                    (self._bells / path.name).unlink(missing_ok=True)
 
-    def _lives(self, peer: rows.Peer) -> bool:
-        return self._process.is_alive(peer.identity, peer.lock_path)
+    def _judge(self, peer: rows.Peer) -> Judgement:
+        return self._process.judge(peer.life(self._bells), self._bells)
 
     async def _disconnect(self, connection_id: str) -> None:
         results = await self._engine.commit(rows.disconnect(connection_id))
-        ring_all(results[-1])
+        ring_all(results[-1], self._bells)
 
     def _connected(self) -> _Connection:
         if self._connection is None:

@@ -23,9 +23,13 @@ from gracekit.store.bell import ring
 from gracekit.store.engine import Engine, Rows
 
 
-def ring_all(bells: Sequence[Row]) -> bool:
-    """Ring each (path,) row; false if one was not heard, whose owner may be dead."""
-    return all([ring(Path(str(path))) for (path,) in bells])  # noqa: C419 - all must be rung
+def ring_all(bells: Sequence[Row], directory: Path) -> bool:
+    """Ring each (path,) row; false if one was not heard, whose owner may be dead.
+
+    A path is as its owner sees it, so the bell is found by its name in *directory*.
+    """
+    names = [Path(str(path)).name for (path,) in bells]
+    return all([ring(directory / name) for name in names])  # noqa: C419 - all must be rung
 
 
 class SqliteConsumer:
@@ -39,10 +43,12 @@ class SqliteConsumer:
         *,
         consumer_id: str,
         prefetch: int,
+        bells: Path,
         process: Process,
         clock: Clock,
     ) -> None:
         self.id: Final = consumer_id
+        self._bells = bells
         self._engine = engine
         self._queues = {queue.name: queue for queue in queues}
         self._on_delivery = on_delivery
@@ -187,7 +193,7 @@ class SqliteConsumer:
         if self._may_have_more:
             self._woken.set()
         if how is Settlement.GIVE_BACK and results:
-            ring_all(results[rows.BELLS])
+            ring_all(results[rows.BELLS], self._bells)
 
     def _settlement(self, message: rows.Claimed, how: Settlement, reason: str) -> Batch:
         match how:

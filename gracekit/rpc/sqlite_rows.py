@@ -13,7 +13,8 @@ from typing import Final
 
 import msgspec
 
-from gracekit.process import Identity, Point
+from gracekit.life import Identity, Life, LockFile
+from gracekit.process import Point
 from gracekit.rpc.readers import Reader
 from gracekit.rpc.transport import OWNED, DeadLetter, Message, Queue
 from gracekit.store.batch import Batch, Row, Value
@@ -33,12 +34,26 @@ _INSERT: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A connection as others see it."""
+    """A connection as others see it.
+
+    Attributes:
+        lock_path: As the connection itself sees it; others find the file by its name.
+        lock_file: Which file that is; None where an older gracekit wrote the row.
+        bell_path: As `lock_path`.
+    """
 
     connection_id: str
     identity: Identity
     lock_path: Path
+    lock_file: LockFile | None
     bell_path: Path
+
+    def life(self, directory: Path) -> Life:
+        """What it is judged alive or dead by, where its files are in *directory*."""
+        # The name is drawn anew for each connection. So of one whose row does not say which file
+        # it has locked, the file of that name is the one.
+        file = self.lock_file or LockFile.at(directory / self.lock_path.name)
+        return Life(identity=self.identity, lock_name=self.lock_path.name, lock_file=file)
 
 
 # -- connections and queues ---------------------------------------------------
@@ -49,23 +64,24 @@ def connect(me: Peer, *, now: float) -> Batch:
     batch = Batch(Point.CONNECT, durable=False)
     who = me.identity
     batch.add(
-        "INSERT INTO connection (connection_id, boot_id, pid_ns, pid, start_ticks, lock_path, "
-        "bell_path, connected_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        *(me.connection_id, who.boot_id, who.pid_ns, who.pid, who.start_ticks),
-        *(str(me.lock_path), str(me.bell_path), now),
+        "INSERT INTO connection (connection_id, boot_id, pid_ns, time_ns, pid, start_ticks, "
+        "lock_path, lock_file, bell_path, connected_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        *(me.connection_id, who.boot_id, who.pid_ns, who.time_ns, who.pid, who.start_ticks),
+        *(str(me.lock_path), None if me.lock_file is None else str(me.lock_file)),
+        *(str(me.bell_path), now),
     )
     return batch
 
 
-PEERS: Final = (
-    "SELECT connection_id, boot_id, pid_ns, pid, start_ticks, lock_path, bell_path "
-    "FROM connection WHERE connection_id <> ?"
+PEER: Final = (
+    "connection_id, boot_id, pid_ns, time_ns, pid, start_ticks, lock_path, lock_file, bell_path"
 )
+PEERS: Final = f"SELECT {PEER} FROM connection WHERE connection_id <> ?"  # noqa: S608 - constant text
 
 
 def peer_of(row: Row) -> Peer:
-    """A row of `PEERS` as a value."""
-    connection_id, boot_id, pid_ns, pid, start_ticks, lock_path, bell_path = row
+    """A row of the columns of `PEER` as a value."""
+    connection_id, boot_id, pid_ns, time_ns, pid, start_ticks, lock_path, lock_file, bell_path = row
     return Peer(
         connection_id=str(connection_id),
         identity=Identity(
@@ -73,8 +89,10 @@ def peer_of(row: Row) -> Peer:
             pid_ns=_integer(pid_ns),
             pid=_integer(pid),
             start_ticks=_integer(start_ticks),
+            time_ns=None if time_ns is None else _integer(time_ns),
         ),
         lock_path=Path(str(lock_path)),
+        lock_file=None if lock_file is None else LockFile.from_text(str(lock_file)),
         bell_path=Path(str(bell_path)),
     )
 
@@ -147,8 +165,7 @@ def announce(queues: Sequence[Queue], connection_id: str, *, store: str, label: 
 
 
 READERS: Final = (
-    "SELECT queue, store, label, connection_id, boot_id, pid_ns, pid, start_ticks, lock_path, "
-    "bell_path FROM reader JOIN connection USING (connection_id)"
+    f"SELECT queue, store, label, {PEER} FROM reader JOIN connection USING (connection_id)"  # noqa: S608 - constant text
 )
 
 

@@ -23,7 +23,7 @@ class Fault(enum.Enum):
     DUPLICATE = "it happens twice"
     REORDER = "a later one comes first"
     CRASH = "the process is killed here"
-    NO_PROOF = "a death cannot be proved now"
+    NO_PROOF = "nobody can prove now whether a process lives"
     JUMP = "the wall clock is set"
 
     # Enum's own is Python code, and every step of every port asks for it.

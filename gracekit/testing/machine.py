@@ -17,7 +17,8 @@ from typing import Any, Final, TypeVar
 import apsw
 
 from gracekit.config import Settings
-from gracekit.process import Identity, Phase, Point
+from gracekit.life import Identity
+from gracekit.process import Phase, Point
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.runtime import Runtime, StopSource

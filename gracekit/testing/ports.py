@@ -28,7 +28,8 @@ from gracekit.errors import (
     StoreError,
     UnknownCommitError,
 )
-from gracekit.process import Identity, Phase, Point, Process, Threads
+from gracekit.life import Answer, Identity, Judgement, Life
+from gracekit.process import Phase, Point, Process, Threads
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.transport import Consumer, Delivery, Message, OnDelivery, Queue, Settlement
 from gracekit.runtime import MIGRATIONS
@@ -193,11 +194,17 @@ class PlayedProcess(Process):
             self.dies_at = None
             self.die(step)
 
-    def is_alive(self, other: Identity, lock_path: Path) -> bool:  # noqa: ARG002
-        """See `Process.is_alive`; never takes a living one for dead."""
-        if other in self._living:
-            return True
-        return self._faults.draw("process", "is_alive", (Fault.NO_PROOF,)) is not None
+    def identify(self) -> Identity:
+        """See `Process.identify`."""
+        return self.identity
+
+    def judge(self, life: Life, directory: Path | None) -> Judgement:  # noqa: ARG002
+        """See `Process.judge`; of a living one, too, it may be that nothing is proven."""
+        if self._faults.draw("process", "judge", (Fault.NO_PROOF,)) is not None:
+            return Judgement(Answer.NOT_PROVEN, "nothing can be seen of it now")
+        if life.identity in self._living:
+            return Judgement(Answer.ALIVE, "it has not ended")
+        return Judgement(Answer.DEAD, "it has ended")
 
     def arm_alarm(self, seconds: float) -> None:
         """See `Process.arm_alarm`."""

@@ -38,7 +38,7 @@ from tests.doctor.kit import levels, one
 from tests.rabbit.broker import Broker, Tls, free_ports
 from tests.rpc.kit import Inbox, message
 
-NOBODY = Runs(living=(), all=())
+NOBODY = Runs(living=(), doubtful=(), all=())
 TOPICS = (Topic(name="compute", hosts=["node-1"]), Topic(name="compute-ops", hosts=["node-1"]))
 
 

@@ -329,9 +329,31 @@ def test_dead_letters_and_waiting_messages_are_told(used):
         assert queues.check_waiting(look).seen == "1 in compute"
 
 
+def test_a_connection_of_which_nothing_is_proven_is_told(used):
+    """
+    What it holds is given to nobody: its reason and the remedy are named.
+    """
+    path = used.with_name("queues.db")
+    with database.Look(path) as look:
+        (fine,) = queues.check_connections(look)
+    write(
+        path,
+        "INSERT INTO connection (connection_id, boot_id, pid_ns, pid, start_ticks, lock_path, "
+        "bell_path, connected_at) VALUES ('c', 'another', 1, 77, 1, '/x/c.lock', '/x/c.bell', 0)",
+    )
+
+    with database.Look(path) as look:
+        (told,) = queues.check_connections(look)
+
+    assert fine.level is Level.OK
+    assert told.level is Level.WARN
+    assert "pid 77 (its row names no lock file of its own" in told.seen
+    assert told.remedy
+
+
 def readers(settings: Settings, path: Path, service: Service | None) -> list[Finding]:
     store = Path(settings.store_url.removeprefix("sqlite:///"))
-    found = runs.Runs(living=(), all=())
+    found = runs.Runs(living=(), doubtful=(), all=())
     if store.exists():
         found = runs.read_runs(store, schema=SCHEMA)
     with database.Look(path) as look:

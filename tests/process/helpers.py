@@ -161,6 +161,10 @@ class Site:
         """A program beside `served`, with a service of its own or embedding that one."""
         return self._start([sys.executable, "-m", f"tests.process.{name}", *words], settings)
 
+    def start_inside(self, *prefix: str, **settings: object) -> ServiceProcess:
+        """The service as a child of another command, for example in namespaces of its own."""
+        return self._start([*prefix, sys.executable, str(HERE / "served.py")], settings)
+
     def _start(self, command: list[str], settings: dict[str, object]) -> ServiceProcess:
         given = {
             "transport_url": self.url,

@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -224,6 +227,69 @@ async def take_over(ctx: Context, disk: str, pid: int) -> bool:
     alive = is_alive(pid)
     effect("taken", disk, alive, ctx.fence)
     return alive
+
+
+# -- forks, locks -----------------------------------------------------------------
+
+
+@svc.rpc
+async def touches_locks(ctx: Context, key: str, directory: str) -> int:
+    """Opens and closes each lock file, as a backup does."""
+    paths = list(Path(directory).glob("*.lock"))
+    for path in paths:
+        os.close(os.open(path, os.O_RDWR))
+    effect("touched", key)
+    return len(paths)
+
+
+@svc.rpc
+async def leaves_a_child(ctx: Context, key: str, how: str) -> int:
+    """Starts a process that outlives this one, and says its pid."""
+    pid = start_child(how)
+    effect("child", key, pid)
+    return pid
+
+
+def start_child(how: str) -> int:
+    if how == "fork":
+        pid = os.fork()
+        if not pid:
+            time.sleep(60)
+            os._exit(0)
+        return pid
+    if how == "multiprocessing":
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        return child.pid or 0
+    popen = subprocess.Popen(["sleep", "60"], close_fds=False)
+    return popen.pid
+
+
+@svc.rpc
+async def forks(ctx: Context, key: str, then: str) -> int:
+    """Forks; the child does not leave by `os._exit`, as it should."""
+    pid = os.fork()
+    if pid:
+        effect("child", key, pid)
+        return pid
+    match then:
+        case "exits":
+            sys.exit(3)
+        case "raises":
+            raise RuntimeError("in the child")
+        case "awaits":
+            await asyncio.sleep(0)
+            effect("went_on", key)
+    return 0
+
+
+@svc.rpc
+def forks_in_thread(ctx: Context, key: str) -> int:
+    """The same in a worker thread: the child has that thread alone."""
+    pid = os.fork()
+    if pid:
+        effect("child", key, pid)
+    return pid
 
 
 # -- life -------------------------------------------------------------------------

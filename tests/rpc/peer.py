@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from gracekit.clock import Clock
@@ -75,15 +76,18 @@ class Peer:
 
 
 @contextlib.asynccontextmanager
-async def peer(*arguments: object, failpoint: str = "") -> AsyncIterator[Peer]:
-    """Start a child; it is killed at the end if it still runs."""
+async def peer(
+    *arguments: object, failpoint: str = "", inside: Sequence[str] = ()
+) -> AsyncIterator[Peer]:
+    """Start a child, as a child of *inside* if given; it is killed at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
+        *inside,
         sys.executable,
         "-m",
         "tests.rpc.peer",
         *map(str, arguments),
         cwd=ROOT,
-        env={"GRACEKIT_FAILPOINT": failpoint},
+        env={"GRACEKIT_FAILPOINT": failpoint, "PATH": os.environ["PATH"]},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

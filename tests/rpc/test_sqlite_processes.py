@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import stat
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import apsw
 import pytest
 
 from gracekit.clock import Clock
@@ -208,6 +210,104 @@ async def test_a_missed_ring_costs_one_safety_poll(path):
 
     assert (await inbox.next()).body == b"not rung"
     await deaf.stop()
+
+
+# -- other views of the machine ----------------------------------------------------------
+
+OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def view_of(volume: Path, elsewhere: Path) -> tuple[str, ...]:
+    """A container in which *volume* is mounted at *elsewhere*, and its own path shows nothing."""
+    mounts = f"mount --bind {volume} {elsewhere} && mount -t tmpfs none {volume}"
+    return (*OWN_PIDS, "sh", "-c", f'{mounts} && exec "$0" "$@"')
+
+
+async def publishes(transport: SqliteTransport, queue: str) -> bool:
+    try:
+        await transport.publish(reply_queue(queue), message("unheard"))
+    except Undeliverable:
+        return False
+    return True
+
+
+async def test_one_volume_at_two_paths_in_two_containers_is_one_volume(tmp_path):
+    """
+    Bells and locks are found by name beside the file: both live, are rung, and are proven dead.
+    """
+    volume, elsewhere = tmp_path / "volume", tmp_path / "elsewhere"
+    for directory in (volume, elsewhere):
+        directory.mkdir(mode=0o700)
+    view = view_of(volume, elsewhere)
+    if subprocess.run([*view, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mounts and pid namespaces of one's own take root")
+    here = SqliteTransport(
+        volume / "queues.db", process=Process(), clock=Clock(), poll_s=FOR_EVER_S
+    )
+    await here.start()
+    names = "reply_a", "reply_b"
+    async with (
+        peer("consume", volume / "queues.db", "reply", "reply_a", 9, inside=OWN_PIDS) as one,
+        peer("consume", elsewhere / "queues.db", "reply", "reply_b", 9, inside=view) as two,
+        peer("consume", elsewhere / "queues.db", "reply", "reply_c", 9, inside=view) as late,
+    ):
+        for child in (one, two, late):
+            assert await child.line() == "ready"
+
+        for child, name in zip((one, two), names, strict=True):
+            await here.publish(reply_queue(name), message("heard"))
+            assert await child.line() == "heard False"
+        await two.kill()
+        async with asyncio.timeout(10):
+            while await publishes(here, "reply_b"):
+                pass  # the kernel kills the container a moment after its parent
+        await here.publish(reply_queue("reply_a"), message("again"))
+        assert await one.line() == "again False"
+    await here.stop()
+
+
+@pytest.mark.parametrize("view", ["boot id", "pid namespace"])
+async def test_a_connection_of_which_nothing_is_proven_keeps_what_it_has(path, transport, view):
+    """
+    Its lock file is gone, and its process cannot be looked up: its queue stays.
+    """
+    async with peer("consume", path, "reply", "reply_x", 9) as child:
+        assert await child.line() == "ready"
+        for file in bells_directory(path).iterdir():
+            if transport._connection.id not in file.name:
+                file.unlink()
+        column = {"boot id": "boot_id = 'another'", "pid namespace": "pid_ns = 1"}[view]
+        change = apsw.Connection(str(path))
+        change.set_busy_timeout(10_000)
+        change.execute(f"UPDATE connection SET {column} WHERE pid = ?", (child.process.pid,))
+        change.close()
+
+        await transport.publish(reply_queue("reply_x"), message("kept"))  # a bell that is not heard
+        await transport.publish(reply_queue("reply_x"), message("kept"))
+
+
+async def test_a_connection_of_an_older_version_is_proven_dead_by_the_file_of_its_name(
+    path, transport
+):
+    """
+    Its row does not say which file it has locked; the name was drawn for it alone.
+    """
+    async with peer("consume", path, "reply", "reply_x", 9) as child:
+        assert await child.line() == "ready"
+        change = apsw.Connection(str(path))
+        change.set_busy_timeout(10_000)
+        change.execute(
+            "UPDATE connection SET lock_file = NULL, time_ns = NULL, pid_ns = 1 WHERE pid = ?",
+            (child.process.pid,),
+        )
+        change.close()
+        await transport.publish(reply_queue("reply_x"), message("heard"))
+        assert await child.line() == "heard False"
+
+        await child.kill()
+
+        with pytest.raises(Undeliverable):
+            await transport.publish(reply_queue("reply_x"), message("unheard"))
 
 
 # -- death at each point ----------------------------------------------------------------

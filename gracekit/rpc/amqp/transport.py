@@ -56,7 +56,7 @@ class AmqpTransport:
         link = partial(
             Link,
             broker,
-            label=f"gracekit {process.identity.pid}",
+            label=f"gracekit {process.identify().pid}",
             clock=clock,
             telemetry=telemetry,
         )

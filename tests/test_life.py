@@ -1,0 +1,330 @@
+"""The rule of life as a table, and the evidence that is gathered for it."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gracekit.life import (
+    Answer,
+    Evidence,
+    Identity,
+    Life,
+    LifeLock,
+    Lock,
+    LockFile,
+    Pid,
+    judge,
+    look,
+    read_identity,
+)
+
+ALIVE, DEAD, OPEN = Answer.ALIVE, Answer.DEAD, Answer.NOT_PROVEN
+
+# Rows: the lock. Columns: there, gone, reused, hidden, unknown; each under an equal boot id and in
+# the same pid namespace, where alone the process table can be asked. The last: it cannot be.
+TABLE = {
+    Lock.HELD: (ALIVE, ALIVE, ALIVE, ALIVE, ALIVE, ALIVE),
+    Lock.FREE: (ALIVE, DEAD, DEAD, DEAD, DEAD, DEAD),
+    Lock.MISSING: (ALIVE, DEAD, DEAD, OPEN, OPEN, OPEN),
+    Lock.REPLACED: (ALIVE, DEAD, DEAD, OPEN, OPEN, OPEN),
+    Lock.UNKNOWN: (ALIVE, DEAD, DEAD, OPEN, OPEN, OPEN),
+    Lock.UNREADABLE: (ALIVE, OPEN, OPEN, OPEN, OPEN, OPEN),
+}
+COLUMNS = (Pid.THERE, Pid.GONE, Pid.REUSED, Pid.HIDDEN, Pid.UNKNOWN)
+
+
+def combinations() -> Iterator[tuple[Evidence, Answer]]:
+    flags = (True, False)
+    for lock, pid, boot, space in itertools.product(Lock, Pid, flags, flags):
+        column = COLUMNS.index(pid) if boot and space else len(COLUMNS)
+        evidence = Evidence(lock=lock, same_boot=boot, same_namespace=space, pid=pid)
+        yield evidence, TABLE[lock][column]
+
+
+@pytest.mark.parametrize(("evidence", "answer"), list(combinations()))
+def test_the_rule_gives_one_answer_to_every_combination(evidence: Evidence, answer: Answer):
+    """
+    Each lock, each pid, equal and different boot ids, the same and another pid namespace.
+    """
+    assert judge(evidence).answer is answer
+
+
+def test_death_is_proven_by_no_missing_sign():
+    """
+    Dead is only who left the very file unlocked, or whose process the right table does not have.
+    """
+    for evidence, _ in combinations():
+        if judge(evidence).is_dead:
+            is_asked = evidence.same_boot and evidence.same_namespace
+            is_gone = is_asked and evidence.pid in {Pid.GONE, Pid.REUSED}
+            assert evidence.lock is Lock.FREE or is_gone
+            assert evidence.lock is not Lock.HELD
+
+
+# -- the evidence -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Iterator[LifeLock]:
+    made = LifeLock(tmp_path / "one.lock")
+    assert made.acquire()
+    yield made
+    made.release()
+
+
+def life_of(lock: LifeLock, **changed: object) -> Life:
+    return Life(
+        identity=replace(read_identity(), **changed),  # type: ignore[arg-type]
+        lock_name=lock.path.name,
+        lock_file=lock.file,
+    )
+
+
+def seen(lock: LifeLock, **changed: object) -> Evidence:
+    return look(life_of(lock, **changed), lock.path.parent)
+
+
+def test_this_process_is_seen_with_its_lock(lock: LifeLock):
+    """
+    The lock is seen from the process that holds it too, and asking takes nothing.
+    """
+    for _ in range(3):
+        assert seen(lock) == Evidence(
+            lock=Lock.HELD, same_boot=True, same_namespace=True, pid=Pid.THERE
+        )
+
+
+@pytest.mark.parametrize(
+    ("changed", "sign"),
+    [
+        ({"pid": 2**22 + 1}, Pid.GONE),
+        ({"pid": 2**80}, Pid.UNKNOWN),
+        ({"start_ticks": 1}, Pid.REUSED),
+        ({"start_ticks": 1, "time_ns": 1}, Pid.HIDDEN),
+        ({"start_ticks": 1, "time_ns": None}, Pid.HIDDEN),
+        ({"time_ns": 1}, Pid.THERE),
+    ],
+)
+def test_the_process_table_is_believed_as_far_as_it_can_know(
+    lock: LifeLock, changed: dict[str, object], sign: Pid
+):
+    """
+    Other ticks mean another process only in the same time namespace.
+    """
+    assert seen(lock, **changed).pid is sign
+
+
+def test_boot_and_namespace_are_compared(lock: LifeLock):
+    """
+    What another kernel or namespace wrote down is told apart.
+    """
+    assert not seen(lock, boot_id="another").same_boot
+    assert not seen(lock, pid_ns=1).same_namespace
+
+
+def test_a_zombie_is_gone():
+    """
+    It cannot act any more, though its pid is taken until its parent has asked for it.
+    """
+    child = subprocess.Popen(["true"])
+    try:
+        while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        zombie = Life(
+            identity=replace(read_identity(), pid=child.pid), lock_name="", lock_file=None
+        )
+        assert look(zombie, None).pid is Pid.GONE
+    finally:
+        child.wait()
+
+
+def test_the_file_is_found_by_name_in_the_directory_of_who_asks(lock: LifeLock, tmp_path: Path):
+    """
+    One volume may be mounted at two paths.
+    """
+    (tmp_path / "elsewhere").symlink_to(tmp_path, target_is_directory=True)
+
+    assert look(life_of(lock), tmp_path / "elsewhere").lock is Lock.HELD
+
+
+def test_a_file_of_the_same_name_is_another_one(lock: LifeLock):
+    """
+    It is not locked, and proves nothing; a missing one neither.
+    """
+    lock.path.unlink()
+    assert seen(lock).lock is Lock.MISSING
+    assert lock.trouble() == f"the lock file {lock.path} was removed"
+
+    lock.path.touch()
+    assert seen(lock).lock is Lock.REPLACED
+    assert lock.trouble() == f"the lock file {lock.path} was replaced"
+
+
+def test_a_row_that_names_no_file_is_not_judged_by_a_file_of_its_name(lock: LifeLock):
+    """
+    An older gracekit recorded none, and a run's lock file was passed on from run to run.
+    """
+    older = replace(life_of(lock), lock_file=None)
+
+    assert look(older, lock.path.parent).lock is Lock.UNKNOWN
+    assert look(life_of(lock), None).lock is Lock.UNKNOWN
+
+
+def test_device_numbers_are_compared_within_one_boot(lock: LifeLock):
+    """
+    A disk may have another number after a reboot; the inode's stays.
+    """
+    moved = replace(life_of(lock), lock_file=LockFile(lock.file.device + 1, lock.file.inode))
+    assert look(moved, lock.path.parent).lock is Lock.REPLACED
+
+    rebooted = replace(moved, identity=replace(moved.identity, boot_id="before"))
+    assert look(rebooted, lock.path.parent).lock is Lock.HELD
+
+
+def test_a_lock_whose_descriptor_somebody_closed_is_gone(lock: LifeLock):
+    """
+    A program that closes descriptors by number is noticed.
+    """
+    assert lock.trouble() is None
+    assert lock._fd is not None
+    os.close(lock._fd)
+
+    assert lock.trouble() == f"the lock on {lock.path} is gone: something has closed its descriptor"
+
+
+def test_what_cannot_be_read_proves_nothing(lock: LifeLock, tmp_path: Path):
+    """
+    A link in place of the file is not followed.
+    """
+    lock.path.rename(tmp_path / "other")
+    lock.path.symlink_to(tmp_path / "other")
+
+    assert seen(lock).lock is Lock.UNREADABLE
+    assert lock.trouble() is None
+
+
+def test_closing_another_descriptor_does_not_drop_the_lock(lock: LifeLock):
+    """
+    A backup, or a handler, opens and closes the file in this very process.
+    """
+    os.close(os.open(lock.path, os.O_RDWR))
+
+    assert seen(lock).lock is Lock.HELD
+
+
+def test_asking_refuses_nobody_the_lock(tmp_path: Path):
+    """
+    A question that took the lock for a moment would refuse an acquire of a free slot.
+    """
+    path = tmp_path / "slot.lock"
+    asking = f"""
+from pathlib import Path
+from gracekit.life import LockFile, look_at_lock
+path = Path({str(path)!r})
+path.touch()
+file = LockFile.at(path)
+print("asks", flush=True)
+while True:
+    look_at_lock(path, file, same_boot=True)
+"""
+    asker = subprocess.Popen([sys.executable, "-c", asking], stdout=subprocess.PIPE)
+    try:
+        assert asker.stdout is not None
+        asker.stdout.readline()
+        refused = 0
+        for _ in range(5000):
+            lock = LifeLock(path)
+            refused += not lock.acquire()
+            lock.release()
+    finally:
+        asker.kill()
+        asker.communicate()
+
+    assert refused == 0
+
+
+OLDER = """
+import fcntl, os, sys, time
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+try:
+    fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except OSError:
+    print("refused", flush=True)
+else:
+    print("taken", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_locks_of_an_older_version_and_ours_exclude_each_other(tmp_path: Path):
+    """
+    An older gracekit takes POSIX locks: in a rolling upgrade both see each other.
+    """
+    path = tmp_path / "slot.lock"
+    command = [sys.executable, "-c", OLDER, str(path)]
+    older = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert older.stdout is not None
+    assert older.stdout.readline() == "taken\n"
+    lock = LifeLock(path)
+    file = LockFile.at(path)
+    assert file is not None
+    held = Life(identity=read_identity(), lock_name=path.name, lock_file=file)
+
+    assert look(held, tmp_path).lock is Lock.HELD
+    assert not lock.acquire()
+    older.kill()
+    older.communicate()
+    assert look(held, tmp_path).lock is Lock.FREE
+    assert lock.acquire()
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert again.stdout == "refused\n"
+    lock.release()
+
+
+def test_a_forked_child_does_not_hold_the_lock(lock: LifeLock):
+    """
+    It would share the parent's lock; and it does not take it from the parent either.
+    """
+    come, go = multiprocessing.Event(), multiprocessing.Event()
+
+    def child() -> None:
+        come.set()
+        go.wait()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    try:
+        assert come.wait(10)
+        assert seen(lock).lock is Lock.HELD
+        lock.release()
+        assert seen(lock).lock is Lock.FREE
+    finally:
+        go.set()
+        process.join()
+
+
+def test_an_identity_is_read_when_it_is_asked_for():
+    """
+    A fork is somebody else.
+    """
+    queue = multiprocessing.get_context("fork").SimpleQueue()
+    process = multiprocessing.get_context("fork").Process(target=lambda: queue.put(read_identity()))
+    process.start()
+    theirs: Identity = queue.get()
+    process.join()
+
+    mine = read_identity()
+    assert theirs.pid == process.pid != mine.pid
+    assert (theirs.boot_id, theirs.pid_ns, theirs.time_ns) == (
+        mine.boot_id, mine.pid_ns, mine.time_ns,
+    )  # fmt: skip
