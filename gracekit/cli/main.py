@@ -39,6 +39,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "drain": ("gracekit.cli.drain:drain", "Drain a run and watch until it is gone."),
         "quiet": ("gracekit.cli.verbs:quiet", "Close a run's intake; `resume` undoes it."),
         "resume": ("gracekit.cli.verbs:resume", "Undo quiet, or a drain by command."),
+        "runs": ("gracekit.cli.runs:runs", "Say that a run is gone."),
         "doctor": ("gracekit.cli.doctor:doctor", "Look for what would go wrong."),
         "config": ("gracekit.cli.settings:config", "Show settings, and where each comes from."),
         "demo": ("gracekit.cli.demo:demo", "Show a drain, a crash and a recovery."),

@@ -1,0 +1,94 @@
+"""`gracekit runs gone`: an operator's word about a run of which nothing can be proven."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import click
+
+from gracekit.cli.options import HintingGroup, Options, common
+from gracekit.cli.orders import who
+from gracekit.cli.records import Records, is_named, label
+from gracekit.cli.text import json_text, safe
+from gracekit.clock import Clock
+from gracekit.errors import ConflictError, GracekitError
+from gracekit.leases.members import Run, gone
+from gracekit.life import Answer, Judgement
+from gracekit.process import Process
+from gracekit.runtime import open_store
+
+LISTED: Final = 5
+
+
+@click.group(cls=HintingGroup)
+def runs() -> None:
+    """Act on the record of a run; `gracekit status` lists them."""
+
+
+@runs.command("gone")
+@click.argument("word", metavar="RUN")
+@click.option("--reason", metavar="TEXT", required=True, help="How you know: for the record.")
+@common
+def declare_gone(options: Options, /, *, word: str, reason: str) -> None:
+    """Say that a run is gone whose death nobody can prove from here.
+
+    Its tasks and leases are then taken over as those of a killed run. If it
+    lives after all, it ends at its next sign of life. RUN is a run id or its
+    beginning, INSTANCE or SERVICE@INSTANCE.
+
+    A run that is proven alive or dead is refused: `gracekit drain` ends a
+    living one, and a dead one needs no word.
+    """
+    with Records(options.settings) as records:
+        run = asyncio.run(_declare(records, options, word, reason))
+    if options.as_json:
+        click.echo(json_text({"run_id": run.run_id, "instance": run.instance, "reason": reason}))
+    else:
+        click.echo(f"{label(run)} (run {run.run_id}) is on record as gone: {safe(reason)}")
+
+
+async def _declare(records: Records, options: Options, word: str, reason: str) -> Run:
+    run = await _find(records, word)
+    engine, clock = open_store(options.settings, Process()), Clock()
+    await engine.start()
+    try:
+        await engine.commit(gone(run, by=who(), reason=reason, at=clock.wall()))
+    except ConflictError as error:
+        raise GracekitError(
+            f"{label(run)} was taken over, or said to be gone, meanwhile"
+        ) from error
+    finally:
+        await engine.stop()
+    await records.ring_living(run.service)
+    return run
+
+
+async def _find(records: Records, word: str) -> Run:
+    """The one run of which nothing is proven that *word* means."""
+    meant = [run for run in await records.runs() if _means(word, run)]
+    judged = [(run, records.judge(run)) for run in meant if run.adopted_at is None]
+    doubtful = [run for run, judgement in judged if judgement.answer is Answer.NOT_PROVEN]
+    if len(doubtful) == 1:
+        return doubtful[0]
+    if doubtful:
+        ids = ", ".join(run.run_id for run in doubtful[:LISTED])
+        raise GracekitError(f"{safe(word)} stands for {len(doubtful)} runs: write one of {ids}")
+    raise GracekitError(_why_none(word, judged))
+
+
+def _means(word: str, run: Run) -> bool:
+    return bool(word) and (run.run_id.startswith(word) or is_named(run, word))
+
+
+def _why_none(word: str, judged: list[tuple[Run, Judgement]]) -> str:
+    if not judged:
+        return f"no run {safe(word)} is waiting for a word; see `gracekit status`"
+    alive = [(run, judgement) for run, judgement in judged if judgement.is_alive]
+    run, judgement = (alive or judged)[0]
+    remedy = (
+        f"`gracekit drain {run.instance}` ends it"
+        if judgement.is_alive
+        else "any living run of the service takes its tasks over, or the next start"
+    )
+    return f"{label(run)} (run {run.run_id}) is {judgement}; {remedy}"
