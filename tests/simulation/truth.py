@@ -95,6 +95,7 @@ class Act:
     Attributes:
         key: Request id, and for a fanout copy its instance: each copy is a task of its own.
         effect: The effect that is on its way.
+        is_foreign: Whether somebody else than gracekit has cancelled this start.
     """
 
     request_id: str
@@ -104,6 +105,7 @@ class Act:
     fence: int | None
     ctx: Context | None = None
     effect: asyncio.TimerHandle | None = None
+    is_foreign: bool = False
 
 
 @dataclass
@@ -226,7 +228,7 @@ class Truth:
             await AROUND[plan.around](partial(self._items, act, plan, steps=steps))
             return self._end_of(plan)
         except asyncio.CancelledError:
-            if act.key in self.foreign:
+            if act.is_foreign:
                 self.late.append(act)  # its last request is not taken back
             raise
         finally:
@@ -254,6 +256,7 @@ class Truth:
             if act.life.process.lives and not self.is_quiet:
                 self.tell(f"{act.life.name} cancels {act.request_id} by itself")
                 self.foreign.add(act.key)
+                act.is_foreign = True
                 me.cancel()
 
         after = rng.random() * plan.items * plan.item_s
