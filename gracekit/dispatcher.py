@@ -32,6 +32,7 @@ from gracekit.request.custody import Custody, Entry
 from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import GIVE_BACK_PAUSE_S, Job, LaneGate, Turns
 from gracekit.request.refusals import settle
+from gracekit.rpc.failures import words_of
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.history import History
@@ -108,7 +109,7 @@ class Dispatcher:
         self._work.discard(done)
         gate.places.give()
         if not done.cancelled() and (error := done.exception()) is not None:
-            self._telemetry.emit("dispatch.failed", error=repr(error))
+            self._telemetry.emit("dispatch.failed", error=words_of(error))
 
     # -- one request --------------------------------------------------------------------
 
@@ -193,8 +194,8 @@ class Dispatcher:
         if job.gate.is_shut:
             await self._hand_over(job, Cut.SAFE_POINT)  # begun too late, and nothing was done
             return
-        end = await self._run(job)
-        if job.stuck:
+        end = await self._run_or_charge(job)
+        if end is None or job.stuck:
             return  # the drain has recorded it; what it did after that is for recovery to find
         if end.outcome is None:
             await self._hand_over(job, end.cut or Cut.CANCELLED)
@@ -220,8 +221,10 @@ class Dispatcher:
             await self._give_back(job)
             return
         self._mark_running(job)
-        end = await self._run(job)
+        end = await self._run_or_charge(job)
         self._turns.leave(job)
+        if end is None:
+            return
         # The state first: with nothing left to wait for, a drain takes what is RUNNING for stuck.
         job.task.advance(end.outcome.state if end.outcome else TaskState.HANDED_OVER)
         job.task.cut = job.task.cut or end.cut
@@ -400,6 +403,28 @@ class Dispatcher:
         task.history = self._history.of(job.method.namespace, task.method)
         job.gate.entering.pop(job, None)
         self._tracker.started(task)
+
+    async def _run_or_charge(self, job: Job) -> End | None:
+        """As `_run`; None after a fault of gracekit's own steps around the handler.
+
+        Code of the application runs there too: of its logging, its tracing, its exceptions. The
+        task goes the way of one whose process has crashed, so that its attempts are capped; a
+        `requeue` delivery comes back as a redelivered one, which is journaled.
+        """
+        try:
+            return await self._run(job)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the task must not go round for ever
+            self._telemetry.emit("dispatch.failed", error=words_of(error))
+        if job.task.journaled:
+            await self._custody.charge(job)
+            if self._services.phase.draining:
+                self._on_hand_over(job.task, not job.in_doubt)
+            self._end_turn(job)
+            self._custody.left()
+        else:
+            await asyncio.sleep(GIVE_BACK_PAUSE_S)
+            await self._give_back(job)
+        return None
 
     async def _run(self, job: Job) -> End:
         task, method = job.task, job.method

@@ -12,6 +12,7 @@ from gracekit.request.arrivals import Arrivals
 from gracekit.request.attempt import call_hook, errored, failed, outcome_of, succeeded
 from gracekit.request.context import Context, Services
 from gracekit.request.lanes import LaneGate
+from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
 from gracekit.tracker.journal import Address, Outcome, TaskRow
 from gracekit.tracker.task import Lane, Reason
@@ -72,8 +73,13 @@ class RecoveryHands:
 
     def failed(self, row: TaskRow, reason: str) -> Outcome:
         """What a probe's Fail makes of a task."""
-        return failed(TaskInterruptedError(f"task {row.request_id} ({row.method}): {reason}"))
+        return failed(TaskInterruptedError(f"task {row.request_id} ({row.method}): {_text(reason)}"))
 
     def errored(self, row: TaskRow, reason: Reason, detail: str) -> Outcome:
         """What recovery's giving up makes of a task."""
         return errored(f"task {row.request_id} ({row.method})", reason, detail)
+
+
+def _text(reason: object) -> str:
+    """What a probe's Fail says, if it is text; whatever else it is must not raise here."""
+    return reason if isinstance(reason, str) else words_of(reason)

@@ -17,6 +17,7 @@ from gracekit.leases.leases import Guard
 from gracekit.process import Threads
 from gracekit.request.attempt import call_hook
 from gracekit.request.context import Context, Services
+from gracekit.rpc.failures import words_of
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.task import TrackedTask
 
@@ -85,7 +86,7 @@ class PeriodicJobs:
         except asyncio.CancelledError:
             self._telemetry.emit("hook.failed", hook=job.name, error="cancelled")
         except Exception as error:  # noqa: BLE001 - the application's; the next run still comes
-            self._telemetry.emit("hook.failed", hook=job.name, error=repr(error))
+            self._telemetry.emit("hook.failed", hook=job.name, error=words_of(error))
 
     async def _run(self, job: PeriodicJob) -> None:
         services = self._services

@@ -23,6 +23,7 @@ from gracekit.leases.members import Members, Run
 from gracekit.life import Judgement
 from gracekit.process import Point
 from gracekit.recovery.verdicts import Done, Fail, Retry, Step, Wait, back_off_s, decide
+from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method, MethodTable
 from gracekit.rpc.server import Places
 from gracekit.store.batch import Batch
@@ -173,7 +174,7 @@ class Reconciler:
             except Exception as error:  # noqa: BLE001 - recovery goes on, whatever one pass met
                 # What this pass did not come to, or left half done.
                 self._look_around, self._look_by = True, self._clock.loop() + AGAIN_AFTER_S
-                self._telemetry.emit("store.error", what="reconciliation", error=repr(error))
+                self._telemetry.emit("store.error", what="reconciliation", error=words_of(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(await self._pause_s()):
                     await self._poked.wait()
@@ -219,7 +220,7 @@ class Reconciler:
                 self._asked_again.discard(work.__name__)
                 self._poked.set()
             if not done.cancelled() and (error := done.exception()) is not None:
-                self._telemetry.emit("store.error", what=work.__name__, error=repr(error))
+                self._telemetry.emit("store.error", what=work.__name__, error=words_of(error))
 
         task.add_done_callback(ended)
 
@@ -420,7 +421,7 @@ class Reconciler:
         if task.cancelled():
             self.poke()
         elif (error := task.exception()) is not None:
-            self._telemetry.emit("dispatch.failed", error=repr(error))
+            self._telemetry.emit("dispatch.failed", error=words_of(error))
             self.poke()  # its row, and its lease, may be left to nobody
         else:
             self._poked.set()
@@ -431,7 +432,7 @@ class Reconciler:
         except (asyncio.CancelledError, ConflictError):  # a drain; an operator's order
             await self._put_down(row, wait_s=0.0)
         except Exception as error:  # noqa: BLE001 - a commit, or a fault: looked at again later
-            self._telemetry.emit("store.error", what="settling", error=repr(error))
+            self._telemetry.emit("store.error", what="settling", error=words_of(error))
             await self._put_down(row, wait_s=back_off_s(row.waiting_since, self._clock.wall()))
 
     async def _put_down(self, row: TaskRow, *, wait_s: float) -> None:
@@ -531,18 +532,19 @@ class Reconciler:
             finally:
                 asking.cancel()  # a thread goes on; its answer comes too late to count
             if not done:
-                error: object = f"no answer within {limit:g} s"
+                error = f"no answer within {limit:g} s"
             elif asking.cancelled():
                 error = "cancelled"
             elif (raised := asking.exception()) is None:
                 if isinstance(answer := asking.result(), Done | Retry | Fail | Wait):
                     return answer
-                error = f"answered {answer!r}: a probe returns Done, Retry, Fail or Wait"
+                said = words_of(answer)
+                error = f"answered {said}: a probe returns Done, Retry, Fail or Wait"
             elif isinstance(raised, NotImplementedError):
                 return None
             else:
-                error = repr(raised)
-        self._telemetry.emit("hook.failed", hook=f"{row.method}.probe", error=str(error))
+                error = words_of(raised)
+        self._telemetry.emit("hook.failed", hook=f"{row.method}.probe", error=error)
         return Wait(back_off_s(row.waiting_since, self._clock.wall()))
 
     @contextlib.contextmanager
@@ -671,7 +673,7 @@ class Reconciler:
                 calling.cancel()
         fault = "took too long" if not calling.done() or calling.cancelled() else None
         if fault is None and (error := calling.exception()) is not None:
-            fault = repr(error)
+            fault = words_of(error)
         if fault is not None:  # it was called; what it made of that is the application's
             self._telemetry.emit("hook.failed", hook=f"{row.method}.errored", error=fault)
 

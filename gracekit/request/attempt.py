@@ -26,7 +26,7 @@ from gracekit.errors import (
 )
 from gracekit.process import Threads
 from gracekit.request.context import Context, enter, leave, running_in
-from gracekit.rpc.failures import failure_of
+from gracekit.rpc.failures import failure_of, words_of
 from gracekit.rpc.message import Failure
 from gracekit.rpc.methods import Method
 from gracekit.rpc.plain import dumps, plain
@@ -137,6 +137,9 @@ def succeeded(who: str, result: Any) -> Outcome:
         return Outcome(state=TaskState.SUCCEEDED, result=dumps(plain(result, "result"), "result"))
     except UnserialisableError as error:
         return failed(UnserialisableError(f"{who} returned what is no JSON: {error}"))
+    except BaseException as error:  # noqa: BLE001 - a Mapping may be the application's
+        words = f"{who} returned what cannot be written: its own code raised {words_of(error)}"
+        return failed(UnserialisableError(words))
 
 
 _STOPPED: Final = End(cut=Cut.SAFE_POINT)
@@ -236,7 +239,8 @@ async def call_hook(
             return await _in_thread(partial(hook, ctx, **args), threads)
     except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
         # Out of a task of its own it would end the whole loop.
-        raise RuntimeError(f"{getattr(hook, '__name__', hook)}() raised {error!r}") from error
+        name = getattr(hook, "__name__", "a hook")
+        raise RuntimeError(f"{name}() raised {words_of(error)}") from error
 
 
 async def _call_in_thread(

@@ -199,6 +199,25 @@ class Custody:
             return True
         return False
 
+    async def charge(self, job: Job) -> None:
+        """Hand a task over that a fault of gracekit's own steps has cut; its handler has returned.
+
+        This process goes on, so the lease goes back, and the fault counts as a crash would. Where
+        the store does not take it, the row is found as one that nobody here works on.
+        """
+        task = job.task
+        batch = Batch(Point.HAND_OVER)
+        self._journal.add_hand_over(batch, task, Cut.CANCELLED, charged=True)
+        self._add_release(batch, task, "handoff")
+        try:
+            await self._journal.commit(batch)
+        except StoreError as error:
+            job.in_doubt = True
+            self._tell(error, "hand-over")
+        else:
+            task.cut = Cut.CANCELLED
+            task.advance(TaskState.HANDED_OVER)
+
     async def give_up_start(self, task: TrackedTask) -> None:
         """An accepted row that does not start here: anyone may claim it."""
         for _ in range(TRIES):

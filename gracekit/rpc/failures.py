@@ -69,12 +69,37 @@ def failure_of(exception: BaseException) -> Failure:
 
     A RemoteError that a handler lets pass keeps the class and module of its origin.
     """
+    try:
+        return _written_down(exception)
+    except BaseException as fault:  # noqa: BLE001 - properties and metaclasses are the application's
+        message = f"<an exception that cannot be written down: {kind_of(fault)}>"
+        return Failure(exc_class="Exception", module="builtins", message=message)
+
+
+def words_of(value: object) -> str:
+    """The repr of an application's object, for a log or a record; never raises."""
+    try:
+        text = repr(value)
+    except BaseException as error:  # noqa: BLE001 - __repr__ is the application's
+        text = f"<{kind_of(value)} whose text cannot be had: {kind_of(error)}>"
+    return text[:_MAX_TEXT].encode(errors="replace").decode()
+
+
+def kind_of(value: object) -> str:
+    """The name of a value's class; never raises."""
+    try:
+        return str(type(value).__name__)
+    except BaseException:  # noqa: BLE001 - a metaclass may be the application's
+        return "object"
+
+
+def _written_down(exception: BaseException) -> Failure:
     exc_class, module = _name_of(exception)
     return Failure(
         exc_class=exc_class,
         module=module,
         message=_message_of(exception),
-        args=tuple(_bounded([_plain_or_text(arg) for arg in exception.args])),
+        args=_args_of(exception),
         kwargs=_kwargs_of(exception),
         tb=_lines_of(exception),
     )
@@ -92,8 +117,8 @@ def _name_of(exception: BaseException) -> tuple[str, str]:
 def _message_of(value: object) -> str:
     try:
         text = str(value)
-    except Exception as error:  # noqa: BLE001 - __str__ is the application's
-        text = f"<{type(value).__name__} whose text cannot be had: {type(error).__name__}>"
+    except BaseException as error:  # noqa: BLE001 - __str__ is the application's
+        text = f"<{kind_of(value)} whose text cannot be had: {kind_of(error)}>"
     return text[:_MAX_TEXT].encode(errors="replace").decode()
 
 
@@ -101,19 +126,23 @@ def _plain_or_text(value: object) -> Any:
     try:
         written = plain(value, "arg", 4)
         dumps(written, "arg")  # an integer may be too long to be written
-    except Exception:  # noqa: BLE001 - a Mapping may be the application's
+    except BaseException:  # noqa: BLE001 - a Mapping may be the application's
         return _message_of(value)
     return written
 
 
-def _bounded(args: list[Any]) -> list[Any]:
-    return args if len(msgspec.json.encode(args)) <= _MAX_TEXT else []
+def _args_of(exception: BaseException) -> tuple[Any, ...]:
+    try:
+        args = tuple(_plain_or_text(arg) for arg in exception.args)
+    except BaseException:  # noqa: BLE001 - a property of that name may be the application's
+        return ()
+    return args if len(msgspec.json.encode(args)) <= _MAX_TEXT else ()
 
 
 def _kwargs_of(exception: BaseException) -> dict[str, Any]:
     try:
         kwargs = dict(getattr(exception, "kwargs", None) or {})
-    except Exception:  # noqa: BLE001 - any attribute of that name may stand there
+    except BaseException:  # noqa: BLE001 - any attribute of that name may stand there
         return {}
     written = {_message_of(key): _plain_or_text(value) for key, value in kwargs.items()}
     return written if len(msgspec.json.encode(written)) <= _MAX_TEXT else {}
@@ -122,7 +151,7 @@ def _kwargs_of(exception: BaseException) -> dict[str, Any]:
 def _lines_of(exception: BaseException) -> tuple[str, ...]:
     try:
         lines = traceback.format_exception(exception)
-    except Exception:  # noqa: BLE001 - it calls the application's __str__ and __repr__
+    except BaseException:  # noqa: BLE001 - it calls the application's __str__ and __repr__
         return ()
     return tuple(_message_of("".join(lines)[-_MAX_TEXT:]).splitlines(keepends=True))
 

@@ -175,10 +175,14 @@ class Claims:
         batch.add(_WAIT, next_check, int(counts), now, row.id, self._journal.run_id, expect=1)
 
     def add_disown(self, batch: Batch, row: TaskRow) -> None:
-        """Make a row of ours that nobody here works on claimable: settled like a dead run's."""
+        """Make a row of ours that nobody here works on claimable: settled like a dead run's.
+
+        A begun one counts a crash, so that a row which loses its place again and again ends.
+        """
         if row.state is TaskState.RUNNING:
             batch.add(
-                "UPDATE task SET owner = NULL, state = 'handed_over', cut = 'unclean' "
+                "UPDATE task SET owner = NULL, state = 'handed_over', cut = 'unclean', "
+                "crashes = crashes + 1, alone = 0 "
                 "WHERE id = ? AND owner = ? AND state = 'running'",
                 row.id,
                 self._journal.run_id,

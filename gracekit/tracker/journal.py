@@ -234,8 +234,8 @@ _REPLIES_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
 _REPLY_DONE: Final = "DELETE FROM reply WHERE task_id = ? AND queue = ? AND msg_id = ?"
 _HAND_OVER: Final = """
 UPDATE task SET state = 'handed_over', cut = ?1, owner = ?2, cursor = coalesce(?3, cursor),
-    crashes = ?8 + CASE WHEN coalesce(?3, cursor) IS DISTINCT FROM cursor THEN 0 ELSE crashes END,
-    cursor_at = CASE WHEN ?3 IS NULL THEN cursor_at ELSE ?7 END,
+    crashes = ?8 + iif(coalesce(?3, cursor) IS DISTINCT FROM cursor, 0, crashes),
+    alone = iif(?9, 1, alone), cursor_at = CASE WHEN ?3 IS NULL THEN cursor_at ELSE ?7 END,
     not_before = ?4 WHERE id = ?5 AND owner = ?6 AND state = 'running'"""
 _NOT_STARTED: Final = (
     "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = 'accepted'"
@@ -471,13 +471,15 @@ class Journal:
         *,
         settle_s: float = 0.0,
         returned: bool = True,
+        charged: bool = False,
     ) -> None:
         """Record a started, unfinished task for recovery.
 
         Once its handler has *returned* the row is free: at once where the cut was ours; *settle_s*
         later, and counted as a crash, where it is unclean: somebody else cancelled the handler, and
         its last request may still be on its way. Until its handler has returned the row stays
-        owned, until this run is proven dead.
+        owned, until this run is proven dead. *charged* says that a fault of this task alone has cut
+        it: counted as a crash that met it alone.
         """
         now = self.clock.wall()
         unclean = cut is Cut.UNCLEAN
@@ -490,7 +492,8 @@ class Journal:
             task.row_id,
             self.run_id,
             now,
-            int(unclean and returned),
+            int(charged or (unclean and returned)),
+            int(charged),
             expect=1,
         )
         batch.add_up(COUNT, "handed_over", 1)

@@ -1293,8 +1293,9 @@ async def test_a_store_of_the_first_schema_is_taken_over_whole(world: World, svc
         return Done()
 
     write_old_store(world)
-    ended = "SELECT * FROM task WHERE request_id IN ({}) ORDER BY id".format(
-        ", ".join(f"'{state.value}'" for state in (TERMINAL | {TaskState.PENDING}))
+    columns = ", ".join(row["name"] for row in world.rows("PRAGMA table_info(task)"))
+    ended = "SELECT {} FROM task WHERE request_id IN ({}) ORDER BY id".format(
+        columns, ", ".join(f"'{state.value}'" for state in (TERMINAL | {TaskState.PENDING}))
     )
     before = world.rows(ended), world.rows("SELECT * FROM incident")
     await world.start(svc)
