@@ -58,7 +58,8 @@ from gracekit.request.context import Services
 from gracekit.request.custody import Custody
 from gracekit.request.lanes import LaneGate, Turns
 from gracekit.request.orders import Orders
-from gracekit.request.refusals import Refusals
+from gracekit.request.refusals import Detour, Refusals
+from gracekit.rpc import offer
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.rpc.message import Request
@@ -350,6 +351,7 @@ class Runtime:
                 topic=self.service.topic,
                 ops_topic=settings.ops_topic_of(self.service.topic),
                 transport=_absolute(settings.transport_url),
+                methods=offer.written(self.service.methods),
             )
         except BaseException:
             self._leave_seat(is_recorded=False)
@@ -402,7 +404,14 @@ class Runtime:
         self._answers = answers
         arrivals = Arrivals(
             service.methods,
-            Refusals(self.journal, answers, self.telemetry, clock, self._answer_verb),
+            Refusals(
+                self.journal,
+                answers,
+                self.telemetry,
+                clock,
+                self._answer_verb,
+                Detour(self.members, clock),
+            ),
             self.phase,
             settings,
             clock,

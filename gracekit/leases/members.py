@@ -87,9 +87,10 @@ _COLUMNS: Final = (
 )
 _JOIN: Final = """
 INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, pid_ns, time_ns,
-    pid, start_ticks, lock_path, lock_file, phase, topic, ops_topic, transport, started_at, beat_at)
+    pid, start_ticks, lock_path, lock_file, phase, topic, ops_topic, transport, methods,
+    started_at, beat_at)
 SELECT ?, ?, ?, ?, 1 + coalesce(max(generation), 0), ?, ?, ?, ?, ?, ?, ?, ?, 'starting',
-    ?, ?, ?, ?, ?
+    ?, ?, ?, ?, ?, ?
 FROM run WHERE service = ? AND instance = ? RETURNING generation"""
 _IDENTITY: Final = ("boot_id", "pid_ns", "time_ns", "pid", "start_ticks")
 
@@ -253,8 +254,12 @@ class Members:
         topic: str,
         ops_topic: str,
         transport: str,
+        methods: str | None = None,
     ) -> int:
-        """Write this run down; returns its generation, which counts the runs of the instance."""
+        """Write this run down; returns its generation, which counts the runs of the instance.
+
+        *methods* says what it serves, in words that only those who act on requests read.
+        """
         now = self._clock.wall()
         me = seat.identity
         batch = Batch(Point.JOIN)
@@ -271,6 +276,7 @@ class Members:
             topic,
             ops_topic,
             transport,
+            methods,
             now,
             now,
             self._service,
@@ -355,6 +361,17 @@ class Members:
             self.run_id,
         )
         return list(map(_run, rows))
+
+    async def siblings(self) -> list[tuple[Run, str | None]]:
+        """Other runs of this service that are not proven dead, with the methods they wrote down."""
+        rows = await self._engine.query(
+            f"SELECT {_COLUMNS}, methods FROM run "  # noqa: S608 - a constant
+            "WHERE service = ? AND adopted_at IS NULL AND ended_at IS NULL AND run_id <> ?",
+            self._service,
+            self.run_id,
+        )
+        found = [(_run(row[:-1]), None if row[-1] is None else str(row[-1])) for row in rows]
+        return [(run, methods) for run, methods in found if not self.judge(run).is_dead]
 
     async def survey(self) -> tuple[list[Run], list[tuple[Run, Judgement]]]:
         """Runs of this service that are not yet adopted, this one excepted, oldest first.

@@ -16,15 +16,16 @@ import msgspec
 
 from gracekit.clock import Clock
 from gracekit.config import Settings
-from gracekit.errors import ConflictError, RpcError, StoreError
+from gracekit.errors import ConflictError, InvalidArgumentsError, RpcError, StoreError
 from gracekit.leases.leases import Guard, Leases
 from gracekit.leases.lines import Lines
 from gracekit.leases.members import Members, Run
 from gracekit.life import Judgement
 from gracekit.process import Point
-from gracekit.recovery.verdicts import Done, Fail, Retry, Step, Wait, back_off_s, decide
+from gracekit.recovery.verdicts import Done, Fail, Retry, Step, Wait, back_off_s, decide, policy_of
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method, MethodTable
+from gracekit.rpc.offer import can_serve
 from gracekit.rpc.server import Places
 from gracekit.store.batch import Batch
 from gracekit.telemetry import Telemetry
@@ -351,8 +352,9 @@ class Reconciler:
         """Run an ACCEPTED row of ours here, or give it up if that is no longer possible."""
         resumed = False
         try:
-            if self._method_of(row) is None:
-                await self._end_without_method(row)
+            method = self._method_of(row)
+            if (why := _unservable(row, method)) is not None:
+                await self._leave_or_end(row, method, why)
             elif self._is_known(row):
                 # Its last attempt is on record as over, and has still to leave the tracker.
                 await self._postpone(row, KNOWN_PAUSE_S)
@@ -377,13 +379,22 @@ class Reconciler:
         self._claims.add_postpone(batch, row, next_check=self._clock.wall() + seconds)
         await self._journal.commit(batch)
 
-    async def _end_without_method(self, row: TaskRow) -> None:
-        """This version has no such method; another one that is running may have it."""
-        others = await self._members.others()
-        if not all(self._members.judge(run).is_dead for run in others):
+    async def _leave_or_end(
+        self, row: TaskRow, method: Method[Any, Any] | None, why: str
+    ) -> None:
+        """This version cannot run the row: it is left to a living sibling that can, or ended."""
+        if await self._is_served_elsewhere(row):
             await self._postpone(row, self._settings.reconcile_every_s)
         else:
-            await self._end(row, self._hands.errored(row, Reason.METHOD_GONE, row.method), None)
+            await self._end(row, self._hands.errored(row, Reason.METHOD_GONE, why), method)
+
+    async def _is_served_elsewhere(self, row: TaskRow) -> bool:
+        """Whether a living sibling may claim the row, and serves it."""
+        return any(
+            row.target in {"", run.host, run.instance}
+            and can_serve(methods, row.namespace, row.method, row.version, row.args or {})
+            for run, methods in await self._members.siblings()
+        )
 
     # -- started: settle ----------------------------------------------------------------
 
@@ -447,11 +458,21 @@ class Reconciler:
     async def _settle(self, row: TaskRow) -> None:
         """Carry out the decision on one claimed row."""
         method = self._method_of(row)
-        if method is None:
-            await self._end_without_method(row)
+        why = _unservable(row, method)
+        if method is None or why is not None:
+            await self._leave_or_end(row, method, why or "")
             return
         cap = method.options.max_attempts or self._settings.max_attempts
-        decision = decide(row, max_attempts=cap, has_probe=method.probe_hook is not None)
+        decision = decide(
+            row,
+            policy=policy_of(row.on_interrupt, OnInterrupt(method.options.on_interrupt)),
+            max_attempts=cap,
+            has_probe=method.probe_hook is not None,
+        )
+        settles_s = (row.not_before or 0.0) - self._clock.wall()
+        if decision.step is not Step.ERROR and settles_s > 0:
+            await self._postpone(row, settles_s)  # it was accepted as `error`, which need not wait
+            return
         match decision.step:
             case Step.ERROR:
                 reason = decision.reason or Reason.INTERRUPTED
@@ -728,6 +749,17 @@ class Reconciler:
             return self._methods.resolve(row.namespace, row.method, row.version)
         except RpcError:
             return None
+
+
+def _unservable(row: TaskRow, method: Method[Any, Any] | None) -> str | None:
+    """Why this version cannot run the row; None if it can."""
+    if method is None:
+        return row.method
+    try:
+        method.bind(row.args or {})
+    except InvalidArgumentsError as error:
+        return str(error)
+    return None
 
 
 def hold_as_row(hold: Hold) -> TaskRow:

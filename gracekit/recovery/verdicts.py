@@ -62,7 +62,19 @@ class Decision:
     reason: Reason | None = None
 
 
-def decide(row: TaskRow, *, max_attempts: int, has_probe: bool) -> Decision:
+def policy_of(then: OnInterrupt, now: OnInterrupt) -> OnInterrupt:
+    """What counts for a row that was accepted under another policy than its method has now.
+
+    The present version knows best what is safe, but not what an older one has
+    begun: a task is run again unasked only if both say that it may be.
+    """
+    may_rerun = {OnInterrupt.RETRY, OnInterrupt.REQUEUE}
+    return OnInterrupt.ERROR if now in may_rerun and then not in may_rerun else now
+
+
+def decide(
+    row: TaskRow, *, policy: OnInterrupt, max_attempts: int, has_probe: bool
+) -> Decision:
     """What becomes of a started, unfinished task.
 
     A stop at a safe point is no interruption: the task goes on from its cursor,
@@ -71,11 +83,11 @@ def decide(row: TaskRow, *, max_attempts: int, has_probe: bool) -> Decision:
     """
     if row.cut is Cut.SAFE_POINT:
         return Decision(Step.RUN_AGAIN)
-    if row.on_interrupt is OnInterrupt.ERROR:
+    if policy is OnInterrupt.ERROR:
         return Decision(Step.ERROR, Reason.INTERRUPTED)
     if row.crashes >= max_attempts:
         return Decision(Step.ERROR, Reason.ATTEMPTS)
-    if row.on_interrupt is OnInterrupt.PROBE:
+    if policy is OnInterrupt.PROBE:
         return Decision(Step.PROBE) if has_probe else Decision(Step.ERROR, Reason.INTERRUPTED)
     return Decision(Step.RUN_AGAIN)
 

@@ -15,7 +15,7 @@ from gracekit.config import Settings
 from gracekit.errors import BadMessageError, Draining, GracekitError, MessageTooLargeError, RpcError
 from gracekit.request.heartbeats import monitor_of
 from gracekit.request.lanes import Job, LaneGate
-from gracekit.request.refusals import Refusals, reason_of
+from gracekit.request.refusals import Refusals
 from gracekit.rpc.message import CONTROL_NAMESPACE, STATE_VERB, Request
 from gracekit.rpc.methods import Method, MethodTable
 from gracekit.rpc.oslo_wire import caller_of, decode_request
@@ -77,7 +77,7 @@ class Arrivals:
             if self._settings.rpc_ping_enabled and _is_ping(request):
                 await self._refusals.answer(request, delivery, "pong")
             else:
-                await self._refusals.reject(request, delivery, gate.lane, reason_of(error), error)
+                await self._refusals.refuse(request, delivery, gate, error)
             return None
         return self._job(request, method, delivery, gate)
 

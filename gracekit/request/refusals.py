@@ -7,21 +7,89 @@ answered at once, without a row.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.errors import Draining, GracekitError, InvalidArgumentsError, RpcError, StoreError
+from gracekit.leases.members import Members, Run
 from gracekit.request.answers import Answers
 from gracekit.request.attempt import succeeded
-from gracekit.request.lanes import GIVE_BACK_PAUSE_S
+from gracekit.request.lanes import GIVE_BACK_PAUSE_S, LaneGate
 from gracekit.rpc.message import ReplyAddress, Request
-from gracekit.rpc.transport import Delivery
+from gracekit.rpc.offer import can_serve
+from gracekit.rpc.transport import Delivery, Queue, QueueKind
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Journal
 from gracekit.tracker.task import Lane
 
 Control = Callable[[Request], Awaitable[Any]]
+
+
+PASS_ON_FOR_S: Final = 300.0
+"""What only a sibling serves goes back for it so long, and is refused then."""
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 5.0
+MOST_REMEMBERED: Final = 10_000
+
+
+class Detour:
+    """In a rolling upgrade: deliveries that another version serves go back to the queue for it.
+
+    Whoever reads the same queue may get them next. The pause before that keeps
+    them from going round between us and the queue; the bound ends it where the
+    sibling lives and yet takes nothing.
+
+    Args:
+        members: Knows who lives, and what they serve.
+        clock: For pause and bound.
+    """
+
+    def __init__(self, members: Members, clock: Clock) -> None:
+        self._members = members
+        self._clock = clock
+        self._since: dict[str, float] = {}  # loop time at which each was first passed on
+
+    async def pause_s(self, request: Request, delivery: Delivery) -> float | None:
+        """Seconds after which the delivery goes back; 0 if it has for too long, None if nobody
+        else serves it.
+        """
+        if not await self._is_served_elsewhere(request, delivery.queue):
+            return None
+        now = self._clock.loop()
+        key = request.request_id or hashlib.blake2b(delivery.body, digest_size=16).hexdigest()
+        since = self._since.setdefault(key, now)
+        if now - since >= PASS_ON_FOR_S:
+            del self._since[key]
+            return 0.0
+        if len(self._since) > MOST_REMEMBERED:  # the oldest: its message is mostly long served
+            del self._since[next(iter(self._since))]
+        return min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, now - since))
+
+    async def _is_served_elsewhere(self, request: Request, queue: Queue) -> bool:
+        asked = (request.namespace, request.method, request.version, request.args)
+        return any(
+            can_serve(methods, *asked)
+            for run, methods in await self._members.siblings()
+            if methods is not None and run.stop_at is None and _reads(run, queue)
+        )
+
+
+def _reads(run: Run, queue: Queue) -> bool:
+    """Whether a run takes from that queue."""
+    topics = {run.topic, run.ops_topic}
+    match queue.kind:
+        case QueueKind.SHARED:
+            return queue.name in topics
+        case QueueKind.DIRECTED:
+            return queue.name in {f"{topic}.{name}" for topic in topics for name in _names(run)}
+        case _:
+            return False  # a copy of our own
+
+
+def _names(run: Run) -> tuple[str, str]:
+    return run.host, run.instance
 
 
 class Refusals:
@@ -34,12 +102,34 @@ class Refusals:
         telemetry: Telemetry,
         clock: Clock,
         control: Control,
+        detour: Detour,
     ) -> None:
         self._journal = journal
+        self._detour = detour
         self._answers = answers
         self._telemetry = telemetry
         self._clock = clock
         self._control = control
+
+    async def refuse(
+        self, request: Request, delivery: Delivery, gate: LaneGate, error: RpcError
+    ) -> None:
+        """Refuse what cannot be served here, unless a living sibling can: then it goes back."""
+        reason = reason_of(error)
+        pause_s = None
+        if reason in _OF_THE_VERSION:
+            try:
+                pause_s = await self._detour.pause_s(request, delivery)
+            except StoreError as failure:
+                self._telemetry.emit("store.error", what="siblings", error=str(failure))
+                pause_s = GIVE_BACK_PAUSE_S
+        if pause_s:
+            if gate.is_open:
+                await asyncio.sleep(pause_s)
+            await settle(delivery.give_back(), self._telemetry)
+        else:
+            keep = pause_s is not None
+            await self.reject(request, delivery, gate.lane, reason, error, keep=keep)
 
     async def reject(
         self,
@@ -50,6 +140,7 @@ class Refusals:
         error: GracekitError,
         *,
         caller: ReplyAddress | None = None,
+        keep: bool = False,
     ) -> None:
         """Record what never becomes a task, answer its caller, and settle it.
 
@@ -60,6 +151,7 @@ class Refusals:
             reason: One word for the record.
             error: What its caller is told.
             caller: Of what could not be read, if that much was found in it.
+            keep: Whether its body is kept aside, as that of an unreadable one is.
         """
         detail = {
             "request_id": (request and request.request_id) or self._clock.new_id(),
@@ -81,7 +173,8 @@ class Refusals:
             return
         self._telemetry.emit("task.rejected", reason=reason, error=str(error))
         await self._answers.refuse(_address(request.reply if request else caller), error)
-        settlement = delivery.ack() if request else delivery.dead_letter(f"{reason}: {error}")
+        kept = keep or request is None
+        settlement = delivery.dead_letter(f"{reason}: {error}") if kept else delivery.ack()
         await settle(settlement, self._telemetry)
 
     async def answer_control(self, request: Request, delivery: Delivery) -> None:
@@ -117,6 +210,9 @@ async def settle(settlement: Coroutine[Any, Any, None], telemetry: Telemetry) ->
         await settlement
     except StoreError as error:
         telemetry.emit("store.error", what="settlement", error=str(error))
+
+
+_OF_THE_VERSION: Final = frozenset({"arguments", "unknown_method"})
 
 
 def reason_of(error: RpcError) -> str:

@@ -1,0 +1,73 @@
+"""What a run serves, as text in its row: so that siblings of another version know what only it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import Parameter
+from typing import Any
+
+import msgspec
+
+from gracekit.rpc.methods import Method, MethodTable, serves
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One method of a run.
+
+    Attributes:
+        required: Arguments that it must have.
+        optional: Arguments that it may have.
+        more: Whether it takes arguments of any other name.
+        resource: Argument that names its resource, and so must not be empty.
+    """
+
+    namespace: str | None = None
+    name: str
+    version: str
+    required: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    more: bool = False
+    resource: str | None = None
+
+    def takes(self, args: Mapping[str, Any]) -> bool:
+        """Whether it can be called with *args*."""
+        known = {*self.required, *self.optional}
+        if not args.keys() >= set(self.required) or not (self.more or args.keys() <= known):
+            return False
+        return self.resource is None or args.get(self.resource) not in {None, ""}
+
+
+def written(methods: MethodTable) -> str:
+    """The methods of a service as text."""
+    return msgspec.json.encode([_offer(method) for method in methods]).decode()
+
+
+def can_serve(
+    text: str | None, namespace: str | None, name: str, version: str, args: Mapping[str, Any]
+) -> bool:
+    """Whether the run that has written *text* serves such a request.
+
+    None is of an older gracekit, which does not say: it may.
+    """
+    if text is None:
+        return True
+    return any(
+        (offer.namespace, offer.name) == (namespace, name)
+        and serves(offer.version, version)
+        and offer.takes(args)
+        for offer in msgspec.json.decode(text, type=list[Offer])
+    )
+
+
+def _offer(method: Method[Any, Any]) -> Offer:
+    named = [p for p in method.signature.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+    resource = method.options.resource
+    return Offer(
+        namespace=method.namespace,
+        name=method.name,
+        version=method.version,
+        required=tuple(p.name for p in named if p.default is p.empty),
+        optional=tuple(p.name for p in named if p.default is not p.empty),
+        more=len(named) < len(method.signature.parameters),
+        resource=None if resource is None else resource[1],
+    )
