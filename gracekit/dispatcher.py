@@ -567,8 +567,7 @@ class Dispatcher:
     def _untrack(self, job: Job) -> None:
         self._heartbeats.end(job.task)
         job.gate.entering.pop(job, None)
-        if job.inside:
-            self._turns.leave(job)
+        self._turns.leave(job)
         self._jobs.pop(job.task, None)
         self._tracker.remove(job.task)
         if job.in_doubt:

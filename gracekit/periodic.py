@@ -15,6 +15,7 @@ from typing import Any
 from gracekit.errors import StoreError
 from gracekit.leases.leases import Guard
 from gracekit.process import Threads
+from gracekit.recovery.suspects import Suspects
 from gracekit.request.attempt import call_hook
 from gracekit.request.context import Context, Services
 from gracekit.rpc.failures import words_of
@@ -41,6 +42,7 @@ class PeriodicJobs:
     """The jobs of one process.
 
     Args:
+        suspects: No job begins beside one.
         look_again: Asks recovery to look now for runs that have died.
     """
 
@@ -50,6 +52,7 @@ class PeriodicJobs:
         services: Services,
         telemetry: Telemetry,
         threads: Threads,
+        suspects: Suspects,
         *,
         look_again: Callable[[], None],
     ) -> None:
@@ -57,6 +60,7 @@ class PeriodicJobs:
         self._services = services
         self._telemetry = telemetry
         self._threads = threads
+        self._suspects = suspects
         self._look_again = look_again
         self._paused = False
 
@@ -89,6 +93,11 @@ class PeriodicJobs:
             self._telemetry.emit("hook.failed", hook=job.name, error=words_of(error))
 
     async def _run(self, job: PeriodicJob) -> None:
+        async with self._suspects.beginning(("job", 0), None):
+            if not self._paused:
+                await self._run_now(job)
+
+    async def _run_now(self, job: PeriodicJob) -> None:
         services = self._services
         with services.tracker.background(job.name, services.clock) as task:
             guard = None

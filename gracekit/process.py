@@ -70,7 +70,9 @@ class Point(enum.Enum):
     ADOPT = "adopt"
     CLAIM = "claim"
     SETTLE = "settle"
+    CALL_HOOK = "call_hook"  # an errored hook, or a hold's probe, is about to be called
     ERRORED_DONE = "errored_done"
+    PAROLE = "parole"  # a suspect is no longer alone
     RETIRE = "retire"
     # the wire
     CONNECT = "connect"  # a connection, queue or subscription comes or goes

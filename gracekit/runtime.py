@@ -52,6 +52,7 @@ from gracekit.leases.members import Members, Seat, take_seat
 from gracekit.periodic import PeriodicJobs
 from gracekit.process import STANDARD_ERROR, ForkGuard, Process, never_in_a_fork
 from gracekit.recovery.reconciler import Reconciler
+from gracekit.recovery.suspects import Suspects
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.context import Services
@@ -376,6 +377,7 @@ class Runtime:
         self.holds = Holds(self.journal, host=settings.host)
         leases = Leases(self._engine, clock, run_id=self.run_id)
         lines = Lines()
+        suspects = Suspects(clock, self.journal.parole)
         services = Services(
             journal=self.journal,
             holds=self.holds,
@@ -421,7 +423,7 @@ class Runtime:
             services,
             arrivals,
             Custody(self.journal, leases, self.telemetry, self._look_again),
-            Turns(lines, clock),
+            Turns(lines, suspects, clock),
             answers,
             self.telemetry,
             gates=self._gates,
@@ -441,6 +443,7 @@ class Runtime:
             leases=leases,
             members=self.members,
             lines=lines,
+            suspects=suspects,
             tracker=self.tracker,
             methods=service.methods,
             places={lane: gate.places for lane, gate in self._gates.items()},
@@ -455,6 +458,7 @@ class Runtime:
             services,
             self.telemetry,
             self._process.threads(settings.threads),
+            suspects,
             look_again=self._look_again,
         )
         self.requests = self._server(Lane.REQUESTS)

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -22,6 +30,7 @@ from gracekit.leases.lines import Lines
 from gracekit.leases.members import Members, Run
 from gracekit.life import Judgement
 from gracekit.process import Point
+from gracekit.recovery.suspects import Suspects, apart_s, is_guilty
 from gracekit.recovery.verdicts import Done, Fail, Retry, Step, Wait, back_off_s, decide, policy_of
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method, MethodTable
@@ -96,6 +105,7 @@ class Reconciler:
         leases: Leases,
         members: Members,
         lines: Lines,
+        suspects: Suspects,
         tracker: Tracker,
         methods: MethodTable,
         places: Mapping[Lane, Places],
@@ -110,6 +120,7 @@ class Reconciler:
         self._leases = leases
         self._members = members
         self._lines = lines
+        self._suspects = suspects
         self._tracker = tracker
         self._methods = methods
         self._places = places
@@ -151,6 +162,7 @@ class Reconciler:
     async def stop(self) -> None:
         """End what is still being settled; its rows and leases are anyone's again."""
         self.pause()
+        self._suspects.stop()
         tasks = [*self._settling, *self._hooks.values()]
         for task in tasks:
             task.cancel()
@@ -462,11 +474,10 @@ class Reconciler:
         if method is None or why is not None:
             await self._leave_or_end(row, method, why or "")
             return
-        cap = method.options.max_attempts or self._settings.max_attempts
         decision = decide(
             row,
             policy=policy_of(row.on_interrupt, OnInterrupt(method.options.on_interrupt)),
-            max_attempts=cap,
+            max_attempts=self._cap_of(method),
             has_probe=method.probe_hook is not None,
         )
         settles_s = (row.not_before or 0.0) - self._clock.wall()
@@ -507,13 +518,16 @@ class Reconciler:
 
     async def _probe(self, row: TaskRow, method: Method[Any, Any]) -> None:
         """Ask the truth under the resource's lease, and act on the answer."""
+        apart = apart_s(row.crashes, self._cap_of(method))
         try:
-            guard = await self._begin_probe(row)
+            async with self._suspects.beginning(("task", row.id), apart) as alone:
+                guard = await self._begin_probe(row, alone=alone)
+                answer = await self._ask(row, method, guard)
         except ConflictError:  # the resource is settling still, or held elsewhere
             self._leave(row.resource)  # an older row of it may stand behind us in the line
             await self._wait(row, None, LEASE_BEAT_S, counts=False)
             return
-        match await self._ask(row, method, guard):
+        match answer:
             case Done(result):
                 await self._end(row, self._hands.succeeded(result), method, guard)
             case Retry():
@@ -526,12 +540,12 @@ class Reconciler:
                 outcome = self._hands.errored(row, Reason.INTERRUPTED, "its probe is not written")
                 await self._end(row, outcome, method, guard)
 
-    async def _begin_probe(self, row: TaskRow) -> Guard | None:
+    async def _begin_probe(self, row: TaskRow, *, alone: bool) -> Guard | None:
         batch = Batch(Point.TAKE_LEASE)
         lease = None
         if row.resource is not None:
             lease = self._leases.add_take(batch, row.resource, row.request_id)
-        self._claims.add_probing(batch, row)
+        self._claims.add_probing(batch, row, alone=alone)
         rows = await self._journal.commit(batch)
         if row.resource is None or lease is None:
             return None
@@ -678,9 +692,34 @@ class Reconciler:
             if self._paused:
                 return
             method = self._method_of(row)
-            if method is not None and method.errored_hook is not None:
+            if method is None or method.errored_hook is None:
+                await self._claims.errored_done(row)
+            else:
+                await self._call_due(row, method)
+
+    async def _call_due(self, row: TaskRow, method: Method[Any, Any]) -> None:
+        """Call an errored hook as handlers are: recorded before, apart if suspected, and capped."""
+        cap = self._cap_of(method)
+        if is_guilty(row.hook_crashes, cap, alone=row.alone):
+            why = self._give_up(f"{row.method}.errored", row.hook_crashes)
+            await self._claims.errored_done(row, given_up=why)
+            return
+        apart = apart_s(row.hook_crashes, cap)
+        async with self._suspects.beginning(("task", row.id), apart) as alone:
+            if self._paused:
+                return
+            with contextlib.suppress(ConflictError):  # an operator has ended it
+                await self._claims.begin_errored(row, alone=alone)
                 await self._call_errored(row, method, row.reason or "")
-            await self._claims.errored_done(row)
+                await self._claims.errored_done(row)
+
+    def _give_up(self, hook: str, crashes: int) -> str:
+        why = f"not called any more: {crashes} processes ended while it ran"
+        self._telemetry.emit("hook.failed", hook=hook, error=why)
+        return why
+
+    def _cap_of(self, method: Method[Any, Any]) -> int:
+        return method.options.max_attempts or self._settings.max_attempts
 
     async def _call_errored(self, row: TaskRow, method: Method[Any, Any], reason: str) -> None:
         assert method.errored_hook is not None
@@ -719,9 +758,23 @@ class Reconciler:
 
     async def _tell_errored(self, hold: Hold) -> None:
         method = self._method_of(hold)
-        if method is not None and method.errored_hook is not None:
-            await self._call_errored(hold_as_row(hold), method, "hold")
-        await self._holds.errored_done(hold)
+        if method is None or method.errored_hook is None:
+            await self._holds.errored_done(hold)
+        elif is_guilty(hold.crashes, self._cap_of(method), alone=hold.alone):
+            why = self._give_up(f"{hold.method}.errored", hold.crashes)
+            await self._holds.errored_done(hold, given_up=why)
+        else:
+            async with self._calling(hold, method) as is_ours:
+                if is_ours:
+                    await self._call_errored(hold_as_row(hold), method, "hold")
+                    await self._holds.errored_done(hold)
+
+    @contextlib.asynccontextmanager
+    async def _calling(self, hold: Hold, method: Method[Any, Any]) -> AsyncIterator[bool]:
+        """Around a call of a hold's probe or errored hook; whether it is to be called here."""
+        apart = apart_s(hold.crashes, self._cap_of(method))
+        async with self._suspects.beginning(("hold", hold.id), apart) as alone:
+            yield not self._paused and await self._holds.begin(hold, alone=alone)
 
     async def _settle_hold(self, hold: Hold) -> None:
         """Done ends it, Fail and Retry end it and tell, Wait keeps it, and us, until it lapses."""
@@ -730,18 +783,29 @@ class Reconciler:
             await self._holds.settle(hold, "lapsed", errored=False)
         elif method is None or method.probe_hook is None:
             await self._end_hold(hold, "no_probe", errored=method is not None)
+        elif is_guilty(hold.crashes, self._cap_of(method), alone=hold.alone):
+            why = self._give_up(f"{hold.method}.probe", hold.crashes)
+            await self._end_hold(hold, "given_up", errored=True, given_up=why)
         else:
-            match await self._ask(hold_as_row(hold), method, None):
-                case Done():
-                    await self._holds.settle(hold, "done", errored=False)
-                case Wait(seconds):
-                    check = min(self._clock.wall() + seconds, hold.lapses_at)
-                    await self._holds.wait(hold, next_check=check)
-                case _:
-                    await self._end_hold(hold, "failed", errored=True)
+            async with self._calling(hold, method) as is_ours:
+                if is_ours:
+                    await self._probe_hold(hold, method)
 
-    async def _end_hold(self, hold: Hold, reason: str, *, errored: bool) -> None:
-        if await self._holds.settle(hold, reason, errored=errored) and errored:
+    async def _probe_hold(self, hold: Hold, method: Method[Any, Any]) -> None:
+        match await self._ask(hold_as_row(hold), method, None):
+            case Done():
+                await self._holds.settle(hold, "done", errored=False)
+            case Wait(seconds):
+                check = min(self._clock.wall() + seconds, hold.lapses_at)
+                await self._holds.wait(hold, next_check=check)
+            case _:
+                await self._end_hold(hold, "failed", errored=True)
+
+    async def _end_hold(
+        self, hold: Hold, reason: str, *, errored: bool, given_up: str = ""
+    ) -> None:
+        ended = await self._holds.settle(hold, reason, errored=errored, given_up=given_up)
+        if ended and errored:
             self._poked.set()  # its errored hook is due now
 
     def _method_of(self, row: TaskRow | Hold) -> Method[Any, Any] | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gracekit.config import parse_duration
+from gracekit.recovery.suspects import is_guilty
 from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import Cut, OnInterrupt, Reason
 
@@ -79,13 +80,13 @@ def decide(
 
     A stop at a safe point is no interruption: the task goes on from its cursor,
     whatever its policy. A hand-over costs nothing; crashes since the last
-    progress are capped.
+    progress are capped, if the last one met it alone.
     """
     if row.cut is Cut.SAFE_POINT:
         return Decision(Step.RUN_AGAIN)
     if policy is OnInterrupt.ERROR:
         return Decision(Step.ERROR, Reason.INTERRUPTED)
-    if row.crashes >= max_attempts:
+    if is_guilty(row.crashes, max_attempts, alone=row.alone):
         return Decision(Step.ERROR, Reason.ATTEMPTS)
     if policy is OnInterrupt.PROBE:
         return Decision(Step.PROBE) if has_probe else Decision(Step.ERROR, Reason.INTERRUPTED)

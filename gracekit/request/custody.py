@@ -85,7 +85,7 @@ class Custody:
         """Take the lease of an accepted task and record its attempt."""
         batch = Batch(Point.BEGIN)
         lease = self._add_lease(batch, job.task)
-        self._journal.add_begin(batch, job.task)
+        self._journal.add_begin(batch, job.task, alone=job.alone)
         try:
             rows = await self._journal.commit(batch)
         except ConflictError as conflict:

@@ -17,6 +17,7 @@ import msgspec
 from gracekit.clock import Clock
 from gracekit.leases.lines import Lines
 from gracekit.process import Threads
+from gracekit.recovery.suspects import Suspects
 from gracekit.rpc.methods import Method
 from gracekit.rpc.server import Places
 from gracekit.rpc.transport import Delivery
@@ -68,6 +69,8 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
         answered: Its callers were answered before it ended.
         stuck: The drain recorded it without waiting for it any longer.
         in_doubt: An entry of it failed: its row, if there is one, may be nobody's work.
+        apart_s: How long it is kept apart from others; None for no suspect.
+        alone: Whether nothing else runs beside it, as its row will say.
     """
 
     task: TrackedTask
@@ -86,13 +89,16 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     answered: bool = False
     stuck: bool = False
     in_doubt: bool = False
+    apart_s: float | None = None
+    alone: bool = False
 
 
 class Turns:
     """Who is next: the lines of this process, and the news of leases released in it."""
 
-    def __init__(self, lines: Lines, clock: Clock) -> None:
+    def __init__(self, lines: Lines, suspects: Suspects, clock: Clock) -> None:
         self._lines = lines
+        self._suspects = suspects
         self._clock = clock
         self._released = asyncio.Event()
         self._lease_waiters = 0
@@ -108,6 +114,9 @@ class Turns:
                 if key not in job.inside:
                     await self._lines.enter(key, width)
                     job.inside.append(key)
+            if _asks_whether_apart(job):
+                row = ("task", job.task.row_id or 0)
+                job.alone = await self._suspects.enter(job, row, job.apart_s)
         except asyncio.CancelledError:
             return False
         finally:
@@ -137,6 +146,9 @@ class Turns:
                 self.leave(job)
                 return False
             job.inside.append(key)
+        if _asks_whether_apart(job) and not self._suspects.enter_nowait(job):
+            self.leave(job)
+            return False
         return True
 
     def leave_slots(self, job: Job) -> None:
@@ -147,11 +159,14 @@ class Turns:
         """
         while job.inside and job.inside[-1] != job.task.resource:
             self._lines.leave(job.inside.pop())
+        if not job.alone:  # else its outcome must be on record before others begin
+            self._suspects.leave(job)
 
     def leave(self, job: Job) -> None:
         """Give back every place that *job* has taken."""
         while job.inside:
             self._lines.leave(job.inside.pop())
+        self._suspects.leave(job)
 
     def tell_released(self) -> None:
         """A lease was given back here: whoever waits for one asks again."""
@@ -167,3 +182,8 @@ class Turns:
         if job.method.options.max_running is not None:
             widths.append((job.method, job.method.options.max_running))
         return [*widths, (job.gate, job.gate.max_running)]
+
+
+def _asks_whether_apart(job: Job) -> bool:
+    """Ops requests do not, unless they are suspects: whoever is alone may need their answer."""
+    return job.gate.lane is not Lane.OPS or job.apart_s is not None

@@ -33,6 +33,17 @@ _ADOPT: Final = (
 INSERT INTO incident (at, run_id, what, request_id, method, detail)
 SELECT ?2, ?1, 'adopted', request_id, method, state || ' of run ' || ?3 FROM task
 WHERE owner = ?3 AND state IN ('running', 'handed_over', 'accepted') AND {IS_OPEN}""",  # noqa: S608
+    # What ops requests did beside a suspect is on record too: then it was not alone.
+    f"""
+UPDATE task SET alone = 0 WHERE alone = 1 AND owner = ?1
+    AND id IN (SELECT id FROM task WHERE owner = ?1 AND {IS_OPEN}
+        UNION SELECT id FROM task WHERE errored_due = 1)
+    AND EXISTS (SELECT 1 FROM task AS other WHERE other.owner = ?1 AND other.{IS_OPEN}
+        AND (other.state = 'running' OR other.probing) AND other.id <> task.id)""",  # noqa: S608
+    f"""
+UPDATE hold SET alone = 0 WHERE asker = ?1
+    AND EXISTS (SELECT 1 FROM task WHERE owner = ?1 AND {IS_OPEN}
+        AND (state = 'running' OR probing))""",  # noqa: S608 - a constant
     f"""
 UPDATE task SET owner = NULL,
     crashes = crashes + (state = 'running' OR (?1 AND probing)), probing = 0,
@@ -41,9 +52,11 @@ UPDATE task SET owner = NULL,
 WHERE owner = ?3 AND state IN ('running', 'handed_over') AND {IS_OPEN}""",  # noqa: S608
     f"UPDATE task SET owner = NULL WHERE owner = ?1 AND state = 'accepted' AND {IS_OPEN}",  # noqa: S608
     "UPDATE hold SET owner = NULL, next_check = NULL WHERE owner = ?1 AND ended_at IS NULL",
+    "UPDATE hold SET crashes = crashes + ?2, asker = NULL WHERE asker = ?1",
     # By what is due: the planner would rather walk all that has ever finished.
     """
-UPDATE task SET owner = ?1 WHERE owner = ?2 AND finished_at IS NOT NULL AND id IN (
+UPDATE task SET owner = ?1, hook_crashes = hook_crashes + (?3 AND calling), calling = 0
+WHERE owner = ?2 AND finished_at IS NOT NULL AND id IN (
     SELECT task_id FROM reply WHERE due_at IS NOT NULL
     UNION SELECT id FROM task WHERE errored_due = 1)""",
 )
@@ -105,12 +118,15 @@ class Claims:
         """
         now = self._journal.clock.wall()
         me = self._journal.run_id
-        note, cut, free, holds, duties = _ADOPT
+        note, company, beside, cut, free, holds, asked, duties = _ADOPT
         batch.add(note, me, now, dead_run)
+        batch.add(company, dead_run)
+        batch.add(beside, dead_run)
         index = batch.ask(cut + " RETURNING id", int(crashed), now, dead_run)
         batch.ask(free + " RETURNING id", dead_run)
         batch.add(holds, dead_run)
-        batch.add(duties, me, dead_run)
+        batch.add(asked, dead_run, int(crashed))
+        batch.add(duties, me, dead_run, int(crashed))
         batch.add_up(COUNT, "adopted_runs", 1)
         return index
 
@@ -157,10 +173,12 @@ class Claims:
         """*row* as it stands after `add_run_again`."""
         return replace(row, state=TaskState.ACCEPTED, cut=None, next_check=None)
 
-    def add_probing(self, batch: Batch, row: TaskRow) -> None:
+    def add_probing(self, batch: Batch, row: TaskRow, *, alone: bool = False) -> None:
         """Record that a probe of the row begins: if the process dies of it, that counts."""
         batch.add(
-            "UPDATE task SET probing = 1 WHERE id = ? AND owner = ? AND state = 'handed_over'",
+            "UPDATE task SET probing = 1, alone = ? "
+            "WHERE id = ? AND owner = ? AND state = 'handed_over'",
+            int(alone),
             row.id,
             self._journal.run_id,
             expect=1,
@@ -247,12 +265,34 @@ class Claims:
         )
         return list(self._readable(rows))
 
-    async def errored_done(self, row: TaskRow) -> None:
-        """The errored hook was called: purge what was kept for it."""
+    async def begin_errored(self, row: TaskRow, *, alone: bool) -> None:
+        """Record that the errored hook is about to be called.
+
+        Raises:
+            ConflictError: it is not due any more.
+        """
+        batch = Batch(Point.CALL_HOOK)
+        batch.add(
+            "UPDATE task SET calling = 1, alone = ? "
+            "WHERE id = ? AND owner = ? AND errored_due = 1",
+            int(alone),
+            row.id,
+            self._journal.run_id,
+            expect=1,
+        )
+        await self._journal.commit(batch)
+
+    async def errored_done(self, row: TaskRow, *, given_up: str = "") -> None:
+        """The errored hook was called, or is given up: purge what was kept for it."""
         batch = Batch(Point.ERRORED_DONE)
         batch.add(
-            "UPDATE task SET errored_due = 0, args = NULL, context = NULL WHERE id = ?", row.id
+            "UPDATE task SET errored_due = 0, calling = 0, args = NULL, context = NULL "
+            "WHERE id = ?",
+            row.id,
         )
+        if given_up:
+            batch.add_up(COUNT, "hook_given_up", 1)
+            self._journal.add_note(batch, "hook_given_up", row.request_id, row.method, given_up)
         await self._journal.commit(batch)
 
     async def missing(self, known: frozenset[int]) -> list[TaskRow]:

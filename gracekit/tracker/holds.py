@@ -24,11 +24,12 @@ WHERE hold.owner = excluded.owner OR hold.owner IS NULL OR hold.next_check IS NO
 RETURNING id"""
 # A hold that was opened again meanwhile is another run's, or lapses later: it stays open.
 _END: Final = """
-UPDATE hold SET ended_at = ?, end_reason = ?, args = CASE WHEN ? THEN args END, errored_due = ?
+UPDATE hold SET ended_at = ?, end_reason = ?, args = CASE WHEN ? THEN args END, errored_due = ?,
+    asker = NULL, crashes = 0, alone = 0
 WHERE id = ? AND ended_at IS NULL AND owner IS ? AND lapses_at = ? AND next_check IS ?"""
 # Nor does the probe's answer count where the probe, or anybody meanwhile, opened it again.
 _WAIT: Final = """
-UPDATE hold SET owner = ?, next_check = ?
+UPDATE hold SET owner = ?, next_check = ?, asker = NULL, crashes = 0, alone = 0
 WHERE id = ? AND ended_at IS NULL AND owner IS ? AND next_check IS ?"""
 
 _NAMES: Final = (
@@ -43,6 +44,8 @@ _NAMES: Final = (
     "lapses_at",
     "next_check",
     "errored_due",
+    "crashes",
+    "alone",
 )
 _HOLDS: Final = f"SELECT {', '.join(_NAMES)} FROM hold WHERE service = ?1"  # noqa: S608 - constants
 _MINE: Final = f"{_HOLDS} AND ended_at IS NULL AND owner = ?2 AND lapses_at > ?3 ORDER BY id"
@@ -67,6 +70,8 @@ class Hold:
         next_check: Wall time at which the probe is asked again; None for a hold that was opened
             by a request of its owner.
         errored_due: It has ended, and its errored hook has still to be called.
+        crashes: Processes that ended while its probe, or its errored hook, was being called.
+        alone: Whether nothing else ran beside the last of these calls.
     """
 
     id: int
@@ -80,6 +85,8 @@ class Hold:
     lapses_at: float
     next_check: float | None
     errored_due: bool
+    crashes: int
+    alone: bool
 
 
 class Holds:
@@ -163,7 +170,22 @@ class Holds:
         now = self._journal.clock.wall()
         return await self._list(_DUE, self._host, self._journal.run_id, now)
 
-    async def settle(self, hold: Hold, reason: str, *, errored: bool) -> bool:
+    async def begin(self, hold: Hold, *, alone: bool) -> bool:
+        """Record that its probe, or its errored hook, is about to be called here.
+
+        False if a sibling calls it, or it is not due any more.
+        """
+        batch = Batch(Point.CALL_HOOK)
+        batch.ask(
+            "UPDATE hold SET asker = ?1, alone = ?2 WHERE id = ?3 AND coalesce(asker, ?1) = ?1 "
+            "AND (ended_at IS NULL OR errored_due = 1) RETURNING id",
+            *(self._journal.run_id, int(alone), hold.id),
+        )
+        return bool((await self._journal.commit(batch))[0])
+
+    async def settle(
+        self, hold: Hold, reason: str, *, errored: bool, given_up: str = ""
+    ) -> bool:
         """End a hold by verdict; false if someone else did, or it was opened again."""
         batch = Batch(Point.END_HOLD)
         now = self._journal.clock.wall()
@@ -172,6 +194,8 @@ class Holds:
             *(now, reason, int(errored), int(errored)),
             *(hold.id, hold.owner, hold.lapses_at, hold.next_check),
         )
+        if given_up:
+            self.add_given_up(batch, hold, given_up)
         return bool((await self._journal.commit(batch))[0])
 
     async def wait(self, hold: Hold, *, next_check: float) -> None:
@@ -180,11 +204,21 @@ class Holds:
         batch.add(_WAIT, self._journal.run_id, next_check, hold.id, hold.owner, hold.next_check)
         await self._journal.commit(batch)
 
-    async def errored_done(self, hold: Hold) -> None:
-        """The hook was called: purge the arguments."""
+    async def errored_done(self, hold: Hold, *, given_up: str = "") -> None:
+        """The hook was called, or is given up: purge the arguments."""
         batch = Batch(Point.ERRORED_DONE)
-        batch.add("UPDATE hold SET errored_due = 0, args = NULL WHERE id = ?", hold.id)
+        batch.add(
+            "UPDATE hold SET errored_due = 0, args = NULL, asker = NULL WHERE id = ?", hold.id
+        )
+        if given_up:
+            self.add_given_up(batch, hold, given_up)
         await self._journal.commit(batch)
+
+    def add_given_up(self, batch: Batch, hold: Hold, detail: str) -> None:
+        """Count and list a probe, or an errored hook, that is not called any more."""
+        batch.add_up(COUNT, "hook_given_up", 1)
+        name = f"hold {hold.name} {hold.key}"
+        self._journal.add_note(batch, "hook_given_up", name, hold.method, detail)
 
     async def _list(self, sql: str, *params: str | float) -> list[Hold]:
         rows = await self._journal.engine.query(sql, self._journal.service, *params)
@@ -195,6 +229,7 @@ class Holds:
                 | {
                     "args": from_json(one["args"]) or {},
                     "errored_due": bool(one["errored_due"]),
+                    "alone": bool(one["alone"]),
                 }
             )
             for one in found

@@ -166,13 +166,16 @@ class TaskRow:
     result: str | None
     failure: str | None
     errored_due: bool
+    alone: bool
+    hook_crashes: int
 
 
 ROW_COLUMNS: Final = (
     "id, request_id, recipient, lane, queue, route, target, namespace, method, version, args, "
     "context, content_hash, on_interrupt, settle_s, resource_kind, resource_id, state, reason, "
     "detail, owner, cut, not_before, attempts, crashes, token, cursor, accepted_at, started_at, "
-    "finished_at, expires_at, next_check, waiting_since, result, failure, errored_due"
+    "finished_at, expires_at, next_check, waiting_since, result, failure, errored_due, alone, "
+    "hook_crashes"
 )
 
 
@@ -191,6 +194,7 @@ def task_row(columns: Row) -> TaskRow:
         values["on_interrupt"] = OnInterrupt(values["on_interrupt"])
         values["cut"] = None if values["cut"] is None else Cut(values["cut"])
         values["errored_due"] = bool(values["errored_due"])
+        values["alone"] = bool(values["alone"])
         for name in ("args", "context", "cursor"):
             values[name] = from_json(values[name])
         return TaskRow(**values)
@@ -216,7 +220,7 @@ NOTE: Final = """
 INSERT INTO incident (at, run_id, what, request_id, method, detail) VALUES (?, ?, ?, ?, ?, ?)"""
 _BEGIN: Final = """
 UPDATE task SET state = 'running', attempts = attempts + 1, started_at = ?, cut = NULL,
-    not_before = NULL WHERE id = ? AND owner = ? AND state = 'accepted'"""
+    not_before = NULL, alone = ? WHERE id = ? AND owner = ? AND state = 'accepted'"""
 _TOKEN: Final = """
 UPDATE task SET token = (SELECT lver FROM lease WHERE kind = ? AND id = ?)
 WHERE request_id = ? AND recipient = ?"""
@@ -325,9 +329,16 @@ class Journal:
         batch.add_up(COUNT, "accepted", 1)
         return index
 
-    def add_begin(self, batch: Batch, task: TrackedTask) -> None:
-        """Record an attempt of an accepted row before its handler starts."""
-        batch.add(_BEGIN, self.clock.wall(), task.row_id, self.run_id, expect=1)
+    def add_begin(self, batch: Batch, task: TrackedTask, *, alone: bool = False) -> None:
+        """Record an attempt of an accepted row before its handler starts.
+
+        Args:
+            batch: To which it is added.
+            task: Whose row it is.
+            alone: Whether nothing else runs beside it; `parole` takes that back.
+        """
+        now = self.clock.wall()
+        batch.add(_BEGIN, now, int(alone), task.row_id, self.run_id, expect=1)
         if task.resource is not None:
             batch.add(_TOKEN, *task.resource, task.request_id, task.recipient, expect=1)
 
@@ -503,6 +514,13 @@ class Journal:
     def add_not_started(self, batch: Batch, task: TrackedTask) -> None:
         """Give an accepted row up for anyone to claim."""
         batch.add(_NOT_STARTED, task.row_id, self.run_id, expect=1)
+
+    async def parole(self, row: tuple[str, int]) -> None:
+        """A suspect of table and id *row* is no longer alone: others will begin beside it."""
+        table, row_id = row
+        batch = Batch(Point.PAROLE, durable=False)
+        batch.add(f"UPDATE {table} SET alone = 0 WHERE id = ?", row_id)  # noqa: S608 - task or hold
+        await self.commit(batch)
 
     # -- cursors ------------------------------------------------------------------------
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 import pytest
 
-from gracekit import Context, Done, Fail, GracekitError, RemoteError, Service, Wait
-from tests.service.kit import World
+from gracekit import Context, Done, Fail, GracekitError, RemoteError, Service
+from gracekit.recovery.suspects import ALONE_S
+from gracekit.testing.loop import owner
+from tests.service.kit import Life, World
 
 pytestmark = pytest.mark.looptime
 
@@ -219,4 +221,401 @@ async def test_an_errored_hook_with_an_odd_error_is_called_once(world: World, sv
     assert world.task("w")["errored_due"] == 0
 
 
-_ = Wait  # used below
+# -- crashes ----------------------------------------------------------------------------------
+
+
+class Site:
+    """A service of which one request kills its process, `delay_s` after it has begun."""
+
+    def __init__(self, world: World, svc: Service, *, delay_s: float = 0.5, **options: Any) -> None:
+        self.world = world
+        self.svc = svc
+        self.starts: list[tuple[int, str]] = []
+        self.lives: list[Life] = []
+        self.lasting_s = 3.0
+        self.poison = {"p"}
+
+        @svc.rpc(**{"on_interrupt": "retry", "settle": 0} | options)
+        async def work(ctx: Context) -> None:
+            life = owner.get()
+            assert isinstance(life, Life)
+            self.starts.append((self.lives.index(life), ctx.request_id))
+            if ctx.request_id in self.poison:
+                await asyncio.sleep(delay_s)
+                await life.crash()
+            await asyncio.sleep(self.lasting_s)
+
+        self.work = work
+
+    async def live(self, **settings: Any) -> Life:
+        life = self.world.life(self.svc, **settings)
+        self.lives.append(life)
+        await life.start()
+        return life
+
+    async def live_on(self, *, until: Callable[[], bool], within: int = 40, **settings: Any) -> int:
+        """Start again after each crash until that holds; how many processes it took."""
+        for number in range(1, within + 1):
+            life = await self.live(**settings)
+            await self.world.until(
+                lambda life=life: until() or not life.process.lives, within_s=7200
+            )
+            if until():
+                return number
+        raise AssertionError(f"not in {within} lives: {self.world.states()}")
+
+    async def send(self, *ids: str, **options: Any) -> None:
+        client = await self.world.client(self.svc)
+        for one in ids:
+            await client.prepare(request_id=one, **options).cast(self.work)
+
+    def are_ended(self) -> bool:
+        return bool(self.world.states()) and not self.world.rows(
+            "SELECT 1 FROM task WHERE finished_at IS NULL"
+        )
+
+    def given_up(self) -> list[str]:
+        rows = self.world.rows("SELECT request_id FROM task WHERE reason = 'attempts'")
+        return [row["request_id"] for row in rows]
+
+
+INNOCENT: Final = [f"i{n}" for n in range(9)]
+
+
+@pytest.mark.parametrize("attempts", [2, 3, 5])
+async def test_only_the_request_that_kills_its_process_is_given_up(
+    world: World, svc: Service, attempts: int
+):
+    """
+    Nine innocent requests run beside it at each crash, and all of them succeed; it is given up
+    after as many crashes as its attempts allow, as if it had been by itself.
+    """
+    site = Site(world, svc, max_attempts=attempts)
+    await site.live()
+    await site.send(*INNOCENT[:5], "p", *INNOCENT[5:])
+    lives = 1 + await site.live_on(until=site.are_ended)
+
+    assert site.given_up() == ["p"]
+    assert [world.state(one) for one in INNOCENT] == ["succeeded"] * 9
+    assert lives == attempts + 1
+
+
+async def test_suspects_run_one_at_a_time_and_others_between_them(world: World, svc: Service):
+    """
+    In the third life each of the ten is alone; what comes meanwhile waits, and is run too.
+    """
+    site = Site(world, svc)
+    await site.live()
+    await site.send(*INNOCENT, "p")
+    await world.until(lambda: not site.lives[-1].process.lives)
+    await site.live()
+    await world.until(lambda: not site.lives[-1].process.lives)
+    await site.live()
+    await asyncio.sleep(1)
+    await site.send("late")
+    await world.until(lambda: not site.lives[-1].process.lives)
+    alone = [one for life, one in site.starts if life == 2]
+    await site.live_on(until=site.are_ended)
+
+    assert sorted(alone[:10]) == sorted([*INNOCENT, "p"])
+    assert site.given_up() == ["p"]
+    assert world.state("late") == "succeeded"
+
+
+async def test_a_stream_of_killers_convicts_no_innocent(world: World, svc: Service):
+    """
+    Each new one meets suspects of the crashes before it; yet only killers are given up.
+    """
+    site = Site(world, svc)
+    killers = [f"p{n}" for n in range(4)]
+    site.poison = set(killers)
+    await site.live()
+    await site.send(*INNOCENT)
+    for killer in killers:
+        await site.send(killer)
+        await world.until(lambda: not site.lives[-1].process.lives)
+        await site.live()
+    await site.live_on(until=site.are_ended)
+
+    assert sorted(site.given_up()) == killers
+
+
+async def test_a_slow_killer_is_met_alone_in_the_end(world: World, svc: Service):
+    """
+    It runs longer than a suspect is kept alone, beside others that run longer still.
+    """
+    site = Site(world, svc, delay_s=150)
+    site.lasting_s = 400
+    await site.live()
+    await site.send(*INNOCENT[:3], "p")
+    await site.live_on(until=site.are_ended)
+
+    assert site.given_up() == ["p"]
+
+
+async def test_two_processes_of_one_store_judge_apart(world: World, svc: Service):
+    """
+    What runs in the sibling is not charged, and goes on beside the suspects of the other.
+    """
+    site = Site(world, svc)
+    site.lasting_s = 30
+    other = await site.live(instance="b")
+    await site.send(*INNOCENT[:4])
+    await world.until(lambda: len(site.starts) == 4)
+    await site.live(instance="a", prefetch=1)
+    site.poison = {"p"}
+    await site.send(*INNOCENT[4:], "p")
+    await world.until(lambda: not all(life.process.lives for life in site.lives))
+    await site.live_on(until=site.are_ended)
+
+    assert site.given_up() == ["p"]
+    assert other in site.lives
+
+
+async def test_a_requeue_killer_convicts_nobody_beside_it(world: World, svc: Service):
+    """
+    Its first crash leaves no row of it; redelivered it is journaled, and counted like others.
+    """
+    site = Site(world, svc)
+
+    @svc.rpc(on_interrupt="requeue", settle=0)
+    async def kill(ctx: Context) -> None:
+        life = owner.get()
+        assert isinstance(life, Life)
+        await asyncio.sleep(0.5)
+        await life.crash()
+
+    await site.live()
+    await site.send(*INNOCENT)
+    client = await world.client(svc)
+    await client.prepare(request_id="k").cast(kill)
+    await world.until(lambda: not site.lives[-1].process.lives)
+    await site.live_on(until=site.are_ended)
+
+    assert site.given_up() == ["k"]
+
+
+async def test_a_drain_between_crashes_changes_nothing(world: World, svc: Service):
+    """
+    Suspects that a drain has cut are suspects in the next life.
+    """
+    site = Site(world, svc, delay_s=20)
+    site.lasting_s = 60
+    await site.live()
+    await site.send(*INNOCENT[:2], "p")
+    for _ in range(2):
+        await world.until(lambda: not site.lives[-1].process.lives)
+        life = await site.live(drain_timeout_s=2, kill_after_s=None)
+        await asyncio.sleep(5)
+        await life.drain()
+        await site.live()
+    await site.live_on(until=site.are_ended)
+
+    assert site.given_up() == ["p"]
+
+
+async def test_progress_clears_a_suspect(world: World, svc: Service):
+    """
+    Whoever got on since its last crash has not caused it.
+    """
+    site = Site(world, svc)
+    done = []
+
+    @svc.rpc(on_interrupt="retry", settle=0)
+    async def steps(ctx: Context) -> None:
+        async for item in ctx.steps(range(10)):
+            done.append(item)
+            await asyncio.sleep(2)
+
+    life = await site.live()
+    client = await world.client(svc)
+    await client.prepare(request_id="s").cast(steps)
+    for _ in range(4):
+        await asyncio.sleep(4)
+        await life.crash()
+        life = await site.live()
+    await world.until(lambda: world.state("s") == "succeeded")
+
+    assert world.task("s")["crashes"] == 0
+
+
+async def test_an_operators_retry_lets_a_killer_go_on_and_hurts_nobody_else(
+    world: World, svc: Service
+):
+    """
+    Its crashes are forgotten; it has to earn each of them again, and only it is given up.
+    """
+    site = Site(world, svc, settle=5)
+    await site.live()
+    await site.send(*INNOCENT, "p")
+    await world.until(lambda: not site.lives[-1].process.lives)
+    await site.live()
+    await world.until(lambda: not site.lives[-1].process.lives)
+    life = await site.live()
+    await world.verb(life, "retry", task_id="p", recipient="")
+    await site.live_on(until=site.are_ended)
+
+    assert site.given_up() == ["p"]
+
+
+async def test_an_ops_request_is_answered_beside_a_suspect(world: World, svc: Service):
+    """
+    Whoever is alone may need it; and what dies beside it is not charged as alone.
+    """
+    site = Site(world, svc)
+    site.poison = set()
+    site.lasting_s = 30
+
+    @svc.ops
+    async def ask(ctx: Context) -> str:
+        return "here"
+
+    await site.live()
+    await site.send("s")
+    for _ in range(2):
+        await asyncio.sleep(2)
+        await site.lives[-1].crash()
+        await site.live()
+    await world.until(lambda: world.rows("SELECT 1 FROM task WHERE alone = 1") != [])
+    client = await world.client(svc)
+
+    assert await client.prepare(timeout=5).call(ask) == "here"
+
+
+async def test_what_comes_beside_many_suspects_is_run_within_a_bound(world: World, svc: Service):
+    """
+    Long suspects close the doors for half of the time at most.
+    """
+    site = Site(world, svc)
+    site.poison = set()
+    site.lasting_s = 3600
+    await site.live()
+    await site.send(*INNOCENT)
+    for _ in range(2):
+        await asyncio.sleep(2)
+        await site.lives[-1].crash()
+        await site.live()
+    await asyncio.sleep(5)
+    await site.send("late")
+    begun = asyncio.get_running_loop().time()
+    await world.until(lambda: (len(site.lives) - 1, "late") in site.starts)
+
+    assert asyncio.get_running_loop().time() - begun < 4 * ALONE_S
+
+
+# -- hooks ------------------------------------------------------------------------------------
+
+
+async def test_an_errored_hook_that_kills_its_process_is_given_up(world: World, svc: Service):
+    """
+    After `max_attempts` calls, counted and listed; other hooks, and tasks beside, are called.
+    """
+    called: list[str] = []
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await asyncio.sleep(100_000)
+
+    @work.errored
+    async def _(ctx: Context, reason: str) -> None:
+        life = owner.get()
+        assert isinstance(life, Life)
+        called.append(ctx.request_id)
+        if ctx.request_id == "p":
+            await life.crash()
+            await asyncio.sleep(1)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    for one in ("a", "p", "z"):
+        await client.prepare(request_id=one).cast(work)
+    await life.hears("task.started", 3)
+    await life.crash()
+    for _ in range(8):
+        life = await world.start(svc)
+        await asyncio.sleep(100)
+        await life.crash()
+
+    assert called == ["a", "p", "p", "p", "z"]
+    assert [row["request_id"] for row in world.incidents("hook_given_up")] == ["p"]
+    assert world.rows("SELECT 1 FROM task WHERE errored_due = 1") == []
+
+
+@pytest.mark.parametrize("what", ["probe", "errored"])
+async def test_a_holds_hook_that_kills_its_process_is_given_up(
+    world: World, svc: Service, what: str
+):
+    """
+    A probe is counted as an attempt is, and its hold is ended; its errored hook has its own count.
+    """
+    called: list[str] = []
+
+    @svc.rpc(settle=0)
+    async def work(ctx: Context) -> None:
+        await ctx.hold("migration", "v", at_most="10h")
+
+    async def act(name: str) -> None:
+        life = owner.get()
+        assert isinstance(life, Life)
+        called.append(name)
+        if name == what:
+            await life.crash()
+            await asyncio.sleep(1)
+
+    @work.probe
+    async def _(ctx: Context) -> Fail:
+        await act("probe")
+        return Fail("no")
+
+    @work.errored
+    async def _(ctx: Context, reason: str) -> None:
+        await act("errored")
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.call(work)
+    await life.crash()
+    for _ in range(8):
+        life = await world.start(svc)
+        await asyncio.sleep(100)
+        await life.crash()
+
+    assert called.count(what) == 3
+    assert called.count("errored" if what == "probe" else "probe") == 1
+    assert len(world.incidents("hook_given_up")) == 1
+    assert world.rows("SELECT 1 FROM hold WHERE ended_at IS NULL OR errored_due = 1") == []
+
+
+async def test_a_probe_that_kills_its_process_takes_no_other_with_it(world: World, svc: Service):
+    """
+    Nine other probes were being asked at each crash; they answer in the end.
+    """
+
+    @svc.rpc(on_interrupt="probe", settle=0)
+    async def work(ctx: Context) -> None:
+        await asyncio.sleep(100_000)
+
+    @work.probe
+    async def _(ctx: Context) -> Done:
+        life = owner.get()
+        assert isinstance(life, Life)
+        await asyncio.sleep(1)
+        if ctx.request_id == "p":
+            await life.crash()
+        await asyncio.sleep(1)
+        return Done()
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    for one in (*INNOCENT, "p"):
+        await client.prepare(request_id=one).cast(work)
+    await life.hears("task.started", 10)
+    await life.crash()
+    for _ in range(8):
+        life = await world.start(svc)
+        await asyncio.sleep(100)
+        await life.crash()
+
+    states = world.states()
+    assert states.pop("p") == "errored"
+    assert set(states.values()) == {"succeeded"}

@@ -213,6 +213,8 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
         result=None,
         failure=None,
         errored_due=False,
+        alone=False,
+        hook_crashes=0,
     )
     assert book.world.rows("SELECT * FROM reply") == [
         {

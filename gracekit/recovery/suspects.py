@@ -1,0 +1,190 @@
+"""Who may begin beside whom: what may have killed a process runs apart until it is known.
+
+After a crash each task that ran is charged with it, as nobody knows which has caused it. A
+*suspect* is one that was charged twice, or has one attempt left. It begins when nothing else runs
+in its process, and for a while nothing else begins beside it; the row says so (`alone`). Only a
+row that was alone when its process died is given up, so only what has caused a crash can be.
+
+Every part of a process in which the application's code begins passes here: handlers, probes,
+errored hooks, periodic jobs. Ops requests are let through, because whoever runs may need their
+answer; adoption sees their rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final
+
+from gracekit.clock import Clock
+from gracekit.errors import StoreError
+
+ALONE_S: Final = 60.0
+"""A suspect waits so long at most for others to end, and is alone for so long at most; twice as
+long with each further crash, so that a slow killer is met alone in the end."""
+LONGEST_S: Final = 86_400.0
+HOPELESS: Final = 10
+"""So many times `max_attempts` crashes end a row, whoever caused them: nothing goes on for ever."""
+AGAIN_S: Final = 1.0
+
+SuspectRow = tuple[str, int]
+"""Table and id of the row that says that its suspect is alone."""
+Parole = Callable[[SuspectRow], Coroutine[Any, Any, None]]
+
+
+def apart_s(crashes: int, max_attempts: int) -> float | None:
+    """How long a row with so many crashes is kept apart; None if it may run beside others."""
+    known = max(1, min(2, max_attempts - 1))
+    if crashes < known:
+        return None
+    return float(min(LONGEST_S, ALONE_S * 2 ** min(crashes - known, 20)))
+
+
+def is_guilty(crashes: int, max_attempts: int, *, alone: bool) -> bool:
+    """Whether a row has used up its attempts: the last one alone, or hopelessly many."""
+    return crashes >= max_attempts * (1 if alone else HOPELESS)
+
+
+class Suspects:
+    """Beginnings in one process: innocent ones side by side, suspects one at a time.
+
+    Doors are closed to innocent ones while a suspect waits or is alone, but for no longer than
+    they were open before: neither keeps the other out for ever.
+
+    Args:
+        clock: For the times of a suspect.
+        parole: Records that a suspect is no longer alone; nothing begins before it has.
+    """
+
+    def __init__(self, clock: Clock, parole: Parole) -> None:
+        self._clock = clock
+        self._parole = parole
+        self._inside: dict[object, None] = {}
+        self._alone: object | None = None
+        self._waiting = 0
+        self._resting = False
+        self._closed_at: float | None = None  # loop time
+        self._turn = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._paroling: asyncio.Task[None] | None = None
+
+    def enter_nowait(self, who: object) -> bool:
+        """Let an innocent one begin, unless a suspect waits or is alone."""
+        if not self._is_open:
+            return False
+        self._inside[who] = None
+        return True
+
+    async def enter(self, who: object, row: SuspectRow, for_s: float | None) -> bool:
+        """Wait until *who* may begin.
+
+        Args:
+            who: Passed to `leave` at its end.
+            row: Says whether it is alone.
+            for_s: As `apart_s` says; None for an innocent one.
+
+        Returns:
+            Whether it is alone, and its row must say so before it begins.
+        """
+        if for_s is None:
+            while not self.enter_nowait(who):
+                await self._changed.wait()
+            return False
+        self._waiting += 1
+        self._look()
+        try:
+            async with self._turn:
+                alone = await self._wait_alone(for_s)
+                self._inside[who] = None
+                if alone:
+                    self._alone = who
+                    loop = asyncio.get_running_loop()
+                    self._timer = loop.call_later(for_s, self._time_up, who, row)
+        finally:
+            self._waiting -= 1
+            self._look()
+        return alone
+
+    def leave(self, who: object) -> None:
+        """What *who* had begun is over; may be called twice."""
+        if self._inside.pop(who, self) is self:
+            return
+        if who is self._alone:
+            self._alone = None
+            self._cancel_timer()
+        self._look()
+
+    @contextlib.asynccontextmanager
+    async def beginning(self, row: SuspectRow, for_s: float | None) -> AsyncIterator[bool]:
+        """`enter` and `leave` around a block; as its value whether the block is alone."""
+        who = object()
+        alone = await self.enter(who, row, for_s)
+        try:
+            yield alone
+        finally:
+            self.leave(who)
+
+    def stop(self) -> None:
+        """Record nothing more."""
+        self._cancel_timer()
+        if self._paroling is not None:
+            self._paroling.cancel()
+
+    @property
+    def _is_open(self) -> bool:
+        return self._alone is None and (not self._waiting or self._resting)
+
+    def _look(self) -> None:
+        """The doors may have moved: note since when they are closed, and let all ask again."""
+        if self._is_open:
+            self._closed_at = None
+        elif self._closed_at is None:
+            self._closed_at = self._clock.loop()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _wait_alone(self, for_s: float) -> bool:
+        """Wait until nothing runs, but for no longer than *for_s*; whether nothing does."""
+        while self._alone is not None:
+            await self._changed.wait()
+        await self._rest(for_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(for_s):
+                while self._inside:
+                    await self._changed.wait()
+        return not self._inside
+
+    async def _rest(self, for_s: float) -> None:
+        """Open the doors as long as they were closed, if that was long."""
+        closed_s = self._clock.loop() - (self._closed_at or self._clock.loop())
+        if closed_s < for_s:
+            return
+        self._resting = True
+        self._look()
+        try:
+            await asyncio.sleep(closed_s)
+        finally:
+            self._resting = False
+            self._look()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _time_up(self, who: object, row: SuspectRow) -> None:
+        self._paroling = asyncio.create_task(self._end_alone(who, row))
+
+    async def _end_alone(self, who: object, row: SuspectRow) -> None:
+        """Others may begin beside it, once its row says that it is not alone any more."""
+        while self._alone is who:
+            try:
+                await self._parole(row)
+            except StoreError:
+                await asyncio.sleep(AGAIN_S)
+                continue
+            if self._alone is who:
+                self._alone = None
+                self._look()
