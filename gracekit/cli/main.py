@@ -36,6 +36,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "cast": ("gracekit.cli.call:cast", "Send a request that nobody waits for."),
         "status": ("gracekit.cli.status:status", "Show the runs of a store and its accounts."),
         "tasks": ("gracekit.cli.tasks:tasks", "List tasks of a store."),
+        "holds": ("gracekit.cli.holds:holds", "List what keeps hosts in their drains, and end it."),
         "drain": ("gracekit.cli.drain:drain", "Drain a run and watch until it is gone."),
         "quiet": ("gracekit.cli.verbs:quiet", "Close a run's intake; `resume` undoes it."),
         "resume": ("gracekit.cli.verbs:resume", "Undo quiet, or a drain by command."),

@@ -9,11 +9,13 @@ asked then.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
 import os
 import socket
 import sys
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,7 +36,17 @@ from gracekit.process import Point, Process
 from gracekit.request.attempt import ordered
 from gracekit.runtime import open_store
 from gracekit.store.batch import Batch
-from gracekit.tracker.orders import DONE, ENDS, Case, add_order, case_of, mark_of, refusal
+from gracekit.store.engine import Engine
+from gracekit.tracker.orders import (
+    DONE,
+    ENDS,
+    Case,
+    add_drop_hook,
+    add_order,
+    case_of,
+    mark_of,
+    refusal,
+)
 from gracekit.tracker.task import Order, TaskState, Verb
 
 ASKED: Final = 3
@@ -74,7 +86,8 @@ def cancel(
     A running handler is cancelled, and the task ends when its coroutine or
     thread has returned; what it returned all the same counts. A task in line
     is never started. A plain `def` handler is not interrupted: it may look at
-    `ctx.cancelled`.
+    `ctx.cancelled`. Of a task that is ERRORED already, and whose `errored` hook
+    has still to be called, the hook is cancelled.
 
     ID is a request id or its unmistakable beginning. Exit status: 0 done,
     3 asked for and not ended yet, 1 refused or ended otherwise, 4 its run
@@ -122,6 +135,17 @@ def retry(options: Options, /, *, task_id: str, reason: str, yes: bool) -> None:
     ID and exit status: as for `gracekit tasks cancel`.
     """
     _carry_out(options, Order(verb=Verb.RETRY, by=who(), reason=reason), task_id, yes=yes)
+
+
+@contextlib.asynccontextmanager
+async def open_writing(settings: Settings) -> AsyncIterator[Engine]:
+    """The store, opened for one order."""
+    engine = open_store(settings, Process())
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
 
 
 def who() -> str:
@@ -229,6 +253,8 @@ class _Desk:
         cut = dead and case.state is TaskState.RUNNING
         state = TaskState.HANDED_OVER if cut else case.state
         why = refusal(case, self._order.verb, state, case.reason, case.detail)
+        if case.errored_due and self._order.verb is Verb.CANCEL:
+            return await self._drop_hook(case, progress)
         if why is not None:
             raise GracekitError(why)
         if owner is None or dead:
@@ -322,6 +348,27 @@ class _Desk:
 
     # -- changed ------------------------------------------------------------------------
 
+    async def _drop_hook(self, case: Case, progress: Progress) -> bool:
+        """The task has ended, but for its errored hook; false if that was called meanwhile."""
+        mark = mark_of(
+            self._order,
+            case.request_id,
+            case.method,
+            f"{case.state.value}, its errored hook due",
+            at=Clock().wall(),
+            run=OPERATOR,
+        )
+        batch = Batch(Point.ERRORED_DONE)
+        add_drop_hook(batch, case, mark)
+        async with open_writing(self._settings) as engine:
+            try:
+                await engine.commit(batch)
+            except ConflictError:
+                return False
+        words = f"it stays {case.state.value}; its errored hook is not called any more"
+        progress.end(words, state=case.state.value)
+        return True
+
     async def _change(
         self, case: Case, state: TaskState, progress: Progress, *, dead: bool
     ) -> bool:
@@ -333,23 +380,22 @@ class _Desk:
             self._order, case.request_id, case.method, was, at=clock.wall(), run=OPERATOR
         )
         batch = Batch(Point.SETTLE)
-        engine = open_store(self._settings, Process())
-        await engine.start()
-        try:
-            if dead and case.owner is not None and case.acted:
-                leases = Leases(engine, clock, run_id=OPERATOR)
-                leases.add_take_away_one(batch, case.owner, case.request_id, settle_s=case.settle_s)
-            add_order(batch, case, outcome, mark, dead=dead)
-            await engine.commit(batch)
-        except ConflictError:
-            self._count_move(progress)
-            return False
-        except UnknownCommitError:
-            if not await mark.stands(self._records.engine):
+        async with open_writing(self._settings) as engine:
+            try:
+                if dead and case.owner is not None and case.acted:
+                    leases = Leases(engine, clock, run_id=OPERATOR)
+                    leases.add_take_away_one(
+                        batch, case.owner, case.request_id, settle_s=case.settle_s
+                    )
+                add_order(batch, case, outcome, mark, dead=dead)
+                await engine.commit(batch)
+            except ConflictError:
                 self._count_move(progress)
                 return False
-        finally:
-            await engine.stop()
+            except UnknownCommitError:
+                if not await mark.stands(self._records.engine):
+                    self._count_move(progress)
+                    return False
         runs_on = await self._records.ring_living(case.service)
         end = ENDS[verb][state]
         progress.end(_done(self._order, runs_on=runs_on, end=end), state=end.value)

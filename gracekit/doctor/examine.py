@@ -192,6 +192,7 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
             yield lambda: runs.check_openers(path, found)
             yield lambda: runs.check_left(look, found)
             yield lambda: runs.check_due(look, found)
+            yield lambda: runs.check_suspects(look, found)
             yield lambda: runs.check_accounts(look)
             yield lambda: host.check_clock_against(look)
 

@@ -24,6 +24,8 @@ from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
 
 LAST_RUNS: Final = 1000
 SHOWN: Final = 5
+SUSPECTED: Final = 2
+"""Processes that ended while something ran, from which on it is named."""
 
 _OPEN: Final = ", ".join(f"'{state.value}'" for state in sorted(TRANSIENT, key=lambda s: s.value))
 _ENDED: Final = ", ".join(
@@ -36,6 +38,14 @@ _DUE: Final = """
 SELECT (SELECT count(*) FROM task WHERE errored_due = 1),
        (SELECT count(*) FROM hold WHERE ended_at IS NULL),
        (SELECT count(*) FROM reply WHERE due_at IS NOT NULL)"""
+# Who was at work, in how many processes that have ended, and for which run it is at work now.
+_AT_WORK: Final = f"""
+SELECT 'task ' || request_id || ' (' || method || ')', crashes,
+    iif(state = 'running' OR probing, owner, NULL) FROM task WHERE {IS_OPEN} UNION ALL
+SELECT 'the errored hook of task ' || request_id || ' (' || method || ')', hook_crashes,
+    iif(calling, owner, NULL) FROM task WHERE errored_due = 1 UNION ALL
+SELECT 'hold ' || name || ' ' || key || ' (' || method || ')', crashes, asker
+    FROM hold WHERE ended_at IS NULL OR errored_due = 1"""  # noqa: S608 - a constant
 _ACCOUNTS: Final = f"""
 SELECT coalesce((SELECT n FROM tally WHERE what = 'accepted'), 0),
        coalesce((SELECT n FROM tally WHERE what = 'removed'), 0),
@@ -189,6 +199,26 @@ def check_due(look: Look, runs: Runs) -> Finding:
     if runs.living or not any((errored, holds, replies)):
         return ok("due", seen)
     return warn("due", seen, "start the service: it calls, settles and sends them")
+
+
+def check_suspects(look: Look, runs: Runs) -> Finding:
+    """Tasks, hooks and holds that were at work when processes died, again and again."""
+    living = {run.run_id for run in runs.living}
+    suspects = [
+        f"{str(name)[:80]}: {times}"
+        for name, crashes, owner in look.rows(_AT_WORK)
+        # What a dead run was at work on is charged by the next start.
+        if (times := int(str(crashes)) + (owner not in {None, *living})) >= SUSPECTED
+    ]
+    if not suspects:
+        return ok("suspects", f"nothing was at work in {SUSPECTED} processes as they died")
+    more = f" and {len(suspects) - SHOWN} more" if len(suspects) > SHOWN else ""
+    return warn(
+        "suspects",
+        f"at work in processes as they died: {', '.join(suspects[:SHOWN])}{more}",
+        "each runs apart from others until it is known which kills; to end one by hand: "
+        "`gracekit tasks cancel ID --reason TEXT`, `gracekit holds end NAME KEY --reason TEXT`",
+    )
 
 
 def check_accounts(look: Look) -> Finding:

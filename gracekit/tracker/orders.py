@@ -49,7 +49,7 @@ _NOT_RETRIED: Final = MappingProxyType(
 
 _NAMES: Final = (
     "id, request_id, recipient, service, method, resource_kind, resource_id, state, reason, "
-    "detail, owner, cut, probing, settle_s"
+    "detail, owner, cut, probing, settle_s, errored_due"
 )
 _CASE: Final = f"SELECT {_NAMES} FROM task WHERE id = ?"  # noqa: S608 - a constant
 _KEY: Final = f"SELECT {_NAMES} FROM task WHERE request_id = ? AND recipient = ?"  # noqa: S608
@@ -78,6 +78,7 @@ class Case:
         owner: Run that may act on it; None for nobody.
         probing: A probe of it was begun and has not answered.
         settle_s: Seconds between an unclean end and the first look.
+        errored_due: It has ended, and its errored hook has still to be called.
     """
 
     id: int
@@ -93,6 +94,7 @@ class Case:
     cut: str | None
     probing: bool
     settle_s: float
+    errored_due: bool
 
     @property
     def acted(self) -> bool:
@@ -115,6 +117,7 @@ def _case(row: Row) -> Case:
             "resource": None if kind is None else (str(kind), str(resource_id)),
             "state": TaskState(str(values["state"])),
             "probing": bool(values["probing"]),
+            "errored_due": bool(values["errored_due"]),
         }
     )
 
@@ -231,4 +234,15 @@ def add_order(batch: Batch, case: Case, outcome: Outcome | None, mark: Mark, *, 
             expect=1,
         )
         batch.add(_REPLY_DUE, mark.at, case.id)
+    mark.add(batch)
+
+
+def add_drop_hook(batch: Batch, case: Case, mark: Mark) -> None:
+    """Cancel the errored hook of an ended task: whoever owns it does not call it any more."""
+    batch.add(
+        "UPDATE task SET errored_due = 0, calling = 0, args = NULL, context = NULL "
+        "WHERE id = ? AND errored_due = 1",
+        case.id,
+        expect=1,
+    )
     mark.add(batch)

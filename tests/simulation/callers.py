@@ -112,6 +112,7 @@ class Callers:
             seed=self._story.seed,
             around=shape.choice(["nothing", *AROUND]),
             cut_rate=shape.choice([0.0, 0.0, 0.0, 0.3]),
+            kills=self._story.wants_killer(policy, method.name, n),
         )
         self._story.truth.plans[request_id] = plan
         is_call = not fanout and rng.random() < 0.5

@@ -27,6 +27,10 @@ CREATE TEMP TRIGGER task_step AFTER UPDATE OF state, owner, cut ON main.task BEG
 CREATE TEMP TRIGGER lease_step AFTER UPDATE OF lver, owner ON main.lease BEGIN
     INSERT INTO step (what, key, before, after, owner_before, owner_after)
     VALUES ('lease', new.kind || ':' || new.id, old.lver, new.lver, old.owner, new.owner); END;
+CREATE TEMP TRIGGER task_charged AFTER UPDATE OF crashes ON main.task
+    WHEN new.crashes > old.crashes BEGIN
+    INSERT INTO step (what, key, owner_before)
+    VALUES ('charge', new.request_id || '/' || new.recipient, old.owner); END;
 CREATE TEMP TRIGGER run_left AFTER UPDATE OF report ON main.run
     WHEN json_extract(new.report, '$.left') BEGIN
     INSERT INTO step (what, key, after) VALUES ('run', new.run_id, 'left'); END;
@@ -41,6 +45,7 @@ class Ledger:
         edges: How often each step of the state machine was taken.
         begun_late: (process, key) of attempts recorded after the intake was proven closed.
         left: Runs whose stop record says that nothing of them can act any more.
+        charged_alone: Keys of tasks that were by themselves in a process when it died.
     """
 
     def __init__(self, machine: Machine, truth: Truth, tell: Callable[[str], None]) -> None:
@@ -55,6 +60,7 @@ class Ledger:
         self.begun_late: set[tuple[str, str]] = set()
         self.left: set[str] = set()
         self.runs: dict[str, Life] = {}
+        self.charged_alone: set[str] = set()
 
     def read(self, actor: Life) -> None:
         """Judge what the last commit of *actor* has done."""
@@ -73,8 +79,11 @@ class Ledger:
         if not steps:
             return
         disk.execute("DELETE FROM step")
+        self._note_charges([(step[2], step[5]) for step in steps if step[1] == "charge"])
         for _, what, key, before, after, owner_before, owner_after, cut, lane in steps:
             self._tell(f"{actor.name} {what} {key} {before}>{after} {cut or ''}")
+            if what == "charge":
+                continue
             if what == "run":
                 self._note_left(actor)
                 continue
@@ -89,6 +98,14 @@ class Ledger:
         self._reads += 1
         if self._reads % 8 == 0:
             self.check_accounts()
+
+    def _note_charges(self, charges: list[tuple[str, str | None]]) -> None:
+        """Adoption charges all that ran in one commit."""
+        for owner in {owner for _, owner in charges}:
+            keys = [key for key, whose in charges if whose == owner]
+            life: Any = self.runs.get(owner or "")
+            if len(keys) == 1 and life is not None and not life.had_company:
+                self.charged_alone.add(keys[0])
 
     def _judge_task(self, actor: Life, key: str, before: str | None, after: str) -> None:
         if before == after:

@@ -69,6 +69,7 @@ class SimLife(Life):
 
     Attributes:
         closed: Its new-request intake is proven closed.
+        had_company: When it died, a handler without a row, or a job, was at work in it.
     """
 
     def __init__(self, story: Story, service: Service, settings: Settings, number: int) -> None:
@@ -78,6 +79,7 @@ class SimLife(Life):
         self.closings = 0
         self.asked_at: float | None = None
         self.forced = False
+        self.had_company = False
         super().__init__(story.machine, service, settings, signals=True)
 
     def _hear(self, name: str, fields: Any) -> None:
@@ -93,6 +95,7 @@ class SimLife(Life):
     def end(self) -> None:
         if self.process.lives:
             self.story.tell(f"{self.name} is gone")
+            self.had_company = self.story.truth.has_company(self)
         super().end()
         self.machine.resume(self)  # what is killed while it stands still comes to its end too
 

@@ -87,6 +87,7 @@ class Reckoning:
         rows = self._story.machine.rows(
             "SELECT * FROM task WHERE request_id = ? ORDER BY state = 'rejected'", plan.request_id
         )
+        self._reckon_charges(one, rows)
         if one.is_fanout:
             return
         if plan.policy == "requeue":
@@ -100,6 +101,14 @@ class Reckoning:
                 raise Violation(f"I1: cast {plan.request_id} was confirmed and is not on record")
             return
         self._reckon_row(one, rows[0])
+
+    def _reckon_charges(self, one: Sent, rows: list[dict[str, Any]]) -> None:
+        """Only what killed its process, or may have as it was by itself, is given up for that."""
+        for row in rows:
+            key = f"{row['request_id']}/{row['recipient']}"
+            guilty = one.plan.kills or key in self._story.ledger.charged_alone
+            if row["reason"] == "attempts" and not guilty:
+                raise Violation(f"charge: {key} was given up for what ran beside it")
 
     def _reckon_row(self, one: Sent, row: dict[str, Any]) -> None:
         truth, plan = self._story.truth, one.plan

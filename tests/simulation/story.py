@@ -30,6 +30,8 @@ from tests.simulation.truth import Truth, Violation
 from tests.simulation.watch import Watch
 
 ORDERS: Final = 4
+KILLERS: Final = 0.25
+"""Share of the seeds in which a request kills its process."""
 QUIET_S: Final = 900.0
 SLOTS: Final = (["node-1"], ["node-1"], ["node-1", "node-1"], ["node-1", "node-2"])
 MAX_TURNS: Final = 60_000  # most seeds need two thousand
@@ -75,9 +77,25 @@ class Story:
         )
         self.sent: dict[str, Sent] = {}
         self.ends: Counter[str] = Counter()
+        self._killer_from = self._draw_killer()
         self.machine_is_closed = False
         self.is_over = False
         self._tasks: list[asyncio.Task[Any]] = []
+
+    def _draw_killer(self) -> int | None:
+        """From which request of a caller on one kills its process; None in most seeds."""
+        rng = random.Random(f"{self.seed} killer")  # of its own: the rest of the story stays
+        return rng.randrange(3, 12) if rng.random() < KILLERS else None
+
+    def wants_killer(self, policy: str, method: str, number: int) -> bool:
+        """Whether the request that is being drawn is the one that kills its process."""
+        fits = policy in {"retry", "probe", "requeue"} and method.startswith(policy)
+        if self._killer_from is None or number < self._killer_from or not fits:
+            return False
+        if "thread" in method:  # a thread of a dead process stands still, and so would its death
+            return False
+        self._killer_from = None
+        return True
 
     def tell(self, line: str) -> None:
         self.trace.append(f"{self.loop.time():.6f} {line}")

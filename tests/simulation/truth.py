@@ -16,7 +16,7 @@ import anyio
 from gracekit import Context, Done, Fail, Retry, Wait
 from gracekit.testing.loop import owner
 from gracekit.testing.machine import Life
-from gracekit.tracker.task import Verb
+from gracekit.tracker.task import Lane, Verb
 
 Items = Callable[[], Coroutine[Any, Any, None]]
 
@@ -70,6 +70,7 @@ class Plan:
         settle_s: How long an effect may still be on its way after its process has died.
         around: What its coroutine has around its items: something of `AROUND`.
         cut_rate: How likely a start is that somebody else than gracekit cancels.
+        kills: It kills its process at its first item, each time.
     """
 
     request_id: str
@@ -82,6 +83,7 @@ class Plan:
     seed: int
     around: str = "nothing"
     cut_rate: float = 0.0
+    kills: bool = False
 
     def value(self) -> str:
         """What it returns."""
@@ -179,6 +181,14 @@ class Truth:
         """Starts whose handler has not returned, in processes that live."""
         return [act for act in self.acts if act.life.process.lives]
 
+    def has_company(self, life: Life) -> bool:
+        """Whether something ran in it that leaves no row, and that a suspect must not meet."""
+        return any(
+            act.ctx is None or not (act.ctx._task.journaled or act.ctx._task.lane is Lane.OPS)
+            for act in self.acts
+            if act.life is life
+        )
+
     # -- effects ------------------------------------------------------------------------
 
     def send_effect(self, act: Act, item: int) -> None:
@@ -268,6 +278,11 @@ class Truth:
     async def _one(self, act: Act, item: int, plan: Plan) -> None:
         self.send_effect(act, item)
         try:
+            if plan.kills:
+                await asyncio.sleep(plan.item_s / 2)
+                self.tell(f"{act.life.name} is killed by {act.request_id}")
+                act.life.end()
+                await asyncio.Event().wait()  # what is dead does nothing more
             await asyncio.sleep(plan.item_s)
         except asyncio.CancelledError:
             if act.life.process.lives:

@@ -1,0 +1,92 @@
+"""`gracekit holds`: what keeps hosts in their drains, and an operator's end of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+import click
+
+from gracekit.cli.options import HintingGroup, Options, common, refuse_options_before_the_verb
+from gracekit.cli.orders import OPERATOR, open_writing, who
+from gracekit.cli.records import Records
+from gracekit.cli.text import duration, json_text, plural, safe, table
+from gracekit.errors import GracekitError
+from gracekit.process import Point
+from gracekit.store.batch import Batch
+from gracekit.tracker.holds import END_BY_ORDER
+from gracekit.tracker.journal import COUNT, NOTE
+
+_HEADERS: Final = ("HOLD", "KEY", "METHOD", "HOST", "STATE", "LAPSES IN", "CRASHES")
+_NAMES: Final = (
+    "service", "name", "key", "method", "target", "owner", "asker", "opened_at", "lapses_at",
+    "ended_at", "end_reason", "errored_due", "crashes",
+)  # fmt: skip
+_OPEN: Final = (
+    f"SELECT {', '.join(_NAMES)} FROM hold "  # noqa: S608 - constants
+    "WHERE ended_at IS NULL OR errored_due = 1 ORDER BY id DESC LIMIT ?"
+)
+
+
+@click.group(cls=HintingGroup, invoke_without_command=True)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many."
+)
+@common
+def holds(options: Options, /, *, limit: int) -> None:
+    """List holds that are open, or whose errored hook has still to be called.
+
+    CRASHES counts the processes that ended while a hold's probe, or its errored
+    hook, was being called. `end` ends one.
+    """
+    if click.get_current_context().invoked_subcommand is not None:
+        refuse_options_before_the_verb()
+        return
+    with Records(options.settings) as records:
+        rows = asyncio.run(records.engine.query(_OPEN, limit))
+    found = [dict(zip(_NAMES, row, strict=True)) for row in rows]
+    if options.as_json:
+        click.echo(json_text({"holds": found}))
+    else:
+        click.echo(table(_HEADERS, [_row(hold) for hold in found]) if found else "no holds")
+
+
+def _row(hold: dict[str, Any]) -> tuple[str, ...]:
+    if hold["ended_at"] is not None:
+        state = "errored hook due"
+    else:
+        state = "left over" if hold["owner"] is None else "open"
+    left_s = max(0.0, hold["lapses_at"] - time.time())
+    words = (hold["name"], hold["key"], hold["method"], hold["target"], state)
+    return (*(safe(word) for word in words), duration(left_s), str(hold["crashes"]))
+
+
+@holds.command()
+@click.argument("name")
+@click.argument("key")
+@click.option("--reason", metavar="TEXT", required=True, help="Why: for the record.")
+@common
+def end(options: Options, /, *, name: str, key: str, reason: str) -> None:
+    """End the hold NAME of KEY: it keeps nobody any more.
+
+    Neither its probe nor its errored hook is called for it again.
+    """
+    ended = asyncio.run(_end(options, name, key, reason))
+    if not ended:
+        raise GracekitError(f"no hold {safe(name)} of {safe(key)} is open; see `gracekit holds`")
+    if options.as_json:
+        click.echo(json_text({"name": name, "key": key, "ended": ended}))
+    else:
+        click.echo(f"{safe(name)} {safe(key)}: {plural(ended, 'hold')} ended")
+
+
+async def _end(options: Options, name: str, key: str, reason: str) -> int:
+    now = time.time()
+    batch = Batch(Point.END_HOLD)
+    ended = batch.ask(END_BY_ORDER, now, name, key)
+    batch.add(COUNT, "operator_end_hold", 1)
+    detail = f"{who()}: {reason}"[:1000]
+    batch.add(NOTE, now, OPERATOR, "operator_end_hold", f"hold {name} {key}", None, detail)
+    async with open_writing(options.settings) as engine:
+        return len((await engine.commit(batch))[ended])

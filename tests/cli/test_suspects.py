@@ -1,0 +1,104 @@
+"""An errored hook and a hold's probe that kill their process, and an operator who ends them."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.kit import Running, gracekit, write_service
+
+pytestmark = pytest.mark.process
+
+KILLER = """
+from __future__ import annotations
+
+import asyncio
+import os
+
+from gracekit import Context, Done, Service
+
+svc = Service("compute")
+
+
+@svc.rpc(settle=0)
+async def work(ctx: Context, vm: str) -> None:
+    print("at work", repr(vm), flush=True)
+    await asyncio.sleep(1000)
+
+
+@work.errored
+async def _(ctx: Context, vm: str, reason: str) -> None:
+    os._exit(9)
+
+
+@svc.rpc(settle=0)
+async def move(ctx: Context, vm: str) -> None:
+    await ctx.hold("move", vm, at_most="1h")
+    print("holds", repr(vm), flush=True)
+
+
+@move.probe
+async def _(ctx: Context, vm: str) -> Done:
+    os._exit(9)
+"""
+
+
+def die_of(directory: Path, method: str, line: str) -> None:
+    """A request whose hook, or whose hold's probe, kills the next two processes."""
+    with Running(directory) as run:
+        gracekit(directory, "cast", "compute", method, "vm=v", "--id", "order-1")
+        run.wait_line(line)
+        run.process.send_signal(signal.SIGKILL)
+        run.wait()
+    for _ in range(2):
+        with Running(directory) as run:
+            assert run.wait() == 9
+
+
+def lives(directory: Path) -> bool:
+    """Whether a process serves and leaves in order."""
+    with Running(directory) as run:
+        assert gracekit(directory, "quiet").code == 0
+        run.process.send_signal(signal.SIGTERM)
+        return run.wait() == 0
+
+
+def test_an_operator_ends_an_errored_hook_that_kills_its_process(tmp_path):
+    """
+    doctor names it; cancelled, it is called no more, and the service lives.
+    """
+    write_service(tmp_path, text=KILLER)
+    die_of(tmp_path, "work", "at work")
+
+    found = gracekit(tmp_path, "doctor", "compute:svc").out
+    assert "the errored hook of task order-1 (work): 2" in " ".join(found.split())
+    failed = gracekit(tmp_path, "tasks", "fail", "order-1", "--reason", "it kills")
+    cancelled = gracekit(tmp_path, "tasks", "cancel", "order-1", "--reason", "it kills")
+    again = gracekit(tmp_path, "tasks", "cancel", "order-1", "--reason", "it kills")
+
+    assert [failed.code, cancelled.code, again.code] == [1, 0, 1], (failed, cancelled, again)
+    assert "its errored hook is not called any more" in cancelled.out
+    assert lives(tmp_path)
+    assert "nothing was at work" in gracekit(tmp_path, "doctor", "compute:svc").out
+
+
+def test_an_operator_ends_a_hold_whose_probe_kills_its_process(tmp_path):
+    """
+    It is listed with the processes that ended of it, named by doctor, and ended for good.
+    """
+    write_service(tmp_path, text=KILLER)
+    die_of(tmp_path, "move", "holds")
+
+    found = gracekit(tmp_path, "doctor", "compute:svc").out
+    assert "hold move v (move): 2" in " ".join(found.split())
+    (listed,) = gracekit(tmp_path, "holds", "--json").json["holds"]
+    assert (listed["name"], listed["key"], listed["crashes"]) == ("move", "v", 1)
+    assert "left over" in gracekit(tmp_path, "holds").out
+    ended = gracekit(tmp_path, "holds", "end", "move", "v", "--reason", "it kills")
+    again = gracekit(tmp_path, "holds", "end", "move", "v", "--reason", "it kills")
+
+    assert [ended.code, again.code] == [0, 1], (ended, again)
+    assert "no holds" in gracekit(tmp_path, "holds").out
+    assert lives(tmp_path)
