@@ -73,7 +73,9 @@ class RecoveryHands:
 
     def failed(self, row: TaskRow, reason: str) -> Outcome:
         """What a probe's Fail makes of a task."""
-        return failed(TaskInterruptedError(f"task {row.request_id} ({row.method}): {_text(reason)}"))
+        return failed(
+            TaskInterruptedError(f"task {row.request_id} ({row.method}): {_text(reason)}")
+        )
 
     def errored(self, row: TaskRow, reason: Reason, detail: str) -> Outcome:
         """What recovery's giving up makes of a task."""

@@ -391,9 +391,7 @@ class Reconciler:
         self._claims.add_postpone(batch, row, next_check=self._clock.wall() + seconds)
         await self._journal.commit(batch)
 
-    async def _leave_or_end(
-        self, row: TaskRow, method: Method[Any, Any] | None, why: str
-    ) -> None:
+    async def _leave_or_end(self, row: TaskRow, method: Method[Any, Any] | None, why: str) -> None:
         """This version cannot run the row: it is left to a living sibling that can, or ended."""
         if await self._is_served_elsewhere(row):
             await self._postpone(row, self._settings.reconcile_every_s)

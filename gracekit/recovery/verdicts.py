@@ -73,9 +73,7 @@ def policy_of(then: OnInterrupt, now: OnInterrupt) -> OnInterrupt:
     return OnInterrupt.ERROR if now in may_rerun and then not in may_rerun else now
 
 
-def decide(
-    row: TaskRow, *, policy: OnInterrupt, max_attempts: int, has_probe: bool
-) -> Decision:
+def decide(row: TaskRow, *, policy: OnInterrupt, max_attempts: int, has_probe: bool) -> Decision:
     """What becomes of a started, unfinished task.
 
     A stop at a safe point is no interruption: the task goes on from its cursor,

@@ -204,7 +204,9 @@ class Arrivals:
             caller=row.context or {},
             settle_s=row.settle_s,
             expires_at=expires_at,
-            apart_s=apart_s(row.crashes, method.options.max_attempts or self._settings.max_attempts),
+            apart_s=apart_s(
+                row.crashes, method.options.max_attempts or self._settings.max_attempts
+            ),
         )
 
     def task_of(self, row: TaskRow, method: Method[Any, Any]) -> TrackedTask:

@@ -56,7 +56,8 @@ class MethodOptions:
         anywhere: A directed request may be recovered by any host.
         max_running: Handlers of this method at one time in one process; None for no limit.
         max_attempts: Crashes since the last progress after which a task is
-            ERRORED; None for the service's setting.
+            ERRORED, if it was alone in its process at the last one; None for the
+            service's setting.
         settle_s: Seconds to wait before an unclean end is probed or retried;
             None for the service's setting.
         max_wait_s: Seconds that a probe may answer Wait in all.

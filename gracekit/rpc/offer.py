@@ -1,4 +1,4 @@
-"""What a run serves, as text in its row: so that siblings of another version know what only it can do."""
+"""What a run serves, as text in its row: siblings leave to it what only its version serves."""
 
 from __future__ import annotations
 

@@ -273,8 +273,7 @@ class Claims:
         """
         batch = Batch(Point.CALL_HOOK)
         batch.add(
-            "UPDATE task SET calling = 1, alone = ? "
-            "WHERE id = ? AND owner = ? AND errored_due = 1",
+            "UPDATE task SET calling = 1, alone = ? WHERE id = ? AND owner = ? AND errored_due = 1",
             int(alone),
             row.id,
             self._journal.run_id,

@@ -1,4 +1,4 @@
-"""Who pays for a crash or a fault: only what caused it is given up, and nothing goes round for ever."""
+"""Who pays for a crash or a fault: what caused it is given up, and nothing is tried for ever."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from gracekit import Context, Done, Fail, GracekitError, RemoteError, Service
+from gracekit.process import Point
 from gracekit.recovery.suspects import ALONE_S
 from gracekit.testing.loop import owner
 from tests.service.kit import Life, World
@@ -353,6 +354,29 @@ async def test_a_slow_killer_is_met_alone_in_the_end(world: World, svc: Service)
     assert site.given_up() == ["p"]
 
 
+@pytest.mark.parametrize(("phase", "end"), [("before", "errored"), ("after", "succeeded")])
+async def test_a_crash_at_the_end_of_being_alone_goes_by_the_record(
+    world: World, svc: Service, phase: Any, end: str
+):
+    """
+    Nothing has begun beside it before its row says so.
+    """
+    site = Site(world, svc)
+    site.poison = set()
+    site.lasting_s = 2 * ALONE_S
+    await site.live()
+    await site.send("s")
+    for _ in range(2):
+        await asyncio.sleep(2)
+        await site.lives[-1].crash()
+        life = await site.live()
+    life.crash_at(Point.PAROLE, phase)
+    await life.over.wait()
+    await site.live_on(until=site.are_ended)
+
+    assert world.state("s") == end
+
+
 async def test_two_processes_of_one_store_judge_apart(world: World, svc: Service):
     """
     What runs in the sibling is not charged, and goes on beside the suspects of the other.
@@ -460,14 +484,15 @@ async def test_an_operators_retry_lets_a_killer_go_on_and_hurts_nobody_else(
 
 async def test_an_ops_request_is_answered_beside_a_suspect(world: World, svc: Service):
     """
-    Whoever is alone may need it; and what dies beside it is not charged as alone.
+    Whoever is alone may need it; and what dies beside one is not given up for that.
     """
     site = Site(world, svc)
     site.poison = set()
     site.lasting_s = 30
 
     @svc.ops
-    async def ask(ctx: Context) -> str:
+    async def ask(ctx: Context, seconds: int) -> str:
+        await asyncio.sleep(seconds)
         return "here"
 
     await site.live()
@@ -479,7 +504,13 @@ async def test_an_ops_request_is_answered_beside_a_suspect(world: World, svc: Se
     await world.until(lambda: world.rows("SELECT 1 FROM task WHERE alone = 1") != [])
     client = await world.client(svc)
 
-    assert await client.prepare(timeout=5).call(ask) == "here"
+    assert await client.prepare(timeout=5).call(ask, seconds=1) == "here"
+    await client.cast(ask, seconds=10)
+    await asyncio.sleep(1)
+    await site.lives[-1].crash()
+    await site.live()
+    await world.until(lambda: world.state("s") == "succeeded")
+    assert site.starts == [(n, "s") for n in range(4)]
 
 
 async def test_what_comes_beside_many_suspects_is_run_within_a_bound(world: World, svc: Service):

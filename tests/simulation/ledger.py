@@ -80,10 +80,9 @@ class Ledger:
             return
         disk.execute("DELETE FROM step")
         self._note_charges([(step[2], step[5]) for step in steps if step[1] == "charge"])
+        steps = [step for step in steps if step[1] != "charge"]
         for _, what, key, before, after, owner_before, owner_after, cut, lane in steps:
             self._tell(f"{actor.name} {what} {key} {before}>{after} {cut or ''}")
-            if what == "charge":
-                continue
             if what == "run":
                 self._note_left(actor)
                 continue
