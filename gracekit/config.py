@@ -209,7 +209,7 @@ class Settings:
         prefetch: Deliveries that may be unsettled at one time.
         accept_wait_s: How long a delivery waits for a place before it is given back.
         max_body_bytes: Largest message that is parsed.
-        max_attempts: Crashes without progress after which a task is ERRORED, if it was alone at the last.
+        max_attempts: Crashes until a task is ERRORED, without progress, the last one alone.
         retention_s: Age at which terminal records are removed.
         retention_after_s: How long this run must have consumed before it removes any.
         startup_reconciliation_enabled: Whether a start settles what earlier runs left.
