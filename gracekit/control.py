@@ -82,6 +82,7 @@ class Control:
             "run_id": self._run_id,
             "instance": self._instance,
             "phase": self._phase.state.value,
+            "not_ready": self._phase.not_ready,
             "in_flight": len(self._tracker),
             "running": self._tracker.running,
             "running_ops": self._tracker.running_ops,

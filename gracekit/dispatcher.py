@@ -75,7 +75,7 @@ class Dispatcher:
         self._custody = custody
         self._turns = turns
         self._answers = answers
-        self._heartbeats = Heartbeats(answers, services.clock)
+        self._heartbeats = Heartbeats(answers, services.clock, telemetry)
         self._telemetry = telemetry
         self._gates = gates
         self._history = history

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from gracekit import background
 from gracekit.errors import StoreError
 from gracekit.leases.leases import Guard
 from gracekit.process import Threads
@@ -74,7 +76,15 @@ class PeriodicJobs:
 
     async def run(self) -> None:
         """Run all jobs until cancelled."""
-        await asyncio.gather(*map(self._repeat, self._jobs))
+        await asyncio.gather(*map(self._keep_repeating, self._jobs))
+
+    async def _keep_repeating(self, job: PeriodicJob) -> None:
+        await background.keep_on(
+            partial(self._repeat, job),
+            f"job {job.name}",
+            telemetry=self._telemetry,
+            clock=self._services.clock,
+        )
 
     async def _repeat(self, job: PeriodicJob) -> None:
         while True:

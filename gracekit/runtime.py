@@ -30,7 +30,7 @@ from typing import Any, Final, Literal, Self, get_args
 import anyio
 import anyio.to_thread
 
-from gracekit import sdnotify
+from gracekit import background, sdnotify
 from gracekit.clock import Clock
 from gracekit.config import Settings, did_you_mean, load, redact_url, sqlite_path
 from gracekit.control import Control
@@ -95,6 +95,8 @@ from gracekit.tracker.tracker import Tracker
 MIGRATIONS: Final = "gracekit.store.migrations"
 LAST_STEPS: Final = 3
 """Each has `exit_margin_s` once the stop is on record: executors, other tasks, other threads."""
+DEAF_AFTER_S: Final = 30.0
+"""A service that could not read its queues for so long is not ready."""
 COLLECT_AFTER: Final = (20_000, 5, 10)
 """Objects more than before, and collections of the younger; Python's own are 700, 10 and 10."""
 
@@ -163,6 +165,7 @@ class Runtime:
         self._is_lost = False  # others cannot see that it lives
         self._bell: Bell | None = None
         self._background: list[asyncio.Task[None]] = []
+        self._deaf: dict[Lane, str] = {}
         self._report: DrainReport | None = None
         self._start_failed_as: ExitCode | None = None
         self._ending: asyncio.Task[DrainReport] | None = None
@@ -298,8 +301,17 @@ class Runtime:
 
     @property
     def state(self) -> ServiceState:
-        """Where the service is in its life: SERVING is ready."""
+        """Where the service is in its life."""
         return self.phase.state
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why no new requests should be sent here now; None if it is ready.
+
+        Ready is a service that is SERVING, unless it has not been able to read its queues for
+        half a minute.
+        """
+        return self.phase.not_ready
 
     # -- start order, down --------------------------------------------------------------
 
@@ -594,7 +606,10 @@ class Runtime:
         self._loop_started_at = self._clock.loop()
         await self.members.beat(self.phase.state.value)
         for work in (self.reconciler.run, self._jobs.run, self._beat, self._tidy):
-            self._background.append(asyncio.create_task(work(), name=f"gracekit-{work.__name__}"))
+            name = f"gracekit-{work.__qualname__}"
+            self._background.append(
+                background.start(work, name, telemetry=self.telemetry, clock=self._clock)
+            )
         self.telemetry.emit(
             "service.serving", service=self.service.topic, instance=self.instance, run=self.run_id
         )
@@ -644,6 +659,7 @@ class Runtime:
         watched = sdnotify.watchdog_interval_s() is not None
         while True:
             self._look_at_files()
+            self._listen()
             with contextlib.suppress(StoreError):
                 taken = await self.members.beat(self.phase.state.value)
                 if taken is not None:
@@ -668,6 +684,21 @@ class Runtime:
         self.telemetry.emit("run.lost", error=why)
         self.coordinator.fail(why)
         self.request_stop(source="error", by="life", reason=why[:200])
+    def _listen(self) -> None:
+        """Notice that a lane cannot be read, or can again."""
+        now, deaf = self._clock.loop(), {}
+        for lane, server in ((Lane.REQUESTS, self.requests), (Lane.OPS, self.ops)):
+            failure = server.failure
+            if failure is not None and now - failure.since >= DEAF_AFTER_S:
+                deaf[lane] = f"{lane.value} cannot be read: {failure.why}"
+                if lane not in self._deaf:
+                    self.telemetry.emit("service.deaf", channel=lane.value, error=failure.why)
+            elif lane in self._deaf and server.is_open:
+                self.telemetry.emit("service.hears", channel=lane.value)
+        if deaf.keys() != self._deaf.keys():
+            sdnotify.status("; ".join(deaf.values()) or self.phase.state.value)
+        self._deaf = deaf
+        self.phase.deaf = "; ".join(deaf.values()) or None
 
     async def _tidy(self) -> None:
         """Retention, and rows whose host or instance does not come back."""

@@ -66,12 +66,21 @@ class Phase:
         state: Changed only by `advance()`.
         asked_at: Loop time at which the drain was asked for; None outside one.
         deadline: Loop time at which a drain cancels what still runs; None outside one.
+        deaf: Why requests cannot be read, once that has lasted; None while they can.
     """
 
     def __init__(self) -> None:
         self.state = ServiceState.STARTING
         self.asked_at: float | None = None
         self.deadline: float | None = None
+        self.deaf: str | None = None
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why no new requests should be sent here now; None if the service is ready."""
+        if self.state is not ServiceState.SERVING:
+            return f"it is {self.state.value}"
+        return self.deaf
 
     @property
     def drain_timeout(self) -> float | None:

@@ -84,7 +84,15 @@ _EVENTS: Final = (
         "stopped the event loop; a drain follows.",
         "error",
     ),
+    _event("service.deaf", _W, "It cannot read requests, and is not ready.", "channel error"),
+    _event("service.hears", _I, "It reads requests again, and is ready.", "channel"),
     _event("hook.failed", _E, "Code of the application raised.", "hook method task_id error"),
+    _event(
+        "background.failed",
+        _E,
+        "Work beside requests met a fault of gracekit itself; it begins again.",
+        "work error again_s",
+    ),
     _event(
         "reader.foreign",
         _W,
@@ -102,6 +110,7 @@ _EVENTS: Final = (
     _event("dispatch.failed", _E, "A request met a fault of gracekit itself.", "error"),
     _event("reply.given_up", _W, "A reply found no way to its caller.", "queue error"),
     _event("heartbeat.lost", _W, "A heartbeat found no way to its caller.", "queue error"),
+    _event("message.unreadable", _W, "A message was set aside unread.", "queue error"),
     # a broker
     _event("broker.lost", _W, "A connection to the broker ended.", "purpose error"),
     _event("broker.unreachable", _W, "Connecting again failed.", "purpose tries error"),
@@ -206,15 +215,20 @@ class Telemetry:
         self._identity = {"service.name": service, "instance": instance}
         self.tracing.look()
 
-    def emit(self, event: str, **fields: Any) -> None:
+    def emit(self, event: str, *, cause: BaseException | None = None, **fields: Any) -> None:
         """Tell everybody that *event* has happened.
+
+        Args:
+            event: Its name in the catalogue.
+            cause: An exception whose traceback belongs into the log.
+            fields: As the catalogue lists them.
 
         Raises:
             UnknownEventError: the catalogue does not list it or one of the fields.
         """
         known = _checked(event, tuple(fields))
         if self._logger.isEnabledFor(known.level):
-            self._log(known, fields)
+            self._log(known, fields, cause)
         self._metrics.record(event, fields)
         for subscriber in self._subscribers:
             self._tell(subscriber, event, fields)
@@ -240,12 +254,13 @@ class Telemetry:
         """
         self._metrics.observe_in_flight(read)
 
-    def _log(self, event: Event, fields: Mapping[str, Any]) -> None:
+    def _log(self, event: Event, fields: Mapping[str, Any], cause: BaseException | None) -> None:
         shown = {name: clean(value) for name, value in fields.items() if value is not None}
         words = " ".join(f"{name}={_word(value)}" for name, value in shown.items())
         extra = {"event": event.name, **self._identity, **shown}
         # No arguments: a `%` in wire text must not be formatting.
-        self._logger.log(event.level, f"{event.name} {words}".rstrip(), extra=extra)
+        text = f"{event.name} {words}".rstrip()
+        self._logger.log(event.level, text, extra=extra, exc_info=cause)
 
     def _tell(self, subscriber: Subscriber, event: str, fields: Mapping[str, Any]) -> None:
         try:

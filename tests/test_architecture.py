@@ -21,7 +21,7 @@ _ABOVE_REQUESTS: Final = {"control", "dispatcher", "hands", "periodic"}
 # know each other, except inside one package (store, rpc, ...) and where SAME_FLOOR allows it.
 FLOORS: Final = (
     {"errors", "exits", "clock", "signals", "life", "process"},
-    {"config", "telemetry", "tracing", "sdnotify"},
+    {"background", "config", "telemetry", "tracing", "sdnotify"},
     {"store"},
     {"rpc", "tracker", "leases"},
     {"recovery"},
@@ -39,7 +39,7 @@ ENTRANCES: Final = {"", "__main__"}  # `gracekit` itself and `python -m gracekit
 # The words of the ground floor name each other, and the upper rooms are one flat each.
 SAME_FLOOR: Final = (
     {"errors", "exits", "clock", "signals", "life", "process"},
-    {"config", "telemetry", "tracing", "sdnotify"},
+    {"background", "config", "telemetry", "tracing", "sdnotify"},
     _ABOVE_REQUESTS,
     {"service", "runtime"},
 )

@@ -158,6 +158,7 @@ def _text(picture: Picture) -> str:
         for entry in picture.entries
         if entry.judgement.answer is LifeAnswer.NOT_PROVEN
     ]
+    parts += [paint(line, "red") for entry in picture.entries for line in _not_ready(entry)]
     if picture.ownerless:
         left = counts(picture.ownerless.items())
         parts.append(f"without owner: {left}; a living run of the service takes them, or the next")
@@ -166,6 +167,17 @@ def _text(picture: Picture) -> str:
     accounts = str(picture.accounts)
     parts.append(accounts if picture.accounts.off_by == 0 else paint(accounts, "red"))
     return "\n\n".join(parts)
+
+
+def _not_ready(entry: Entry) -> list[str]:
+    why = not_ready(entry.answer or {})
+    return [f"{entry.run.instance} is not ready: {why}"] if why else []
+
+
+def not_ready(answer: Answer) -> str:
+    """Why a run that serves is not ready; empty if it is, or if its phase says it."""
+    why = answer.get("not_ready") if answer.get("phase") == "serving" else None
+    return safe(why) if why else ""
 
 
 def _coloured(text: str) -> str:

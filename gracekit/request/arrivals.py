@@ -95,6 +95,7 @@ class Arrivals:
             "host": self._settings.host,
             "state": self._phase.state.value,
             "open": self._phase.state not in _CLOSED,
+            "ready": self._phase.not_ready is None,  # why not: a text that is not for anybody
         }
 
     def _check_open(self, method: Method[Any, Any], gate: LaneGate) -> None:

@@ -12,9 +12,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from gracekit import background
 from gracekit.clock import Clock
 from gracekit.request.answers import REPLY_TIMEOUT_S, Answers
 from gracekit.rpc.message import Request
+from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Address
 from gracekit.tracker.task import TrackedTask
 
@@ -35,9 +37,10 @@ def interval_s(monitor_s: float) -> float:
 class Heartbeats:
     """The callers of this process that are told, again and again, that it lives."""
 
-    def __init__(self, answers: Answers, clock: Clock) -> None:
+    def __init__(self, answers: Answers, clock: Clock, telemetry: Telemetry) -> None:
         self._answers = answers
         self._clock = clock
+        self._telemetry = telemetry
         self._beats: dict[TrackedTask, dict[tuple[str, str], _Beat]] = {}
 
     def begin(self, task: TrackedTask, address: Address | None, *, at_once: bool = False) -> None:
@@ -53,7 +56,12 @@ class Heartbeats:
         beats = self._beats.setdefault(task, {})
         if (key := _key(address)) not in beats:  # else it came once more
             beats[key] = _Beat(
-                self._answers, address, address.monitor_s, self._clock, at_once=at_once
+                self._answers,
+                address,
+                address.monitor_s,
+                self._clock,
+                self._telemetry,
+                at_once=at_once,
             )
 
     def end(self, task: TrackedTask, address: Address | None = None) -> None:
@@ -76,12 +84,20 @@ class _Beat:
     """The heartbeats to one caller."""
 
     def __init__(
-        self, answers: Answers, address: Address, monitor_s: float, clock: Clock, *, at_once: bool
+        self,
+        answers: Answers,
+        address: Address,
+        monitor_s: float,
+        clock: Clock,
+        telemetry: Telemetry,
+        *,
+        at_once: bool,
     ) -> None:
         self._answers = answers
         self._address = address
         self._monitor_s = monitor_s
         self._clock = clock
+        self._telemetry = telemetry
         self._heard_at = clock.loop()  # the caller counts from its sending: it knows better
         self._over = False
         self._sending: asyncio.Task[None] | None = None
@@ -94,10 +110,17 @@ class _Beat:
 
     def _fall_due(self) -> None:
         if not self._over and not self._caller_left():
-            self._sending = asyncio.create_task(self._send())
+            self._sending = background.start(
+                self._send,
+                f"heartbeat to {self._address.queue}",
+                telemetry=self._telemetry,
+                clock=self._clock,
+            )
             self._sending.add_done_callback(_look_at)
 
     async def _send(self) -> None:
+        if self._over or self._caller_left():
+            return  # since a try that met a fault
         began_at, pause_s = self._clock.loop(), interval_s(self._monitor_s)
         if await self._answers.beat(self._address, within_s=min(pause_s, REPLY_TIMEOUT_S)):
             self._heard_at = began_at

@@ -43,14 +43,14 @@ def open_transport(
         broker: The machine behind `memory://`.
         exchange: RabbitMQ's control exchange, where the URL names none.
         profile: How queues are declared on RabbitMQ, where the URL does not say.
-        telemetry: Hears of losses of the broker; None for the log alone.
+        telemetry: Hears of losses of the broker and of faults; None for the log alone.
 
     Raises:
         ConfigError: the URL is wrong; its password is not shown.
     """
     scheme = url.partition(":")[0]
     if scheme == "sqlite":
-        return SqliteTransport(sqlite_path(url), process=process, clock=clock)
+        return SqliteTransport(sqlite_path(url), process=process, clock=clock, telemetry=telemetry)
     if scheme == "memory":
         return _memory(url, process, broker)
     if scheme in BROKERS:

@@ -28,6 +28,7 @@ from gracekit.rpc.transport import (
     OnDelivery,
     Queue,
     QueueKind,
+    ReadFailure,
     Settlement,
 )
 
@@ -205,6 +206,11 @@ class _MemoryConsumer:
         self._prefetch = prefetch
         self._context = contextvars.copy_context()
         self._unsettled: dict[int, tuple[str, _Stored]] = {}
+
+    @property
+    def failure(self) -> ReadFailure | None:
+        """See `Consumer.failure`; memory can always be read."""
+        return None
 
     @property
     def has_room(self) -> bool:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gracekit.rpc.transport import Consumer, Delivery, Queue, Transport
+from gracekit.rpc.transport import Consumer, Delivery, Queue, ReadFailure, Transport
 
 RETRY_S: Final = 1.0
 """Seconds until a consumer that could not be made is tried again."""
@@ -90,6 +90,7 @@ class RpcServer:
         self._cancel_ok_timeout_s = cancel_ok_timeout_s
         self._waiting: deque[Delivery] = deque()
         self._consumer: Consumer | None = None
+        self._failure: ReadFailure | None = None  # of making a consumer
         self._open = False
         self._timer: asyncio.TimerHandle | None = None
         self._changing = asyncio.Lock()  # consuming starts and ends one after the other
@@ -135,6 +136,13 @@ class RpcServer:
         """Whether intake is open; it may still pause for want of places."""
         return self._open
 
+    @property
+    def failure(self) -> ReadFailure | None:
+        """Why an open intake reads nothing now; None also while it pauses for want of places."""
+        if not self._open:
+            return None
+        return self._failure if self._consumer is None else self._consumer.failure
+
     # -- deliveries ------------------------------------------------------------------
 
     def _on_delivery(self, delivery: Delivery) -> None:
@@ -156,8 +164,10 @@ class RpcServer:
         self._spawn(self._pause())
 
     async def _pause(self) -> None:
-        await self._end_consuming()
-        self._resume()  # a place may have become free meanwhile
+        try:
+            await self._end_consuming()
+        finally:
+            self._resume()  # a place may have become free meanwhile
 
     def _place_is_free(self) -> None:
         self._pump()
@@ -182,6 +192,7 @@ class RpcServer:
                 self._consumer = await self._transport.consume(
                     self._queues, self._on_delivery, prefetch=max(1, prefetch)
                 )
+                self._failure = None
                 if not self.is_open:  # closed meanwhile, by somebody whose wait for us was cut
                     self._spawn(self._end_consuming())
 
@@ -189,8 +200,11 @@ class RpcServer:
         """Consume after a pause; what fails is tried again while intake is open."""
         try:
             await self._consume(min(self._prefetch, self._places.free))
-        except Exception:  # noqa: BLE001 - whatever it was, nobody else would try again
-            asyncio.get_running_loop().call_later(RETRY_S, self._resume)
+        except Exception as error:  # noqa: BLE001 - whatever it was, nobody else would try again
+            loop = asyncio.get_running_loop()
+            since = loop.time() if self._failure is None else self._failure.since
+            self._failure = ReadFailure(since=since, why=str(error) or repr(error))
+            loop.call_later(RETRY_S, self._resume)
 
     async def _end_consuming(self) -> None:
         async with self._changing:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from gracekit import background
 from gracekit.clock import Clock
 from gracekit.errors import (
     ConflictError,
@@ -32,6 +33,7 @@ from gracekit.rpc.transport import DeadLetter, Message, OnDelivery, Queue
 from gracekit.store.bell import Bell, bells_directory
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import load_migrations
+from gracekit.telemetry import Telemetry
 
 QUEUES_SCHEMA: Final = "gracekit.rpc.sqlite_schema"
 
@@ -74,16 +76,26 @@ class SqliteTransport:
         process: Who this is, and who else lives.
         clock: Wall time and ids.
         poll_s: Seconds between two safety polls, about.
+        telemetry: Hears of faults in the background; None for the log alone.
     """
 
     is_local: Final = True
 
-    def __init__(self, path: Path, *, process: Process, clock: Clock, poll_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        process: Process,
+        clock: Clock,
+        poll_s: float = 1.0,
+        telemetry: Telemetry | None = None,
+    ) -> None:
         self.path: Final = path.absolute()
         self._bells = bells_directory(self.path)
         self._process = process
         self._clock = clock
         self._poll_s = poll_s
+        self._telemetry = telemetry or Telemetry()
         self._engine = SqliteEngine(self.path, load_migrations(QUEUES_SCHEMA), process=process)
         self._changing = asyncio.Lock()  # start and stop wait for each other
         self._connection: _Connection | None = None
@@ -118,7 +130,12 @@ class SqliteTransport:
                 await self._engine.stop()
                 raise
             self._connection = connection
-            self._poll = asyncio.create_task(self._poll_for_ever(connection))
+            self._poll = background.start(
+                lambda: self._poll_for_ever(connection),
+                f"poll of {self.path.name}",
+                telemetry=self._telemetry,
+                clock=self._clock,
+            )
 
     async def stop(self) -> None:
         """See `Transport.stop`."""
@@ -210,6 +227,7 @@ class SqliteTransport:
             bells=self._bells,
             process=self._process,
             clock=self._clock,
+            telemetry=self._telemetry,
         )
         await self._engine.commit(rows.subscribe(queues, consumer.id, connection.id))
         connection.consumers.append(consumer)
@@ -236,8 +254,9 @@ class SqliteTransport:
             await asyncio.sleep(self._clock.jitter(self._poll_s))
             self._engine.look_at_files()
             with contextlib.suppress(StoreError):  # the next round tries again
-                await self._look_after(connection)
+                # Messages first: they must be found, whatever looking after the dead meets.
                 await self._look_after_consumers(connection)
+                await self._look_after(connection)
 
     async def _look_after(self, connection: _Connection) -> None:
         await self._release_dead(connection)

@@ -13,14 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from gracekit import background
 from gracekit.clock import Clock
 from gracekit.errors import StoreBrokenError, StoreError
 from gracekit.process import Process
 from gracekit.rpc import sqlite_rows as rows
-from gracekit.rpc.transport import Delivery, OnDelivery, Queue, Settlement
+from gracekit.rpc.transport import Delivery, OnDelivery, Queue, ReadFailure, Settlement
 from gracekit.store.batch import Batch, Row
 from gracekit.store.bell import ring
 from gracekit.store.engine import Engine, Rows
+from gracekit.telemetry import Telemetry
 
 
 def ring_all(bells: Sequence[Row], directory: Path) -> bool:
@@ -46,6 +48,7 @@ class SqliteConsumer:
         bells: Path,
         process: Process,
         clock: Clock,
+        telemetry: Telemetry,
     ) -> None:
         self.id: Final = consumer_id
         self._bells = bells
@@ -55,10 +58,13 @@ class SqliteConsumer:
         self._prefetch = prefetch
         self._process = process
         self._clock = clock
+        self._telemetry = telemetry
         self._unsettled: dict[int, rows.Claimed] = {}
         self._woken = asyncio.Event()
         self._may_have_more = True  # false once a claim found less than there was room for
-        self._in_doubt = False  # a claim's commit is of unknown outcome
+        self._in_doubt = False  # a claim may hold messages that nobody has seen
+        self._asking_since: float | None = None  # loop time at which the file was asked
+        self._failure: ReadFailure | None = None
         self._owed: list[tuple[rows.Claimed, Settlement, str]] = []
         self._cancelled = asyncio.Event()
         self._closed = False
@@ -67,7 +73,19 @@ class SqliteConsumer:
     def start(self) -> None:
         """Begin to deliver what waits already."""
         self._woken.set()
-        self._task = asyncio.create_task(self._claim_when_woken())
+        self._task = background.start(
+            self._claim_when_woken,
+            f"reader of {next(iter(self._queues))}",
+            telemetry=self._telemetry,
+            clock=self._clock,
+        )
+
+    @property
+    def failure(self) -> ReadFailure | None:
+        """See `Consumer.failure`; also while the file does not answer."""
+        if self._failure is None and self._asking_since is not None:
+            return ReadFailure(since=self._asking_since, why="the queue file does not answer")
+        return self._failure
 
     def wake(self) -> None:
         """Look for messages soon: somebody rang."""
@@ -93,9 +111,16 @@ class SqliteConsumer:
                 await self._put_back_unseen()
                 self._in_doubt = False
             return
-        sql = rows.has_waiting(list(self._queues))
-        if self._in_doubt or await self._engine.query(sql, *self._queues):
+        if self._in_doubt or await self._has_waiting():
             self.wake()
+
+    async def _has_waiting(self) -> bool:
+        try:
+            found = await self._engine.query(rows.has_waiting(list(self._queues)), *self._queues)
+        except StoreError as error:
+            self._note_failure(error)
+            raise
+        return bool(found)
 
     async def cancel(self) -> None:
         """See `Consumer.cancel`."""
@@ -123,12 +148,31 @@ class SqliteConsumer:
             await self._woken.wait()
             self._woken.clear()
             try:
-                await self._fill()
+                await self._ask()
             except StoreBrokenError:
                 return
-            except StoreError:
+            except StoreError as error:
                 # Not known, or not now: the safety poll wakes this consumer again.
                 self._in_doubt = True
+                self._note_failure(error)
+            except Exception as error:
+                # What was claimed and not delivered goes back, and is claimed once more.
+                self._in_doubt = True
+                self._note_failure(error)
+                self.wake()
+                raise
+
+    async def _ask(self) -> None:
+        self._asking_since = self._clock.loop()
+        try:
+            await self._fill()
+        finally:
+            self._asking_since = None
+        self._failure = None
+
+    def _note_failure(self, error: Exception) -> None:
+        since = self._clock.loop() if self._failure is None else self._failure.since
+        self._failure = ReadFailure(since=since, why=str(error) or repr(error))
 
     async def _fill(self) -> None:
         """Claim and deliver until there is no room or nothing more waits."""
@@ -147,7 +191,16 @@ class SqliteConsumer:
                 return
             self._may_have_more |= len(claimed) == room
             for message in claimed:
-                self._deliver(message)
+                if message.fault:
+                    await self._set_aside(message)
+                else:
+                    self._deliver(message)
+
+    async def _set_aside(self, message: rows.Claimed) -> None:
+        """Nobody can use it: to the dead letters, or it would be claimed for ever."""
+        self._unsettled[message.message_id] = message
+        self._telemetry.emit("message.unreadable", queue=message.queue, error=message.fault)
+        await self._settle(message, Settlement.DEAD_LETTER, message.fault)
 
     @property
     def _room(self) -> int:

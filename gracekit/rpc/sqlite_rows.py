@@ -6,7 +6,7 @@ whose rows the caller needs is a constant beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -227,7 +227,7 @@ def claim(queues: Sequence[str], consumer_id: str, *, limit: int, now: float) ->
     batch.ask(
         "UPDATE message SET claimed_by = ? WHERE message_id IN ("  # noqa: S608 - constant text
         f"{' UNION ALL '.join([oldest] * len(queues))} ORDER BY message_id LIMIT ?) "
-        "RETURNING message_id, queue, body, headers, expires_at, redelivered",
+        "RETURNING message_id, queue, body, CAST(headers AS BLOB), expires_at, redelivered",
         consumer_id,
         *(value for queue in queues for value in (queue, now, limit)),
         limit,
@@ -279,14 +279,17 @@ def dead_letter(message_id: int, consumer_id: str, reason: str, *, now: float) -
     return batch
 
 
-DEAD_LETTERS: Final = "SELECT queue, body, headers, reason FROM dead_letter ORDER BY dead_letter_id"
+DEAD_LETTERS: Final = (
+    "SELECT queue, body, CAST(headers AS BLOB), reason FROM dead_letter ORDER BY dead_letter_id"
+)
 
 
 def dead_letter_of(row: Row) -> DeadLetter:
     """A row of `DEAD_LETTERS` as a value."""
     queue, body, headers, reason = row
     assert isinstance(body, bytes)
-    return DeadLetter(queue=str(queue), body=body, headers=headers_of(headers), reason=str(reason))
+    texts, _ = _headers_of(headers)  # what is wrong with them the reason says
+    return DeadLetter(queue=str(queue), body=body, headers=texts, reason=str(reason))
 
 
 _DELETE: Final = "DELETE FROM message WHERE message_id = ? AND claimed_by = ?"
@@ -323,14 +326,16 @@ class Claimed:
 
     Attributes:
         expires_at: Wall-clock seconds; None for never.
+        fault: Why nobody can use it; empty if it can be delivered.
     """
 
     message_id: int
     queue: str
     body: bytes
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     expires_at: float | None
     redelivered: bool
+    fault: str
 
 
 def claimed_of(rows: Sequence[Row]) -> list[Claimed]:
@@ -341,19 +346,29 @@ def claimed_of(rows: Sequence[Row]) -> list[Claimed]:
 def _claimed(row: Row) -> Claimed:
     message_id, queue, body, headers, expires_at, redelivered = row
     assert isinstance(body, bytes)
+    texts, fault = _headers_of(headers)
     return Claimed(
         message_id=_integer(message_id),
         queue=str(queue),
         body=body,
-        headers=headers_of(headers),
+        headers=texts,
         expires_at=expires_at if isinstance(expires_at, float) else None,
         redelivered=bool(redelivered),
+        fault=fault,
     )
 
 
-def headers_of(value: Value) -> dict[str, str]:
-    """The headers column as a mapping."""
-    return msgspec.json.decode(value, type=dict[str, str]) if isinstance(value, str) else {}
+def _headers_of(value: Value) -> tuple[dict[str, str], str]:
+    """The headers column as a mapping, and what is wrong with it; empty if nothing is.
+
+    It is read as bytes: another program may have written what is not even text.
+    """
+    if not isinstance(value, bytes):
+        return {}, ""
+    try:
+        return msgspec.json.decode(value, type=dict[str, str]), ""
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return {}, f"its headers are no JSON object of texts: {error}"
 
 
 def _values(message: Message, now: float) -> tuple[Value, ...]:

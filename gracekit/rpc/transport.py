@@ -163,8 +163,26 @@ class DeadLetter:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFailure:
+    """Why queues cannot be read now.
+
+    Attributes:
+        since: Loop time from which on they could not.
+        why: A sentence for people.
+    """
+
+    since: float
+    why: str
+
+
 class Consumer(Protocol):
     """A running subscription."""
+
+    @property
+    def failure(self) -> ReadFailure | None:
+        """Why it delivers nothing now, whatever is in its queues; None if it would."""
+        ...
 
     async def cancel(self) -> None:
         """Stop delivery; returns when the transport has confirmed it (cancel-ok).

@@ -39,7 +39,11 @@ PATIENCE_S: Final = 6 * 3600.0
 """Virtual seconds without any news after which a test counts as stuck."""
 
 FAULTS_OF_THE_STORE: Final = frozenset({"store.error", "store.broken", "drain.step_failed"})
-NEVER_EXPECTED: Final = FAULTS_OF_THE_STORE | {"dispatch.failed", "hook.failed"}
+NEVER_EXPECTED: Final = FAULTS_OF_THE_STORE | {
+    "dispatch.failed",
+    "background.failed",
+    "hook.failed",
+}
 """Events that end a test, unless it has planned or expected them."""
 
 _JSON: Final = ("args", "context", "cursor", "result", "failure")

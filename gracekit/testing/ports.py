@@ -31,7 +31,15 @@ from gracekit.errors import (
 from gracekit.life import Answer, Identity, Judgement, Life
 from gracekit.process import Phase, Point, Process, Threads
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
-from gracekit.rpc.transport import Consumer, Delivery, Message, OnDelivery, Queue, Settlement
+from gracekit.rpc.transport import (
+    Consumer,
+    Delivery,
+    Message,
+    OnDelivery,
+    Queue,
+    ReadFailure,
+    Settlement,
+)
 from gracekit.runtime import MIGRATIONS
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import MemoryEngine, Rows
@@ -459,6 +467,12 @@ class _PlayedConsumer:
         self._context = contextvars.copy_context()
         self._late: list[Delivery] = []
         self._timers: list[asyncio.TimerHandle] = []
+
+    @property
+    def failure(self) -> ReadFailure | None:
+        """See `Consumer.failure`."""
+        found: ReadFailure | None = self.inner.failure
+        return found
 
     def deliver(self, delivery: Delivery) -> None:
         """Called by the broker, in the context of whoever has moved it."""

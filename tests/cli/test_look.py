@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from gracekit.cli.main import cli
+from gracekit.cli.status import not_ready
 from gracekit.process import Process
 from gracekit.runtime import MIGRATIONS
 from gracekit.store.engine import SqliteEngine
@@ -251,3 +252,15 @@ def test_a_look_at_open_tasks_does_not_walk_the_past(
 
     assert costs[0]
     assert costs[0] == costs[1]
+
+
+def test_a_run_that_cannot_read_is_said_not_to_be_ready():
+    """
+    With the reason in its own words, escaped; one that drains says so by its phase.
+    """
+    why = "requests cannot be read: locked\x1b[2J"
+
+    assert not_ready({"phase": "serving", "not_ready": why}) == why.replace("\x1b", r"\x1b")
+    assert not_ready({"phase": "draining", "not_ready": "it is draining"}) == ""
+    assert not_ready({"phase": "serving", "not_ready": None}) == ""
+    assert not_ready({"phase": "serving"}) == ""  # an older version

@@ -238,13 +238,20 @@ async def test_a_reply_queue_keeps_its_name_over_a_restart_of_the_broker(
 ) -> None:
     """
     Calls under way get their answers: the queue is durable, and its reader comes back to it.
+    Meanwhile the reader says since when it cannot read, and why.
     """
     inbox = Inbox()
     queue = Queue("reply_1", QueueKind.REPLY)
-    await transport.consume([queue], inbox.put, prefetch=1)
+    consumer = await transport.consume([queue], inbox.put, prefetch=1)
+    assert consumer.failure is None
     await asyncio.to_thread(own_broker.kill)
+    await ear.until("consumer.lost")
+    lost = consumer.failure
+    assert lost is not None
     await asyncio.to_thread(own_broker.start)
     await ear.until("consumer.resumed")
+    assert lost.since < asyncio.get_running_loop().time()
+    assert consumer.failure is None
     async with asyncio.timeout(30):  # the other connection comes back in its own time
         while True:
             with contextlib.suppress(DependencyError):

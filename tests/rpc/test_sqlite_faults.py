@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import errno
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from gracekit.clock import Clock
 from gracekit.errors import StoreBrokenError, StoreError, UnknownCommitError
-from gracekit.process import Point, Process
+from gracekit.process import Identity, Point, Process
 from gracekit.rpc.sqlite import SqliteTransport
-from gracekit.rpc.transport import shared_queue
+from gracekit.rpc.transport import Delivery, shared_queue
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Rows, SqliteEngine
-from tests.rpc.kit import Inbox, message
+from tests.rpc.kit import PATIENCE_S, Inbox, message
 
 QUEUE = shared_queue("q")
 
@@ -23,8 +24,8 @@ QUEUE = shared_queue("q")
 class FaultyTransport(SqliteTransport):
     """Its engine fails the next commits of some points, before or after their effect."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, process=Process(), clock=Clock(), poll_s=0.02)
+    def __init__(self, path: Path, *, process: Process | None = None) -> None:
+        super().__init__(path, process=process or Process(), clock=Clock(), poll_s=0.02)
         self.faults: list[tuple[Point, bool, StoreError]] = []
         self._engine: SqliteEngine = FaultyEngine(self._engine, self.faults)  # type: ignore[assignment]
 
@@ -121,3 +122,123 @@ async def test_a_broken_file_ends_claiming_and_settles_nothing(transport):
     transport.faults.append((Point.ACK, False, StoreBrokenError("disk")))
 
     await delivery.ack()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+BAD_HEADERS = [b"{", b"[1]", b'{"a": 1}', b'"text"', b'{"a": "\xff"}']
+
+
+async def put_raw(transport: FaultyTransport, headers: bytes, body: bytes) -> None:
+    """A row as no gracekit writes it; nobody is rung."""
+    batch = Batch(Point.PUBLISH)
+    batch.add(
+        "INSERT INTO message (queue, headers, body, published_at) "
+        "VALUES (?, CAST(? AS TEXT), ?, 0)",
+        *(QUEUE.name, headers, body),
+    )
+    await transport._engine.commit(batch)
+
+
+@pytest.mark.parametrize("headers", BAD_HEADERS)
+async def test_a_row_whose_headers_are_no_object_of_texts_goes_to_the_dead_letters(
+    transport, headers
+):
+    """
+    It is set aside with the reason, and what stands before and behind it is delivered.
+    """
+    inbox = Inbox()
+    await transport.declare([QUEUE])
+    await transport.publish(QUEUE, message("before"))
+    await put_raw(transport, headers, b"bad")
+    await transport.publish(QUEUE, message("behind"))
+
+    await transport.consume([QUEUE], inbox.put, prefetch=3)
+    await inbox.take(2)
+
+    assert inbox.bodies == ["before", "behind"]
+    async with asyncio.timeout(PATIENCE_S):
+        while not (letters := await transport.dead_letters()):
+            await asyncio.sleep(0.01)
+    assert [(letter.body, dict(letter.headers)) for letter in letters] == [(b"bad", {})]
+    assert "headers" in letters[0].reason
+
+
+async def test_a_message_whose_callback_fails_does_not_end_the_reading(transport):
+    """
+    A fault in the middle of a delivery is met with another try: later messages still come.
+    """
+    inbox, met = Inbox(), []
+
+    def fail_once(delivery: Delivery) -> None:
+        if not met:
+            met.append(delivery)
+            raise RuntimeError("nobody foresaw this")
+        inbox.put(delivery)
+
+    consumer = await transport.consume([QUEUE], fail_once, prefetch=10)
+    await transport.publish(QUEUE, message("a"))
+    await transport.publish(QUEUE, message("b"))
+
+    assert (await inbox.next()).body == b"b"
+    await until(lambda: consumer.failure is None)  # its claim may still be asking for more
+
+
+class WithoutFiles(Process):
+    """A process that has no file descriptor left for `/proc` when a peer is looked at."""
+
+    failures = 0
+
+    def is_alive(self, other: Identity, lock_path: Path) -> bool:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, "Too many open files", "/proc/1/stat")
+        return super().is_alive(other, lock_path)
+
+
+async def test_a_poll_that_could_not_look_at_peers_goes_on(tmp_path):
+    """
+    After EMFILE in reading /proc a message that nobody rang for is still found.
+    """
+    process = WithoutFiles()
+    transport = FaultyTransport(tmp_path / "queues.db", process=process)
+    other = SqliteTransport(transport.path, process=Process(), clock=Clock(), poll_s=PATIENCE_S)
+    inbox = Inbox()
+    await other.start()
+    await transport.start()
+    await transport.consume([QUEUE], inbox.put, prefetch=10)
+    process.failures = 1
+    await until(lambda: not process.failures)
+
+    await put_raw(transport, b"{}", b"a")
+
+    assert (await inbox.next()).body == b"a"
+    await transport.stop()
+    await other.stop()
+
+
+async def test_a_consumer_says_since_when_it_cannot_read_and_why(transport):
+    """
+    While claims fail it names the moment of the first and the error of the last; then nothing.
+    """
+    inbox = Inbox()
+    consumer = await transport.consume([QUEUE], inbox.put, prefetch=10)
+    await transport.publish(QUEUE, message("a"))
+    await inbox.next()
+    await until(lambda: consumer.failure is None)  # its claim may still be asking for more
+    began_at = asyncio.get_running_loop().time()
+
+    transport.faults += [(Point.DELIVER, False, StoreError(f"locked {n}")) for n in range(10)]
+    await transport.publish(QUEUE, message("b"))
+    await until(lambda: len(transport.faults) <= 5)
+    failure = consumer.failure
+
+    assert failure is not None
+    assert failure.since - began_at < 1.0
+    assert failure.why.startswith("locked ")
+    assert (await inbox.next()).body == b"b"
+    await until(lambda: consumer.failure is None)  # its claim may still be asking for more

@@ -141,4 +141,5 @@ class World(Machine):
             for life in self.lives:
                 if life.process.lives or life.report is not None:
                     assert life.told("dispatch.failed") == []
+                    assert life.told("background.failed") == []
                     assert life.told("drain.step_failed") == []

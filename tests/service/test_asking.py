@@ -272,6 +272,7 @@ async def test_the_state_is_told_to_anybody(world: World, svc: Service, doors: D
         "host": "node-1",
         "state": "serving",
         "open": True,
+        "ready": True,
     }
     with pytest.raises(TypeError, match="is meant for run"):
         await asking(client).call("status")

@@ -21,6 +21,7 @@ from aiormq.exceptions import (
     ConnectionNotImplemented,
 )
 
+from gracekit import background
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.process import Process
@@ -28,7 +29,7 @@ from gracekit.rpc.amqp.bounds import bounded, close_channel, said
 from gracekit.rpc.amqp.intake import Intake
 from gracekit.rpc.amqp.link import Link, is_told
 from gracekit.rpc.amqp.profiles import Topology
-from gracekit.rpc.transport import OnDelivery, Queue
+from gracekit.rpc.transport import OnDelivery, Queue, ReadFailure
 from gracekit.telemetry import Telemetry
 
 OPEN_TIMEOUT_S: Final = 10.0
@@ -163,6 +164,7 @@ class AmqpConsumer:
         self._clock = clock
         self._telemetry = telemetry
         self._intake: Intake | None = None
+        self._failure: ReadFailure | None = None
         self._cancelled = False
         self._keeper: asyncio.Task[None] | None = None
 
@@ -180,7 +182,17 @@ class AmqpConsumer:
             raise DependencyError(
                 f"consuming from {self.queues[0].name}: no broker within {OPEN_TIMEOUT_S:g} s"
             ) from None
-        self._keeper = asyncio.create_task(self._keep(self._intake), name="amqp-consumer")
+        self._keeper = background.start(
+            self._keep,
+            f"amqp-consumer of {self.queues[0].name}",
+            telemetry=self._telemetry,
+            clock=self._clock,
+        )
+
+    @property
+    def failure(self) -> ReadFailure | None:
+        """See `Consumer.failure`."""
+        return self._failure
 
     async def cancel(self) -> None:
         """See `Consumer.cancel`."""
@@ -213,13 +225,20 @@ class AmqpConsumer:
 
     # -- keeping it open -----------------------------------------------------------------
 
-    async def _keep(self, intake: Intake) -> None:
+    async def _keep(self) -> None:
         while True:
-            reason = await self._ended(intake)
+            assert self._intake is not None
+            reason = await self._ended(self._intake)
+            self._note_failure(reason)
             self._telemetry.emit("consumer.lost", queue=self.queues[0].name, error=reason)
-            await intake.close()
-            self._intake = intake = await self._open_again()
+            await self._intake.close()
+            self._intake = await self._open_again()
+            self._failure = None
             self._telemetry.emit("consumer.resumed", queue=self.queues[0].name)
+
+    def _note_failure(self, why: str) -> None:
+        since = self._clock.loop() if self._failure is None else self._failure.since
+        self._failure = ReadFailure(since=since, why=why)
 
     async def _ended(self, intake: Intake) -> str:
         """Wait until *intake* is of no use, looking from time to time whether it still is."""
@@ -254,6 +273,7 @@ class AmqpConsumer:
             try:
                 return await self._open()
             except Exception as error:  # noqa: BLE001 - whatever it was, nobody else would try again
+                self._note_failure(said(error))
                 if is_told(tries):
                     self._telemetry.emit(
                         "consumer.refused",

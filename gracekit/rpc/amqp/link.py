@@ -26,6 +26,7 @@ from aiormq.exceptions import (
 )
 from yarl import URL
 
+from gracekit import background
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.rpc.amqp.bounds import TROUBLE, bounded, said
@@ -115,7 +116,12 @@ class Link:
         async with self._changing:
             if self._keeper is None:
                 self._take(await self._connect())
-                self._keeper = asyncio.create_task(self._keep(), name=f"amqp-{self._purpose}")
+                self._keeper = background.start(
+                    self._keep,
+                    f"amqp-{self._purpose}",
+                    telemetry=self._telemetry,
+                    clock=self._clock,
+                )
 
     async def stop(self) -> None:
         """Disconnect, and stay so."""
@@ -200,10 +206,11 @@ class Link:
 
     async def _keep(self) -> None:
         while True:
-            error = await self._lost()
-            self._up.clear()
-            self._telemetry.emit("broker.lost", purpose=self._purpose, error=said(error))
-            await self._drop()
+            if self._connection is not None:  # else a fault came between loss and reconnection
+                error = await self._lost()
+                self._up.clear()
+                self._telemetry.emit("broker.lost", purpose=self._purpose, error=said(error))
+                await self._drop()
             self._take(await self._reconnect())
 
     async def _lost(self) -> BaseException:

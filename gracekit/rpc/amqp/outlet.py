@@ -11,10 +11,12 @@ from typing import Any, Final
 from aiormq.channel import Channel
 from aiormq.exceptions import ChannelClosed
 
+from gracekit import background
 from gracekit.clock import Clock
 from gracekit.rpc.amqp.bounds import bounded
 from gracekit.rpc.amqp.channels import MessageChannel
 from gracekit.rpc.amqp.link import Link
+from gracekit.telemetry import Telemetry
 
 DECLARE_S: Final = 10.0
 CONFIRM_S: Final = 5.0
@@ -48,6 +50,7 @@ class Outlet:
         exchange: str,
         declare: Declare,
         clock: Clock,
+        telemetry: Telemetry,
         timeout_s: float,
         *,
         shared: Outlet | None = None,
@@ -62,6 +65,7 @@ class Outlet:
         self._link = link
         self._declare = declare
         self._clock = clock
+        self._telemetry = telemetry
         self._timeout_s = timeout_s
         self._opening = asyncio.Lock()
         self._channel: MessageChannel | None = None
@@ -83,6 +87,7 @@ class Outlet:
                 self.exchange,
                 self._declare,
                 self._clock,
+                self._telemetry,
                 self._timeout_s,
                 shared=self,
             )
@@ -173,15 +178,18 @@ class Outlet:
 
     def _look_after(self) -> None:
         if self._watcher is None and not self._stopped:
-            self._watcher = asyncio.create_task(self._watch())
+            self._watcher = background.start(
+                self._watch,
+                f"watch over exchange {self.exchange!r}",
+                telemetry=self._telemetry,
+                clock=self._clock,
+            )
 
     async def _watch(self) -> None:
-        try:
-            while self._waiting or self._left or self._silent_since < math.inf:
-                await asyncio.sleep(LOOK_EVERY_S)
-                await self._look()
-        finally:
-            self._watcher = None
+        while self._waiting or self._left or self._silent_since < math.inf:
+            await asyncio.sleep(LOOK_EVERY_S)
+            await self._look()
+        self._watcher = None  # in the same turn as the look that nobody waits
 
     def _end_waits(self, *, before: float) -> None:
         """Of what was sent before that moment, of the loop's time."""

@@ -119,7 +119,9 @@ class Publisher:
     def _outlet(self, exchange: str, declare: Declare) -> Outlet:
         outlet = self._outlets.get(exchange)
         if outlet is None:
-            outlet = Outlet(self._link, exchange, declare, self._clock, self._timeout_s)
+            outlet = Outlet(
+                self._link, exchange, declare, self._clock, self._telemetry, self._timeout_s
+            )
             self._outlets[exchange] = outlet
         return outlet
 

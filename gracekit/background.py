@@ -1,0 +1,67 @@
+"""Work that must go on for as long as its owner lives: it begins again when it fails.
+
+A task that nobody awaits ends without a word when an exception comes out of it. So
+whatever reads, polls, beats or tidies in the background is started here: its failure is
+logged with the traceback, and after a pause the work begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from gracekit.clock import Clock
+from gracekit.telemetry import Telemetry
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 10.0
+"""Also the time after which work that has not failed counts as well again."""
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+def start(work: Work, name: str, *, telemetry: Telemetry, clock: Clock) -> asyncio.Task[None]:
+    """Do *work* in a task of its own until it returns or the task is cancelled; see `keep_on`."""
+    return asyncio.create_task(keep_on(work, name, telemetry=telemetry, clock=clock), name=name)
+
+
+async def keep_on(work: Work, name: str, *, telemetry: Telemetry, clock: Clock) -> None:
+    """Do *work* until it returns, or until this task is cancelled.
+
+    A CancelledError that nobody has sent to this task, as libraries raise for a lost connection,
+    is a failure like any other.
+
+    Args:
+        work: Called anew after each failure; what it needs to go on is in its object.
+        name: Names it in the log.
+        telemetry: Hears of each failure, as `background.failed`.
+        clock: Spreads the pauses, which double from one failure to the next.
+    """
+    pause_s = FIRST_PAUSE_S
+    while True:
+        began_at = clock.loop()
+        try:
+            await work()
+        except (Exception, asyncio.CancelledError) as error:
+            if _is_cancelled():
+                raise asyncio.CancelledError from error
+            if clock.loop() - began_at > LONGEST_PAUSE_S:
+                pause_s = FIRST_PAUSE_S
+            again_s = clock.jitter(pause_s)
+            telemetry.emit(
+                "background.failed",
+                cause=error,
+                work=name,
+                error=repr(error),
+                again_s=round(again_s, 1),
+            )
+        else:
+            return
+        await asyncio.sleep(again_s)
+        pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,144 @@
+"""Whether a service is ready: one that cannot read its queues is not, and says why."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gracekit import Context, Service
+from tests.service.kit import Doors, Fault, Life, World
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+def doors() -> Doors:
+    return Doors()
+
+
+@pytest.fixture
+def svc(doors: Doors) -> Service:
+    made = Service("compute")
+
+    @made.rpc
+    async def work(ctx: Context) -> str:
+        await doors.pass_("work")
+        return "done"
+
+    return made
+
+
+async def state(world: World, svc: Service) -> Any:
+    client = await world.client(svc)
+    return await client.prepare(namespace="gracekit", ops=True, timeout=5).call("state")
+
+
+async def pause_intake(world: World, svc: Service, doors: Doors) -> Life:
+    """A service that has paused for want of a place, and gets one when the door is opened."""
+    life = await world.start(svc, max_accepted=1)
+    client = await world.client(svc)
+    for _ in range(2):
+        await client.cast("work")
+    await doors.wait(1)
+    await asyncio.sleep(31)
+    return life
+
+
+async def test_a_service_that_cannot_read_for_half_a_minute_is_not_ready_and_says_why(
+    world: World, svc: Service, doors: Doors
+):
+    """
+    Its state tells it, its operators are told once; once it reads again it is ready.
+    """
+    life = await pause_intake(world, svc, doors)
+    life.plan("consume", Fault.REFUSED, times=40)
+    doors.open("work")
+    await asyncio.sleep(25)
+    assert (await state(world, svc))["ready"]
+    assert life.runtime.not_ready is None
+
+    await life.hears("service.deaf")
+
+    told = await state(world, svc)
+    assert (told["state"], told["ready"]) == ("serving", False)
+    why = "requests cannot be read: the transport's file stayed locked; nothing was done"
+    assert life.runtime.not_ready == why
+    assert (await world.verb(life, "status"))["not_ready"] == why
+
+    await life.hears("service.hears")
+    assert life.runtime.not_ready is None
+    assert (await state(world, svc))["ready"]
+    assert life.names().count("service.deaf") == 1
+
+
+async def test_a_lane_without_places_is_ready(world: World, svc: Service, doors: Doors):
+    """
+    Pausing for want of places is no failure to read.
+    """
+    life = await pause_intake(world, svc, doors)
+    await asyncio.sleep(60)
+
+    assert life.runtime.not_ready is None
+    doors.open("work")
+
+
+async def test_a_service_that_starts_or_stops_is_not_ready(
+    world: World, svc: Service, doors: Doors
+):
+    """
+    Ready means that new requests are taken.
+    """
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.cast("work")
+    await doors.wait(1)
+    life.ask_to_stop()
+    await life.hears("drain.started")
+
+    assert life.runtime.not_ready == "it is draining"
+    assert not (await state(world, svc))["ready"]
+    doors.open("work")
+    await life.wait_end()
+    assert life.runtime.not_ready == "it is stopped"
+
+
+@pytest.mark.parametrize(
+    ("part", "step"),
+    [
+        ("members", "beat"),
+        ("_retention", "abandoned"),
+        ("reconciler", "_pause_s"),
+        ("_jobs", "_run_told"),
+    ],
+)
+async def test_work_beside_requests_goes_on_after_a_fault(
+    world: World, svc: Service, part: str, step: str
+):
+    """
+    What nobody foresaw ends one round of it, is logged, and the next round comes.
+    """
+    rounds = []
+    world.expects_faults = True
+
+    @svc.periodic(every="10s")
+    async def refresh(ctx: Context) -> None:
+        """Declared so that there is a job."""
+
+    life = await world.start(svc)
+    owner = getattr(life.runtime, part)
+    real = getattr(owner, step)
+
+    def fails_once(*args: Any, **kwargs: Any) -> Any:
+        rounds.append(step)
+        if len(rounds) == 1:
+            raise ZeroDivisionError("nobody foresaw this")
+        return real(*args, **kwargs)
+
+    setattr(owner, step, fails_once)
+    await asyncio.sleep(200)
+
+    (told,) = life.told("background.failed")
+    assert "ZeroDivisionError" in told["error"]
+    assert len(rounds) > 2
