@@ -29,6 +29,7 @@ from weakref import WeakSet
 import anyio
 import anyio.to_thread
 
+from gracekit import streams
 from gracekit.exits import ExitCode
 from gracekit.life import Identity, Judgement, Life, judge, look, read_identity
 from gracekit.signals import WATCHED_SIGNALS, SignalWatcher
@@ -37,6 +38,7 @@ BEFORE_ALARM_S: Final = 0.1
 """An exit code that is on record must not turn into a death by SIGALRM."""
 FAILPOINT_VARIABLE: Final = "GRACEKIT_FAILPOINT"
 STANDARD_ERROR: Final = 2
+LAST_WORDS_S: Final = 1.0
 
 Phase = Literal["before", "after"]
 T = TypeVar("T")
@@ -258,11 +260,14 @@ class Process:
         timer.start()
 
     def exit_now(self, code: int) -> NoReturn:
-        """Leave without finally, atexit or joining threads; flushes only the two streams."""
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
+        """Leave without finally, atexit or joining threads; logs and streams have a moment."""
+        streams.flush(self._moment_s())
         os._exit(code)
+
+    def _moment_s(self) -> float:
+        """A second, and less if the alarm is near: the exit code would be lost."""
+        left_s = signal.getitimer(signal.ITIMER_REAL)[0]
+        return min(LAST_WORDS_S, left_s / 2) if left_s else LAST_WORDS_S
 
 
 def _heed_alarm() -> None:

@@ -30,7 +30,7 @@ from typing import Any, Final, Literal, Self, get_args
 import anyio
 import anyio.to_thread
 
-from gracekit import background, sdnotify
+from gracekit import background, sdnotify, streams
 from gracekit.clock import Clock
 from gracekit.config import Settings, did_you_mean, load, redact_url, sqlite_path
 from gracekit.control import Control
@@ -95,6 +95,8 @@ from gracekit.tracker.tracker import Tracker
 MIGRATIONS: Final = "gracekit.store.migrations"
 LAST_STEPS: Final = 3
 """Each has `exit_margin_s` once the stop is on record: executors, other tasks, other threads."""
+FLUSH_S: Final = 0.5
+"""What logs and standard streams get at the end of a process."""
 DEAF_AFTER_S: Final = 30.0
 """A service that could not read its queues for so long is not ready."""
 COLLECT_AFTER: Final = (20_000, 5, 10)
@@ -684,6 +686,7 @@ class Runtime:
         self.telemetry.emit("run.lost", error=why)
         self.coordinator.fail(why)
         self.request_stop(source="error", by="life", reason=why[:200])
+
     def _listen(self) -> None:
         """Notice that a lane cannot be read, or can again."""
         now, deaf = self._clock.loop(), {}
@@ -945,17 +948,16 @@ def run_service(service: Service, settings: Settings | None = None) -> int:
         signals = runtime.take_signals(for_good=True)  # a stop may come before there is a loop
         calm_collector()
         report = _run_to_the_end(runtime)
-        if not _threads_ended(runtime.settings.exit_margin_s):
+        # The interpreter would wait for either without a limit.
+        if not _threads_ended(runtime.settings.exit_margin_s) or not streams.flush(FLUSH_S):
             runtime.exit_now(report)
         # The interpreter's last collections would walk every module: a tenth of a second and more,
         # in which a supervisor waits. What is frozen is not walked; nothing needs it any more.
         gc.freeze()
     except GracekitError as error:
-        print(f"gracekit: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-        return int(_exit_code(error))
+        return _end_with(_exit_code(error), f"gracekit: {type(error).__name__}: {error}")
     except Exception:  # noqa: BLE001 - an on_start of the application, or a fault of ours
-        traceback.print_exc()
-        return int(ExitCode.INTERNAL)
+        return _end_with(ExitCode.INTERNAL, traceback.format_exc().rstrip())
     if signals.first == signal.SIGINT and sys.stdin is not None and sys.stdin.isatty():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
@@ -1014,6 +1016,13 @@ def _others_ended(loop: asyncio.AbstractEventLoop, within_s: float) -> bool:
     except BaseException:  # noqa: BLE001 - SystemExit out of one of them: the end is on record
         return False
     return not left
+
+
+def _end_with(code: ExitCode, why: str) -> int:
+    """The code to leave with, when standard error has been told why."""
+    if not streams.say(why) or not streams.flush(FLUSH_S):
+        os._exit(int(code))  # nobody reads them, and the interpreter would wait for ever
+    return int(code)
 
 
 def calm_collector() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import io
 import json
 import logging
 import math
@@ -28,6 +29,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 
 from gracekit.config import did_you_mean, redact_url
 from gracekit.errors import GracekitError
+from gracekit.streams import LineHandler
 from gracekit.tracing import Tracing
 
 LOGGER: Final = "gracekit"
@@ -380,6 +382,9 @@ def configure_logging(
 ) -> None:
     """Send all logs of this process to *stream*; for the command line, never for embedded use.
 
+    Where the stream is a file of the system, a thread writes them: one that nobody reads
+    stops neither the event loop nor a drain.
+
     Args:
         log_format: `text` lines, `json` lines, or `auto`: text on a terminal.
         level: Lowest level shown.
@@ -387,11 +392,22 @@ def configure_logging(
     """
     out = sys.stdout if stream is None else stream
     text = log_format == "text" or (log_format == "auto" and out.isatty())
-    handler = logging.StreamHandler(out)
+    handler = _handler(out)
     handler.setFormatter(TextFormatter() if text else JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+
+
+def _handler(out: TextIO) -> logging.Handler:
+    try:
+        handler = LineHandler(out)
+    except (OSError, ValueError):  # it is in memory, or closed
+        return logging.StreamHandler(out)
+    if isinstance(out, io.TextIOWrapper):
+        # The handler writes past its buffer: what the application prints must not lag behind.
+        out.reconfigure(line_buffering=True)
+    return handler
 
 
 class TextFormatter(logging.Formatter):

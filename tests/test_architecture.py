@@ -20,7 +20,7 @@ _ABOVE_REQUESTS: Final = {"control", "dispatcher", "hands", "periodic"}
 # From the ground up. A module imports from the floors below its own; modules of one floor do not
 # know each other, except inside one package (store, rpc, ...) and where SAME_FLOOR allows it.
 FLOORS: Final = (
-    {"errors", "exits", "clock", "signals", "life", "process"},
+    {"errors", "exits", "clock", "signals", "streams", "life", "process"},
     {"background", "config", "telemetry", "tracing", "sdnotify"},
     {"store"},
     {"rpc", "tracker", "leases"},
@@ -38,7 +38,7 @@ ENTRANCES: Final = {"", "__main__"}  # `gracekit` itself and `python -m gracekit
 
 # The words of the ground floor name each other, and the upper rooms are one flat each.
 SAME_FLOOR: Final = (
-    {"errors", "exits", "clock", "signals", "life", "process"},
+    {"errors", "exits", "clock", "signals", "streams", "life", "process"},
     {"background", "config", "telemetry", "tracing", "sdnotify"},
     _ABOVE_REQUESTS,
     {"service", "runtime"},

@@ -7,15 +7,19 @@ import gc
 import io
 import json
 import logging
+import os
+import select
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gracekit import Runtime, Service, Settings
+from gracekit import Runtime, Service, Settings, streams
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.telemetry import (
     CATALOGUE,
@@ -29,6 +33,7 @@ from gracekit.telemetry import (
     escape,
 )
 from gracekit.tracker.tracker import Tracker
+from tests.process.helpers import fill
 
 PACKAGE = Path(__file__).resolve().parent.parent / "gracekit"
 
@@ -287,6 +292,79 @@ def test_auto_means_text_on_a_terminal(root):
     Telemetry().emit("drain.started", source="signal", by="pid 1 (root)")
 
     assert stream.getvalue().endswith(' INFO    drain.started source=signal by="pid 1 (root)"\n')
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[tuple[int, TextIO]]:
+    """The end to read from, and a stream on the other end that takes nothing more."""
+    reading, writing = os.pipe()
+    fill(writing)
+    with os.fdopen(writing, "w", encoding="utf-8") as stream:
+        yield reading, stream
+        os.close(reading)
+
+
+def read_lines(reading: int) -> list[str]:
+    """All that comes within a moment, without what filled the pipe."""
+    data = b""
+    while select.select([reading], [], [], 0.5)[0]:
+        data += os.read(reading, 65536)
+    return data.decode().lstrip("x").splitlines()
+
+
+def test_what_a_full_stream_does_not_take_is_counted_and_said(root, full_pipe, monkeypatch):
+    """
+    Who logs never waits; so many lines are kept, and the others are told of when there is room.
+    """
+    monkeypatch.setattr(streams, "MOST_LINES", 100)
+    reading, stream = full_pipe
+    configure_logging("text", stream=stream)
+    for n in range(150):
+        logging.getLogger("app").info("line %d", n)
+
+    lines = read_lines(reading)
+    logging.getLogger("app").info("again")
+    lines += read_lines(reading)
+
+    kept = [line for line in lines if "line " in line]
+    assert 100 <= len(kept) <= 102  # the writer may have taken one out before it got stuck
+    assert kept[-1].endswith(f"line {len(kept) - 1}")
+    assert lines[-2].endswith(f"{150 - len(kept)} log lines were dropped: nobody read the stream")
+    assert lines[-1].endswith("app: again")
+
+
+def test_a_flush_waits_for_the_stream_no_longer_than_its_bound(root, full_pipe):
+    """
+    False if it was not taken in time; true once it is.
+    """
+    reading, stream = full_pipe
+    configure_logging("text", stream=stream)
+    logging.getLogger("app").info("last words")
+    began_at = time.monotonic()
+
+    assert not streams.flush(0.2)
+    assert time.monotonic() - began_at < 2.0
+
+    assert read_lines(reading)[-1].endswith("app: last words")
+    assert streams.flush(10.0)
+
+
+def test_a_forked_child_writes_its_own_lines_and_not_those_of_its_parent(root, full_pipe):
+    """
+    The thread that writes stays in the parent; a line is neither lost nor written twice.
+    """
+    reading, stream = full_pipe
+    configure_logging("text", stream=stream)
+    logging.getLogger("app").info("of the parent")
+    child = os.fork()
+    if child == 0:
+        logging.getLogger("app").info("of the child")
+        os._exit(0)
+
+    lines = read_lines(reading)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert sorted(line.rpartition(": ")[2] for line in lines) == ["of the child", "of the parent"]
 
 
 def test_embedded_use_leaves_the_root_logger_alone(root):

@@ -7,6 +7,7 @@ busy. Stores are read through read-only connections of the same SQLite that the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -136,6 +137,7 @@ class Site:
         self.url = f"sqlite:///{self.transport}"
         self._effects = root / "effects"
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._unread: list[int] = []
 
     # -- processes -----------------------------------------------------------------
 
@@ -146,6 +148,18 @@ class Site:
     def start_cli(self, **settings: object) -> ServiceProcess:
         """The same through `gracekit run`."""
         return self._start([sys.executable, "-m", "gracekit", "run", "served:svc"], settings)
+
+    def start_unread(self, *, cli: bool = True, **settings: object) -> ServiceProcess:
+        """Its standard output and error are a pipe that is full, and that nobody reads."""
+        reading, writing = os.pipe()
+        fill(writing)
+        self._unread.append(reading)
+        command = [sys.executable, "-m", "gracekit", "run", "served:svc"]
+        served = [sys.executable, str(HERE / "served.py")]
+        try:
+            return self._start(command if cli else served, settings, output=writing)
+        finally:
+            os.close(writing)
 
     def start_deaf_to_alarm(self, **settings: object) -> ServiceProcess:
         """From a parent that ignores and blocks SIGALRM, which an exec does not undo."""
@@ -165,7 +179,9 @@ class Site:
         """The service as a child of another command, for example in namespaces of its own."""
         return self._start([*prefix, sys.executable, str(HERE / "served.py")], settings)
 
-    def _start(self, command: list[str], settings: dict[str, object]) -> ServiceProcess:
+    def _start(
+        self, command: list[str], settings: dict[str, object], *, output: int | None = None
+    ) -> ServiceProcess:
         given = {
             "transport_url": self.url,
             "store_url": f"sqlite:///{self.store}",
@@ -179,7 +195,7 @@ class Site:
             popen = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=out if output is None else output,
                 stderr=subprocess.STDOUT,
                 cwd=self.root,
                 env=_environment(given),
@@ -217,6 +233,8 @@ class Site:
             if popen.poll() is None:
                 popen.kill()
             popen.wait()
+        for reading in self._unread:
+            os.close(reading)
 
     # -- the world -----------------------------------------------------------------
 
@@ -254,6 +272,16 @@ class Site:
     async def in_state(self, request_id: str, state: str) -> None:
         await until(lambda: self.state(request_id) == state, f"{request_id} {state}")
 
+    async def found(self, sql: str) -> dict[str, Any]:
+        """Wait until the store, which may not be there yet, has such a row; returns the first."""
+
+        def look() -> list[dict[str, Any]]:
+            with contextlib.suppress(apsw.Error):
+                return self.rows(sql)
+            return []
+
+        return (await until(look, f"a row: {sql}"))[0]
+
     def transient(self) -> list[dict[str, Any]]:
         """Rows that are not terminal."""
         marks = ", ".join("?" * len(TRANSIENT))
@@ -267,6 +295,15 @@ class Site:
     def transport_rows(self, sql: str) -> list[dict[str, Any]]:
         """Rows of the transport's file."""
         return read_rows(self.transport, sql, ())
+
+
+def fill(pipe: int) -> None:
+    """Write into a pipe until it takes no more."""
+    os.set_blocking(pipe, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(pipe, b"x" * 512)
+    os.set_blocking(pipe, True)
 
 
 def read_rows(path: Path, sql: str, params: Iterable[object]) -> list[dict[str, Any]]:
