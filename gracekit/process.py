@@ -218,8 +218,8 @@ class Process:
     def arm_alarm(self, seconds: float) -> None:
         """Let the kernel end this process after *seconds*, whatever Python is doing.
 
-        SIGALRM has its default action and is not blocked (`watch_signals`), so
-        this works even while C code holds the interpreter's lock.
+        SIGALRM has its default action, or as PID 1 a handler in C, and is not blocked
+        (`watch_signals`), so this works even while C code holds the interpreter's lock.
         """
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -277,7 +277,21 @@ def _heed_alarm() -> None:
     """
     if signal.getsignal(signal.SIGALRM) is signal.SIG_IGN:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    if os.getpid() == 1 and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+        _exit_at_alarm()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+
+
+def _exit_at_alarm() -> None:
+    """Make libc's `_exit` the handler of SIGALRM: the process ends with code 14.
+
+    The kernel drops every signal of PID 1 that has no handler, so the default action would be
+    none. A handler in C needs no interpreter, whose lock a stuck process may hold.
+    """
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal(signal.SIGALRM, ctypes.cast(libc._exit, ctypes.c_void_p))
 
 
 def _failpoint(text: str) -> tuple[tuple[Point, Phase] | None, int]:

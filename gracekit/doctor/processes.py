@@ -97,12 +97,15 @@ def check_stop_signals(pid: int, root: Path = proc.PROC) -> Finding:
 
 
 def check_alarm(pid: int, root: Path = proc.PROC) -> Finding:
-    """SIGALRM ends a process that outlives its hard limit, by its default action."""
+    """SIGALRM ends a process that outlives its hard limit: by its default action, or a handler."""
     check = f"alarm of {pid}"
     masks = proc.masks_of(pid, root)
     if masks is None:
         return skip(check, "its signals may not be looked at from here")
-    if signal.SIGALRM in masks.blocked | masks.ignored | masks.caught:
+    untouched = signal.SIGALRM not in masks.blocked | masks.ignored
+    if proc.inner_pid(pid, root)[1] == 1:
+        return _alarm_of_first(check, is_caught=untouched and signal.SIGALRM in masks.caught)
+    if not untouched or signal.SIGALRM in masks.caught:
         return fail(
             check,
             "SIGALRM is blocked, ignored or caught: the kernel cannot end a stuck process at its "
@@ -110,6 +113,18 @@ def check_alarm(pid: int, root: Path = proc.PROC) -> Finding:
             "leave SIGALRM alone in the application",
         )
     return ok(check, "SIGALRM has its default action, which ends a stuck process")
+
+
+def _alarm_of_first(check: str, *, is_caught: bool) -> Finding:
+    if is_caught:
+        return ok(check, "it is PID 1, and SIGALRM has a handler, which ends a stuck process")
+    return fail(
+        check,
+        "it is PID 1, for which the kernel drops SIGALRM where it has no handler: a process that "
+        "is stuck outlives its hard limit",
+        "run it by `gracekit run` or svc.run(), or embed Runtime with signals=True; or let an init "
+        "such as tini be PID 1",
+    )
 
 
 def check_inherited(root: Path = proc.PROC) -> Finding:

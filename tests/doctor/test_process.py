@@ -129,6 +129,26 @@ def test_the_kernels_alarm_must_keep_its_default(tmp_path, mask):
     assert check_alarm(7, tmp_path).level is Level.FAIL
 
 
+@pytest.mark.parametrize(
+    ("masks", "level"),
+    [
+        ({}, Level.FAIL),
+        ({"caught": [signal.SIGALRM]}, Level.OK),
+        ({"caught": [signal.SIGALRM], "blocked": [signal.SIGALRM]}, Level.FAIL),
+        ({"ignored": [signal.SIGALRM]}, Level.FAIL),
+    ],
+)
+def test_as_pid_1_the_alarm_needs_a_handler(tmp_path, masks, level):
+    """
+    The kernel drops what has none there; a container's PID 1 has another number outside.
+    """
+    process(tmp_path, 1, "gracekit", **masks)
+    process(tmp_path, 4711, "gracekit", inner=1, **masks)
+
+    assert check_alarm(1, tmp_path).level is level
+    assert check_alarm(4711, tmp_path).level is level
+
+
 def test_masks_are_those_of_the_kernel():
     """
     A real child that ignores SIGTERM and blocks SIGALRM is read as such.

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
+import pytest
 
 T = TypeVar("T")
 
@@ -63,6 +64,7 @@ class ServiceProcess:
         self._site = site
         self._popen = popen
         self._log = log
+        self.target = popen.pid  # who gets its signals
 
     @property
     def pid(self) -> int:
@@ -93,7 +95,7 @@ class ServiceProcess:
         return self
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
+        os.kill(self.target, number)
 
     def terminate(self) -> None:
         self.signal(signal.SIGTERM)
@@ -160,6 +162,19 @@ class Site:
             return self._start(command if cli else served, settings, output=writing)
         finally:
             os.close(writing)
+
+    async def start_as_pid_1(self, **settings: object) -> ServiceProcess:
+        """In a pid namespace of its own, as in a container; skips where that is not allowed."""
+        command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+        may = await asyncio.to_thread(
+            subprocess.run, [*command, "true"], capture_output=True, check=False
+        )
+        if may.returncode != 0:
+            pytest.skip(f"no pid namespace: {may.stderr.decode().strip()}")
+        outer = self._start([*command, sys.executable, str(HERE / "served.py")], settings)
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+        outer.target = int(await until(children.read_text, "the process in its namespace"))
+        return outer
 
     def start_deaf_to_alarm(self, **settings: object) -> ServiceProcess:
         """From a parent that ignores and blocks SIGALRM, which an exec does not undo."""

@@ -95,6 +95,35 @@ async def test_inherited_deafness_to_the_alarm_does_not_keep_a_blocked_process(
     assert await first.exit_code(HARD_LIMIT_S + ALARM_S + SLACK_S) == BY_ALARM, first.log
 
 
+@pytest.mark.parametrize("method", [served.block_loop, served.hold_interpreter])
+async def test_the_alarm_ends_a_blocked_process_that_is_pid_1(
+    site: Site, client: RpcClient, method: Method[..., Any]
+) -> None:
+    """
+    The kernel drops SIGALRM's default action there: the process leaves by itself, with code 14.
+    """
+    first = await (await site.start_as_pid_1(**TIMES)).serving()
+    await client.cast(method, disk="d1")
+    (start,) = await site.effect("start", "d1")
+    assert start.pid == 1
+
+    first.terminate()
+
+    assert await first.exit_code(HARD_LIMIT_S + ALARM_S + SLACK_S) == signal.SIGALRM, first.log
+
+
+async def test_a_process_that_is_pid_1_drains_as_any_other(site: Site, client: RpcClient) -> None:
+    """
+    Its signals arrive, and its exit code is the drain's.
+    """
+    first = await (await site.start_as_pid_1(**TIMES)).serving()
+    assert await client.prepare(timeout=30).call(served.slow, key="k", s=0.0) == "k"
+
+    first.terminate()
+
+    assert await first.exit_code(HARD_LIMIT_S + SLACK_S) == 0, first.log
+
+
 async def test_hanging_task_is_errored_by_the_next_start_of_its_host(
     site: Site, client: RpcClient
 ) -> None:
