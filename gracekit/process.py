@@ -32,7 +32,7 @@ import anyio.to_thread
 from gracekit import streams
 from gracekit.exits import ExitCode
 from gracekit.life import Identity, Judgement, Life, judge, look, read_identity
-from gracekit.signals import WATCHED_SIGNALS, SignalWatcher
+from gracekit.signals import SignalWatcher, watched_signals
 
 BEFORE_ALARM_S: Final = 0.1
 """An exit code that is on record must not turn into a death by SIGALRM."""
@@ -233,7 +233,7 @@ class Process:
         Must be called in the main thread, before other threads are started.
         """
         _heed_alarm()
-        return SignalWatcher(on_signal, WATCHED_SIGNALS)
+        return SignalWatcher(on_signal, watched_signals())
 
     def threads(self, number: int) -> Threads:
         """Worker threads of one lane."""
@@ -291,7 +291,8 @@ def _exit_at_alarm() -> None:
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal.restype = ctypes.c_void_p
-    libc.signal(signal.SIGALRM, ctypes.cast(libc._exit, ctypes.c_void_p))
+    leave = ctypes.cast(libc._exit, ctypes.c_void_p)  # noqa: SLF001 - so named in C
+    libc.signal(signal.SIGALRM, leave)
 
 
 def _failpoint(text: str) -> tuple[tuple[Point, Phase] | None, int]:

@@ -77,7 +77,7 @@ from gracekit.shutdown import (
     ShutdownCoordinator,
     StopRequest,
 )
-from gracekit.signals import DUMP_SIGNAL, WATCHED_SIGNALS
+from gracekit.signals import DUMP_SIGNAL, HANGUP_SIGNAL, WATCHED_SIGNALS
 from gracekit.store.bell import Bell, ring
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.files import identity_of
@@ -93,6 +93,7 @@ from gracekit.tracker.task import Lane, TrackedTask
 from gracekit.tracker.tracker import Tracker
 
 MIGRATIONS: Final = "gracekit.store.migrations"
+STANDARD_INPUT: Final = 0
 LAST_STEPS: Final = 3
 """Each has `exit_margin_s` once the stop is on record: executors, other tasks, other threads."""
 FLUSH_S: Final = 0.5
@@ -118,9 +119,11 @@ class Runtime:
         settings: None for the environment's.
         signals: Whether this Runtime owns the process's stop signals and its kernel
             alarm, from `open` to the end of its drain: SIGTERM and SIGINT drain, a
-            second SIGINT or SIGQUIT hands over at once. Then the old handlers are
-            back. The alarm stays only where the report says `must_die`: a handler
-            is still running, and only the end of the process frees its lease.
+            second SIGINT or SIGQUIT hands over at once. SIGHUP, unless the program has
+            a handler for it, drains where standard input is a terminal, and is
+            ignored elsewhere. Then the old handlers are back. The alarm stays only
+            where the report says `must_die`: a handler is still running, and only the
+            end of the process frees its lease.
         process: The process port.
         clock: The clock port.
         engine: The store port; None opens `settings.store_url`.
@@ -824,6 +827,11 @@ class Runtime:
         """A signal, on the loop; kept until it is open. *at*: loop time at which it arrived."""
         self._when_open(lambda: self._obey(number, at))
 
+    def ignore_hangup(self) -> None:
+        """SIGHUP, on the loop, where no terminal can have been closed."""
+        text = "SIGHUP is ignored: there is nothing to reload; SIGTERM drains"
+        self.telemetry.emit("signal.hint", text=text)
+
     def _obey(self, number: int, at: float) -> None:
         name = signal.Signals(number).name
         again, self._interrupted = self._interrupted, self._interrupted or number == signal.SIGINT
@@ -884,12 +892,15 @@ class _Signals:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._came: deque[tuple[int, float]] = deque()  # and not yet handed on
         self.for_good = False
+        self._has_terminal = False
         self.first: int | None = None
 
     def take(self, *, for_good: bool) -> None:
         """Watch them; once. Those that come before `follow` wait."""
         if self._watch is None:
             self.for_good = for_good
+            # Now: a terminal that has been closed is none any more.
+            self._has_terminal = os.isatty(STANDARD_INPUT)
             watch = self._process.watch_signals(self._arrive)
             watch.__enter__()
             self._watch = watch
@@ -903,6 +914,11 @@ class _Signals:
         """In the signal thread."""
         if number == DUMP_SIGNAL:
             self._runtime.dump_stacks()
+            return
+        if number == HANGUP_SIGNAL and not self._has_terminal:
+            if self._loop is not None:
+                with contextlib.suppress(RuntimeError):  # the loop has just closed
+                    self._loop.call_soon_threadsafe(self._runtime.ignore_hangup)
             return
         # What loop.time() is; a virtual loop has no signals.
         self._came.append((number, time.monotonic()))

@@ -28,8 +28,9 @@ from typing import Any, Final, NamedTuple, Self
 from gracekit.errors import DeclarationError
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+HANGUP_SIGNAL: Final = signal.SIGHUP
 DUMP_SIGNAL: Final = signal.SIGUSR1
-WATCHED_SIGNALS: Final = (*STOP_SIGNALS, DUMP_SIGNAL)
+WATCHED_SIGNALS: Final = (*STOP_SIGNALS, HANGUP_SIGNAL, DUMP_SIGNAL)
 
 # What travels through the socket, in the order in which it happened: a signal's number, written by
 # the C handler; and one of these, written by the Python handler, which runs later. Together they
@@ -37,6 +38,15 @@ WATCHED_SIGNALS: Final = (*STOP_SIGNALS, DUMP_SIGNAL)
 _SEEN: Final = 64  # plus a number, which is at most 64: the handler ran, and the wake-up was ours
 _TAKEN: Final = 128  # plus a number: it ran, and the wake-up was somebody else's
 _END: Final = 0
+
+
+def watched_signals() -> tuple[signal.Signals, ...]:
+    """What a service watches: SIGHUP only where it would end the process.
+
+    `nohup` has had it ignored, and a program may reload something by it.
+    """
+    spared = signal.getsignal(HANGUP_SIGNAL) is not signal.SIG_DFL
+    return tuple(n for n in WATCHED_SIGNALS if not (spared and n == HANGUP_SIGNAL))
 
 
 class SignalWatcher:

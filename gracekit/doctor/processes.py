@@ -153,7 +153,7 @@ def check_terminal(pid: int, root: Path = proc.PROC) -> Finding:
         return ok(check, "no terminal")
     return warn(
         check,
-        f"{terminal}: when that terminal closes, SIGHUP ends the process without a drain",
+        f"{terminal}: when that terminal closes, SIGHUP stops the service, by a drain",
         "run it under systemd, a container or another supervisor",
     )
 

@@ -19,13 +19,15 @@ def process(
     caught: Iterable[int] = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT),
     environment: dict[str, str] | None = None,
     cgroup: str = "/",
+    inner: int | None = None,
 ) -> None:
-    """One process, as the kernel would show it."""
+    """One process, as the kernel would show it; *inner*: its pid in a namespace of its own."""
     directory = proc / str(pid)
     (directory / "fd").mkdir(parents=True)
     (directory / "cmdline").write_text("".join(f"{word}\0" for word in command))
     masks = {"SigBlk": blocked, "SigIgn": ignored, "SigCgt": caught}
     lines = [f"Name:\t{command[0]}", f"PPid:\t{parent}"]
+    lines += [f"NSpid:\t{pid}\t{inner}"] if inner is not None else []
     lines += [f"{name}:\t{_mask(numbers):016x}" for name, numbers in masks.items()]
     (directory / "status").write_text("\n".join(lines) + "\n")
     pairs = (environment or {}).items()

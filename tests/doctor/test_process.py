@@ -198,7 +198,7 @@ def test_a_process_that_is_gone_fails(tmp_path):
 @pytest.mark.parametrize(("target", "level"), [("/dev/pts/3", Level.WARN), ("/dev/null", Level.OK)])
 def test_a_terminal_as_standard_input_is_told(tmp_path, target, level):
     """
-    When it closes, SIGHUP ends the process.
+    When it closes, SIGHUP stops the service.
     """
     process(tmp_path, 7, "gracekit")
     (tmp_path / "7" / "fd" / "0").symlink_to(target)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -140,6 +141,7 @@ class Site:
         self._effects = root / "effects"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._unread: list[int] = []
+        self._terminal: int | None = None
 
     # -- processes -----------------------------------------------------------------
 
@@ -162,6 +164,21 @@ class Site:
             return self._start(command if cli else served, settings, output=writing)
         finally:
             os.close(writing)
+
+    def start_at_terminal(self, *, nohup: bool = False, **settings: object) -> ServiceProcess:
+        """Its standard input is its controlling terminal; `close_terminal` hangs up."""
+        self._terminal, slave = pty.openpty()
+        command = [*(["nohup"] if nohup else []), sys.executable, str(HERE / "served.py")]
+        try:
+            return self._start(["setsid", "--ctty", *command], settings, stdin=slave)
+        finally:
+            os.close(slave)
+
+    def close_terminal(self) -> None:
+        """The kernel sends SIGHUP to the process whose terminal it is."""
+        assert self._terminal is not None
+        os.close(self._terminal)
+        self._terminal = None
 
     async def start_as_pid_1(self, **settings: object) -> ServiceProcess:
         """In a pid namespace of its own, as in a container; skips where that is not allowed."""
@@ -195,7 +212,12 @@ class Site:
         return self._start([*prefix, sys.executable, str(HERE / "served.py")], settings)
 
     def _start(
-        self, command: list[str], settings: dict[str, object], *, output: int | None = None
+        self,
+        command: list[str],
+        settings: dict[str, object],
+        *,
+        stdin: int = subprocess.DEVNULL,
+        output: int | None = None,
     ) -> ServiceProcess:
         given = {
             "transport_url": self.url,
@@ -209,7 +231,7 @@ class Site:
         with log.open("wb") as out:
             popen = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=out if output is None else output,
                 stderr=subprocess.STDOUT,
                 cwd=self.root,
@@ -250,6 +272,8 @@ class Site:
             popen.wait()
         for reading in self._unread:
             os.close(reading)
+        if self._terminal is not None:
+            os.close(self._terminal)
 
     # -- the world -----------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 
 import pytest
 
@@ -33,6 +34,41 @@ async def test_term_before_the_start_has_finished_ends_in_one_clean_up(site: Sit
     assert (service.run["stop_by"], service.run["exit_code"]) == ("SIGTERM", 0)
     subscriptions = "SELECT count(*) AS n FROM subscription"
     assert site.transport_rows(subscriptions) == [{"n": 0}]
+
+
+async def test_a_closed_terminal_drains(site: Site, client: RpcClient) -> None:
+    """
+    SIGHUP from the terminal that is standard input is a stop like SIGTERM: what runs ends.
+    """
+    service = await site.start_at_terminal().serving()
+    await client.cast(served.through_drain, key="k", s=0.2)
+    await site.effect("start", "k")
+
+    site.close_terminal()
+
+    assert await service.exit_code() == 0, service.log
+    assert site.seen("done", "k")
+    assert service.run["stop_by"] == "SIGHUP"
+
+
+@pytest.mark.parametrize("nohup", [False, True], ids=["no terminal", "nohup"])
+async def test_a_hangup_that_means_no_terminal_is_ignored(
+    site: Site, client: RpcClient, nohup: bool
+) -> None:
+    """
+    Where standard input is no terminal it is somebody's "reload"; under nohup it is not for us.
+    """
+    service = await (site.start_at_terminal(nohup=True) if nohup else site.start()).serving()
+
+    service.signal(signal.SIGHUP)
+    if nohup:
+        site.close_terminal()
+    else:
+        await service.wait_log("SIGHUP is ignored")
+
+    assert await client.prepare(timeout=30).call(served.slow, key="k", s=0.3) == "k"
+    assert await service.stop() == 0
+    assert service.run["stop_by"] == "SIGTERM"
 
 
 async def test_term_while_on_start_is_stuck_in_a_thread_leaves_at_once(site: Site) -> None:
