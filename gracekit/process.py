@@ -21,7 +21,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar, Final, Literal, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
@@ -32,7 +31,7 @@ import anyio.to_thread
 from gracekit import streams
 from gracekit.exits import ExitCode
 from gracekit.life import Identity, Judgement, Life, judge, look, read_identity
-from gracekit.signals import SignalWatcher, watched_signals
+from gracekit.signals import SignalWatch, SignalWatcher, watched_signals
 
 BEFORE_ALARM_S: Final = 0.1
 """An exit code that is on record must not turn into a death by SIGALRM."""
@@ -227,7 +226,7 @@ class Process:
         """Withdraw the alarm."""
         signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def watch_signals(self, on_signal: Callable[[int], None]) -> AbstractContextManager[object]:
+    def watch_signals(self, on_signal: Callable[[int], None]) -> SignalWatch:
         """Have signals call *on_signal*, in a thread of its own; see `SignalWatcher`.
 
         Must be called in the main thread, before other threads are started.

@@ -19,8 +19,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -77,7 +76,7 @@ from gracekit.shutdown import (
     ShutdownCoordinator,
     StopRequest,
 )
-from gracekit.signals import DUMP_SIGNAL, HANGUP_SIGNAL, WATCHED_SIGNALS
+from gracekit.signals import DUMP_SIGNAL, HANGUP_SIGNAL, WATCHED_SIGNALS, SignalWatch
 from gracekit.store.bell import Bell, ring
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.files import identity_of
@@ -665,6 +664,7 @@ class Runtime:
         while True:
             self._look_at_files()
             self._listen()
+            self._keep_signals()
             with contextlib.suppress(StoreError):
                 taken = await self.members.beat(self.phase.state.value)
                 if taken is not None:
@@ -689,6 +689,12 @@ class Runtime:
         self.telemetry.emit("run.lost", error=why)
         self.coordinator.fail(why)
         self.request_stop(source="error", by="life", reason=why[:200])
+
+    def _keep_signals(self) -> None:
+        """A handler, or a library that it uses, may have taken or ignored them."""
+        if self._signals is not None:
+            for number, by in self._signals.take_back().items():
+                self.telemetry.emit("signal.taken", signal=number.name, by=by)
 
     def _listen(self) -> None:
         """Notice that a lane cannot be read, or can again."""
@@ -888,7 +894,7 @@ class _Signals:
     def __init__(self, runtime: Runtime, process: Process) -> None:
         self._runtime = runtime
         self._process = process
-        self._watch: AbstractContextManager[object] | None = None
+        self._watch: SignalWatch | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._came: deque[tuple[int, float]] = deque()  # and not yet handed on
         self.for_good = False
@@ -909,6 +915,10 @@ class _Signals:
         """Hand them to the Runtime, on the loop that runs here."""
         self._loop = asyncio.get_running_loop()
         self._deliver()
+
+    def take_back(self) -> Mapping[signal.Signals, str]:
+        """Where something has replaced their handlers: set ours again, and say what it was."""
+        return {} if self._watch is None else self._watch.take_back()
 
     def _arrive(self, number: int) -> None:
         """In the signal thread."""

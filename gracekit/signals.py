@@ -21,9 +21,9 @@ import socket
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 from gracekit.errors import DeclarationError
 
@@ -47,6 +47,26 @@ def watched_signals() -> tuple[signal.Signals, ...]:
     """
     spared = signal.getsignal(HANGUP_SIGNAL) is not signal.SIG_DFL
     return tuple(n for n in WATCHED_SIGNALS if not (spared and n == HANGUP_SIGNAL))
+
+
+class SignalWatch(Protocol):
+    """Signals in our hands, until the block ends; `SignalWatcher` in a real process."""
+
+    def __enter__(self) -> object:
+        """Take them."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> object:
+        """Give them back."""
+
+    def take_back(self) -> Mapping[signal.Signals, str]:
+        """See `SignalWatcher.take_back`."""
+        ...
 
 
 class SignalWatcher:
@@ -109,6 +129,14 @@ class SignalWatcher:
         self._close()
 
     # -- in the main thread ---------------------------------------------------------
+
+    def take_back(self) -> dict[signal.Signals, str]:
+        """Set our handlers again where others stand in their place; says what stood there."""
+        found = {number: signal.getsignal(number) for number in self._old_handlers}
+        lost = {number: handler for number, handler in found.items() if handler != self._handle}
+        for number in lost:
+            signal.signal(number, self._handle)
+        return {number: _name_of(handler) for number, handler in lost.items()}
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         """Run by the interpreter some time after the byte was written."""
@@ -183,6 +211,14 @@ class SignalWatcher:
         except Exception:
             # The next signal may be the one that ends a stuck drain: this thread goes on.
             logging.getLogger("gracekit").exception("the callback of signal %d failed", number)
+
+
+def _name_of(handler: Any) -> str:
+    """A handler for people: `SIG_IGN`, or a function's module and name."""
+    if isinstance(handler, signal.Handlers):
+        return handler.name
+    name = getattr(handler, "__qualname__", None)
+    return f"{handler.__module__}.{name}" if name else repr(handler)
 
 
 class _Descriptor(NamedTuple):

@@ -78,6 +78,7 @@ _EVENTS: Final = (
     _event("service.quieted", _I, "Intake is closed, and may be resumed."),
     _event("service.stopped", _I, "The run is over.", "service instance run exit_code"),
     _event("signal.received", _I, "A signal came.", "signal"),
+    _event("signal.taken", _W, "Something had replaced its handler; ours is back.", "signal by"),
     _event("signal.hint", _I, "What another signal would do.", "text"),
     _event(
         "loop.left",

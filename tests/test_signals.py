@@ -317,6 +317,26 @@ def test_a_handler_that_replaced_ours_stays():
         signal.signal(signal.SIGQUIT, old)
 
 
+def test_handlers_that_were_replaced_can_be_taken_back():
+    """
+    Each is named with what stood in its place; the old ones are back after the watch.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    with SignalWatcher(lambda number: None, (signal.SIGTERM, signal.SIGUSR1)) as watcher:
+        assert watcher.take_back() == {}
+        ours = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert watcher.take_back() == {signal.SIGTERM: "SIG_IGN"}
+        assert signal.getsignal(signal.SIGTERM) == ours
+
+        signal.signal(signal.SIGUSR1, test_handlers_that_were_replaced_can_be_taken_back)
+        (told,) = watcher.take_back().values()
+        assert told.endswith("test_handlers_that_were_replaced_can_be_taken_back")
+        assert watcher.take_back() == {}
+
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 def test_default_action_is_back_after_the_watch():
     """
     A TERM after the watch kills, so nobody needs kill -9 for a process that is past its end.

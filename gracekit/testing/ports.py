@@ -11,8 +11,9 @@ import asyncio
 import contextvars
 import functools
 import random
+import signal
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -41,6 +42,7 @@ from gracekit.rpc.transport import (
     Settlement,
 )
 from gracekit.runtime import MIGRATIONS
+from gracekit.signals import SignalWatch
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import MemoryEngine, Rows
 from gracekit.store.handlers import read
@@ -228,9 +230,9 @@ class PlayedProcess(Process):
             self._alarm = None
             self.alarms.append(None)
 
-    def watch_signals(self, on_signal: Callable[[int], None]) -> AbstractContextManager[object]:  # noqa: ARG002
+    def watch_signals(self, on_signal: Callable[[int], None]) -> SignalWatch:  # noqa: ARG002
         """See `Process.watch_signals`; signals come to the real process only."""
-        return nullcontext()
+        return _NoSignals()
 
     def _kill(self) -> None:
         if self.lives:
@@ -250,6 +252,14 @@ class PlayedProcess(Process):
     def exit_now(self, code: int) -> NoReturn:
         """See `Process.exit_now`."""
         self.die(f"left with {code}")
+
+
+class _NoSignals(nullcontext[None]):
+    """The signals of a played process, which has none."""
+
+    def take_back(self) -> dict[signal.Signals, str]:
+        """See `SignalWatch.take_back`."""
+        return {}
 
 
 class PlayedEngine(MemoryEngine):

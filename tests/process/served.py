@@ -11,6 +11,7 @@ import ctypes
 import logging
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -219,6 +220,13 @@ async def hold_interpreter(ctx: Context, disk: str) -> None:
     effect("beat", disk)
     ctypes.PyDLL(None).sleep(60)
     effect("beat", disk)
+
+
+@svc.rpc
+async def take_signals(ctx: Context, ignore: bool) -> None:
+    """What a library may do that thinks the process is its own."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN if ignore else lambda *_: effect("stolen", "-"))
 
 
 @svc.rpc(resource="disk", on_interrupt="retry")

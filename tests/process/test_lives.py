@@ -71,6 +71,24 @@ async def test_a_hangup_that_means_no_terminal_is_ignored(
     assert service.run["stop_by"] == "SIGTERM"
 
 
+@pytest.mark.parametrize("ignore", [True, False], ids=["ignored", "replaced"])
+async def test_signals_that_a_handler_takes_are_taken_back_and_that_is_said(
+    site: Site, client: RpcClient, ignore: bool
+) -> None:
+    """
+    A handler that replaces the signal handlers, or ignores SIGTERM, does not keep the service.
+    """
+    service = await site.start().serving()
+    await client.prepare(timeout=30).call(served.take_signals, ignore=ignore)
+
+    await service.wait_log("signal.taken signal=SIGTERM")
+    await service.wait_log("signal.taken signal=SIGINT")
+
+    assert await service.stop() == 0
+    assert service.run["stop_by"] == "SIGTERM"
+    assert not site.seen("stolen")
+
+
 async def test_term_while_on_start_is_stuck_in_a_thread_leaves_at_once(site: Site) -> None:
     """
     An `on_start` whose thread nobody can stop does not keep the process until the alarm.
