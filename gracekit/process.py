@@ -304,16 +304,44 @@ def _failpoint(text: str) -> tuple[tuple[Point, Phase] | None, int]:
 
 
 def network_file_system(path: Path) -> str | None:
-    """Name of the network file system that holds *path*; None if it is a local one."""
+    """Name of the file system that holds *path* if hosts share it; None if it is a local one."""
+    return _NETWORK_FILE_SYSTEMS.get(_file_system(path))
+
+
+def kernel_file_system(path: Path) -> str | None:
+    """Name of the file system that holds *path* if the kernel makes its files up; else None."""
+    return _KERNEL_FILE_SYSTEMS.get(_file_system(path))
+
+
+def _file_system(path: Path) -> int:
+    """Its f_type, see statfs(2); 0 if that is not known."""
     buffer = ctypes.create_string_buffer(256)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.statfs(os.fsencode(path), buffer) != 0:
-        return None
-    kind = int.from_bytes(buffer.raw[:4], sys.byteorder)
-    return _NETWORK_FILE_SYSTEMS.get(kind)
+        return 0
+    return int.from_bytes(buffer.raw[:4], sys.byteorder)
 
 
-# statfs(2), field f_type.
+def is_mount_point(path: Path) -> bool:
+    """Whether something is mounted right at *path*, a real path; also a file by itself.
+
+    By the kernel's list, since device and inode of a bind mount are those of its origin.
+    """
+    try:
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:
+        return False
+    return any(_unescaped(line.split()[4]) == os.fsencode(path) for line in lines)
+
+
+def _unescaped(name: bytes) -> bytes:
+    """A path as the kernel's lists have it: blank, tab, newline and backslash are octal."""
+    for code in (b"040", b"011", b"012", b"134"):
+        name = name.replace(b"\\" + code, bytes((int(code, 8),)))
+    return name
+
+
+_KERNEL_FILE_SYSTEMS: Final = {0x9FA0: "proc", 0x62656572: "sysfs"}
 _NETWORK_FILE_SYSTEMS: Final = {
     0x6969: "nfs",
     0xFF534D42: "cifs",
@@ -323,4 +351,11 @@ _NETWORK_FILE_SYSTEMS: Final = {
     0x65735546: "fuse",
     0x00C36400: "ceph",
     0x5346414F: "afs",
+    # Of clusters and virtual machines: hosts share them, and not their memory.
+    0x01161970: "gfs2",
+    0x7461636F: "ocfs2",
+    0x0BD00BD0: "lustre",
+    0x47504653: "gpfs",
+    0x19830326: "beegfs",
+    0x786F4256: "vboxsf",
 }

@@ -20,7 +20,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
@@ -374,8 +374,8 @@ class Runtime:
             self._leave_seat(is_recorded=False)
             await self._engine.stop()
             raise
-        self._engine.on_broken(self._store_broke)
-        self._transport.on_broken(self._store_broke)
+        self._engine.on_broken(partial(self._broke, "store"))
+        self._transport.on_broken(partial(self._broke, "queue"))
         if self._bell is not None:
             self._bell.start(self.reconciler.poke)
         self.telemetry.identify(service=self.service.topic, instance=self.instance)
@@ -799,11 +799,11 @@ class Runtime:
         self.request_stop(source="error", by="start", reason=reason)
         return await self.serve()
 
-    def _store_broke(self, error: Exception) -> None:
+    def _broke(self, what: str, error: Exception) -> None:
         """Final: intake stops, everything unaccepted goes back, exit 70."""
-        self.telemetry.emit("store.broken", error=str(error))
-        self.coordinator.fail(f"the store is broken: {error}")
-        self.request_stop(source="error", by="store", reason=str(error)[:200])
+        self.telemetry.emit("store.broken", what=what, error=str(error))
+        self.coordinator.fail(f"the {what} is broken: {error}")
+        self.request_stop(source="error", by=what, reason=str(error)[:200])
 
     def loop_left(self, error: BaseException) -> None:
         """Something raised *error* out of the event loop, or stopped it: drain in order."""

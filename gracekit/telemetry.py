@@ -166,7 +166,7 @@ _EVENTS: Final = (
     # the store
     _event("store.error", _E, "A commit or read failed; rows are read again.", "what error"),
     _event("run.lost", _C, "Others cannot see that this run lives; it ends.", "error"),
-    _event("store.broken", _C, "The disk under the store fails; the run ends.", "error"),
+    _event("store.broken", _C, "The disk under a file fails; the run ends.", "what error"),
 )
 
 CATALOGUE: Final = MappingProxyType({event.name: event for event in _EVENTS})

@@ -17,7 +17,7 @@ from typing import Final, Literal
 import apsw
 
 from gracekit.errors import ConfigError, DependencyError
-from gracekit.process import network_file_system
+from gracekit.process import is_mount_point, kernel_file_system, network_file_system
 from gracekit.store.turn import Turn
 
 Synchronous = Literal["FULL", "NORMAL"]
@@ -188,8 +188,8 @@ def _check_directory(directory: Path) -> None:
     network = network_file_system(directory)
     if network is not None:
         raise ConfigError(
-            f"{directory} is on {network}, a network file system, where SQLite's locks and "
-            f"shared memory do not work; give the store a path on a local disk"
+            f"{directory} is on {network}, a file system that hosts share, where SQLite's locks "
+            f"and shared memory do not work; give the store a path on a local disk"
         )
     mode = directory.stat().st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
@@ -215,6 +215,17 @@ def _check_file(path: Path) -> None:
             f"{path} belongs to uid {info.st_uid} and this process runs as uid {os.geteuid()}; "
             f"run as its owner, or: chown {os.geteuid()} {shlex.quote(str(path))}"
         )
+    if info.st_nlink > 1:
+        raise ConfigError(
+            f"{path} has {info.st_nlink} names, and SQLite finds -wal and -shm by name: two "
+            f"processes would keep two logs of one file; leave one of those that this shows: "
+            f"find / -samefile {shlex.quote(str(path))}"
+        )
+    if is_mount_point(path):
+        raise ConfigError(
+            f"{path} is a mount point, one file mounted by itself, without the -wal and -shm that "
+            f"are beside it: two processes would keep two logs of one file; mount its directory"
+        )
     if info.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
             f"{path} has mode {stat.S_IMODE(info.st_mode):04o} and holds requests that others "
@@ -239,6 +250,12 @@ def _create(path: Path) -> None:
 
 def _refusal(path: Path, error: OSError) -> ConfigError | DependencyError:
     parent = shlex.quote(str(path.parent))
+    there = next(one for one in path.absolute().parents if one.exists())
+    if (kernel := kernel_file_system(there)) is not None:
+        return ConfigError(
+            f"no files can be kept in {there}, which is {kernel} of the kernel; give {path} "
+            f"another path"
+        )
     match error.errno:
         case errno.ENOENT:
             return ConfigError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 import apsw
@@ -192,7 +193,7 @@ class GroupCommit:
     def _judge(self, error: apsw.Error) -> StoreBrokenError | None:
         """Declare the store broken if *error* is final."""
         if isinstance(error, DISK_ERRORS):
-            self.broken = broken_by(error)
+            self.broken = broken_by(error, self._connection)
             self._on_broken(self.broken)
         return self.broken
 
@@ -203,11 +204,12 @@ class GroupCommit:
                 self._cursor.execute("ROLLBACK")
 
 
-def broken_by(error: apsw.Error) -> StoreBrokenError:
-    """The final error that a disk error becomes."""
+def broken_by(error: apsw.Error, file: apsw.Connection | Path) -> StoreBrokenError:
+    """The final error that a disk error becomes; it may be the store's file, or the queues'."""
+    name = file.filename or "the database in memory" if isinstance(file, apsw.Connection) else file
     return StoreBrokenError(
-        f"the store cannot be trusted any more ({type(error).__name__}: {error}); "
-        f"look after its disk and start this process again"
+        f"{name} cannot be trusted any more ({type(error).__name__}: {error}); look after its disk "
+        f"and start the service again"
     )
 
 

@@ -133,7 +133,7 @@ def read(connection: apsw.Connection, query: Query, on_broken: OnBroken) -> list
     except (apsw.Error, TypeError, ValueError, OverflowError) as error:
         # A read-only connection that is asked to write says so of itself, not of its disk.
         if isinstance(error, DISK_ERRORS) and not isinstance(error, apsw.ReadOnlyError):
-            broken = broken_by(error)
+            broken = broken_by(error, connection)
             on_broken(broken)
             return StoreBrokenError(str(broken))
         refused = StoreError(f"the query was refused: {error}: {sql}")
@@ -153,9 +153,9 @@ def _translated(path: Path, on_broken: OnBroken) -> Iterator[None]:
     try:
         yield
     except DISK_ERRORS as error:
-        broken = broken_by(error)
+        broken = broken_by(error, path)
         on_broken(broken)
-        raise StoreBrokenError(f"{path}: {broken}") from error
+        raise StoreBrokenError(str(broken)) from error
     except apsw.BusyError as error:
         raise StoreError(
             f"{path} stayed locked; end the program that holds a transaction open on it"

@@ -72,6 +72,11 @@ class StoreReader:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         except apsw.Error as error:
             raise ConfigError(f"{self.path} cannot be read as a store: {error}") from error
+        if not tables and version == 0:
+            raise ConfigError(
+                f"{self.path} is empty: what a young store holds is in its -wal, which is gone, or "
+                "no service has started with it yet; see docs/backup.md"
+            )
         if not {"run", "task", "tally"} <= tables:
             raise ConfigError(
                 f"{self.path} is not a store of gracekit: name the service's store, not its "

@@ -176,6 +176,25 @@ def test_other_files_are_no_store_and_stay_as_they_are(tmp_path: Path):
     assert tables == 4
 
 
+def test_a_store_whose_log_is_gone_is_said_to_be_empty(tmp_path: Path):
+    """
+    The main file of a young store holds nothing: who lost its -wal did not name a wrong file.
+    """
+    store = tmp_path / "gracekit-store.db"
+    connection = apsw.Connection(str(store))
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.close()
+    young = gracekit(tmp_path, "status")
+    store.write_bytes(b"")
+    empty = gracekit(tmp_path, "status")
+
+    for answer in (young, empty):
+        assert answer.code == 2
+        assert f"{store} is empty" in answer.err
+        assert "-wal" in answer.err
+        assert "transport" not in answer.err
+
+
 def test_no_color_is_honoured_and_a_pipe_gets_none(directory):
     """
     Colour is for terminals, and there only without NO_COLOR.

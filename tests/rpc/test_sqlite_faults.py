@@ -12,10 +12,11 @@ import pytest
 from gracekit.clock import Clock
 from gracekit.errors import StoreBrokenError, StoreError, UnknownCommitError
 from gracekit.process import Identity, Point, Process
-from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.sqlite import QUEUES_SCHEMA, SqliteTransport
 from gracekit.rpc.transport import Delivery, shared_queue
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Rows, SqliteEngine
+from gracekit.store.migrate import load_migrations
 from tests.rpc.kit import PATIENCE_S, Inbox, message
 
 QUEUE = shared_queue("q")
@@ -128,6 +129,26 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+async def test_a_broken_queue_file_is_named_and_is_not_called_the_store(tmp_path):
+    """
+    A service has two files, and who only casts has no store at all.
+    """
+    transport = SqliteTransport(tmp_path / "queues.db", process=Process(), clock=Clock())
+    schema = load_migrations(QUEUES_SCHEMA)
+    transport._engine = SqliteEngine(transport.path, schema, process=Process(), max_page_count=40)
+    await transport.start()
+    await transport.declare([QUEUE])
+
+    with pytest.raises(StoreBrokenError) as refused:
+        await transport.publish(QUEUE, message("x" * 1_000_000))
+
+    told = str(refused.value)
+    assert told.startswith(f"{transport.path} cannot be trusted any more")
+    assert "store" not in told.replace(str(transport.path), "")
+    assert "this process" not in told
+    await transport.stop()
 
 
 BAD_HEADERS = [b"{", b"[1]", b'{"a": 1}', b'"text"', b'{"a": "\xff"}']

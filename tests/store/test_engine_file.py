@@ -199,6 +199,11 @@ def missing_directory(path: Path) -> None:
     path.parent.rmdir()
 
 
+def second_name(path: Path) -> None:
+    path.touch(mode=0o600)
+    path.with_name("other.db").hardlink_to(path)
+
+
 def file_for_directory(path: Path) -> None:
     path.parent.rmdir()
     path.parent.touch()
@@ -215,6 +220,7 @@ def file_for_directory(path: Path) -> None:
         (open_directory, "chmod o-w"),
         (missing_directory, r"mkdir -p -m 700 \S*place"),
         (file_for_directory, r"place is not a directory"),
+        (second_name, r"has 2 names,.* find / -samefile \S*store\.db$"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -228,6 +234,71 @@ async def test_unsafe_place_is_refused_with_its_remedy(tmp_path, prepare, remedy
 
     with pytest.raises(ConfigError, match=remedy):
         await SqliteEngine(path, [SCHEMA], process=Process()).start()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (0x6969, "nfs"),
+        (0x01161970, "gfs2"),
+        (0x7461636F, "ocfs2"),
+        (0x0BD00BD0, "lustre"),
+        (0x47504653, "gpfs"),
+        (0x19830326, "beegfs"),
+        (0x786F4256, "vboxsf"),
+    ],
+)
+async def test_a_file_system_that_hosts_share_is_refused(engine, monkeypatch, kind, name):
+    """
+    By the number that the kernel gives it, which is all that is played here.
+    """
+    monkeypatch.setattr(process_module, "_file_system", lambda path: kind)
+
+    with pytest.raises(ConfigError, match=f"is on {name}, .* give the store a path on a local"):
+        await engine.start()
+
+
+@pytest.mark.parametrize("path", ["/proc/x.db", "/proc/no/where/x.db", "/sys/x.db"])
+async def test_a_place_where_no_file_can_be_is_not_to_be_made(path):
+    """
+    Nobody is told to make a directory in a file system of the kernel, or one that is there.
+    """
+    with pytest.raises(ConfigError, match="no files can be kept") as refused:
+        await SqliteEngine(Path(path), [SCHEMA], process=Process()).start()
+
+    assert "mkdir" not in str(refused.value)
+    assert path in str(refused.value)
+
+
+@pytest.mark.parametrize("beside", ["", "-wal"])
+def test_a_file_that_is_a_mount_point_is_refused(tmp_path, beside):
+    """
+    Mounted by itself it has another -wal than by its own directory: two logs of one database.
+    """
+    own, place = tmp_path / "own", tmp_path / "a place"
+    for directory in (own, place):
+        directory.mkdir(mode=0o700)
+        (directory / f"store.db{beside}").touch(mode=0o600)
+    mounted = f"mount --bind '{own}/store.db{beside}' '{place}/store.db{beside}'"
+    command = ["unshare", "--mount", "sh", "-c", f'{mounted} || exit 9; exec "$@"', "sh"]
+    found = subprocess.run(
+        [
+            *command,
+            sys.executable,
+            "-c",
+            f"{PREAMBLE}asyncio.run(engine.start())",
+            place / "store.db",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if found.returncode == 9 or "unshare" in found.stderr:
+        pytest.skip(f"this user may not mount: {found.stderr.strip()}")
+
+    assert "ConfigError" in found.stderr, found.stderr
+    assert f"store.db{beside} is a mount point" in found.stderr
+    assert "mount its directory" in found.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
