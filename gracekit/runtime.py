@@ -45,6 +45,7 @@ from gracekit.errors import (
 )
 from gracekit.exits import ExitCode
 from gracekit.hands import RecoveryHands
+from gracekit.leases.epoch import Epoch
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
 from gracekit.leases.members import Members, Seat, take_seat
@@ -168,6 +169,7 @@ class Runtime:
         self._fork_guard: ForkGuard | None = None
         self._is_lost = False  # others cannot see that it lives
         self._bell: Bell | None = None
+        self._epoch: Epoch | None = None
         self._background: list[asyncio.Task[None]] = []
         self._deaf: dict[Lane, str] = {}
         self._report: DrainReport | None = None
@@ -392,6 +394,10 @@ class Runtime:
         self.history = History()
         self.holds = Holds(self.journal, host=settings.host)
         leases = Leases(self._engine, clock, run_id=self.run_id)
+        if locks is not None:
+            path = sqlite_path(settings.store_url).absolute()
+            keep = self._transport.keep_mark
+            self._epoch = Epoch(self._engine, path, locks, keep, leases, self.telemetry)
         lines = Lines()
         suspects = Suspects(clock, self.journal.parole)
         services = Services(
@@ -598,6 +604,8 @@ class Runtime:
         await self.reconciler.adopt_dead_runs()
         await self._seed_history()
         await self._transport.start()
+        if self._epoch is not None:
+            await self._epoch.begin()
         await self._look_for_foreign_readers()
         await self._call_start_hooks()
         if self.coordinator.stop_requested:
@@ -717,6 +725,9 @@ class Runtime:
         settings = self.settings
         while True:
             await asyncio.sleep(self._clock.jitter(settings.reconcile_every_s))
+            with contextlib.suppress(StoreError):
+                if self._epoch is not None:
+                    await self._epoch.rise()
             if self.phase.state is not ServiceState.SERVING:
                 continue
             with contextlib.suppress(StoreError):

@@ -166,6 +166,12 @@ _EVENTS: Final = (
     # the store
     _event("store.error", _E, "A commit or read failed; rows are read again.", "what error"),
     _event("run.lost", _C, "Others cannot see that this run lives; it ends.", "error"),
+    _event(
+        "store.older",
+        _E,
+        "The store is not the last one that was here: what was recorded since is lost.",
+        "store reason",
+    ),
     _event("store.broken", _C, "The disk under a file fails; the run ends.", "what error"),
 )
 

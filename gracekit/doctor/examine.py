@@ -186,6 +186,7 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
         yield lambda: database.check_schema(look, known, STORE_TABLES)
         yield lambda: database.check_integrity(look)
         if set(STORE_TABLES) <= look.tables():
+            yield lambda: runs.check_epoch(look)
             yield lambda: runs.check_living(found)
             yield lambda: runs.check_doubtful(found)
             yield lambda: runs.check_instance(settings, found)

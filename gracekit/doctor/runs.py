@@ -15,6 +15,7 @@ from gracekit.doctor import proc
 from gracekit.doctor.database import Look
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.exits import ExitCode
+from gracekit.leases.epoch import mark_of, read_mark
 from gracekit.leases.members import Run, judge_run, list_runs
 from gracekit.life import Judgement
 from gracekit.process import Process
@@ -97,6 +98,22 @@ def read_runs(path: Path, *, schema: int) -> Runs:
         doubtful=[(run, j) for run, j in judged if not j.is_alive and not j.is_dead],
         all=runs,
     )
+
+
+def check_epoch(look: Look) -> Iterator[Finding]:
+    """Whether this is the store that was here last."""
+    if "epoch" not in look.tables():
+        return  # of an older schema
+    known = read_mark(look.path.with_name(f"{look.path.name}-runs"))
+    ((epoch, age, copied_at),) = look.rows("SELECT epoch, age, copied_at FROM epoch")
+    remedy = "the next start raises the tokens above all that it can know; see docs/backup.md"
+    if copied_at is not None:
+        yield warn("history", "it is a backup that no service has started with", remedy)
+    elif known > mark_of(epoch, age):
+        seen = "a newer store was here: this one was restored, or lost its -wal, or is new"
+        yield warn("history", seen, remedy)
+    else:
+        yield ok("history", "it is the last one that was here")
 
 
 def pids_here(runs: Runs) -> list[int]:

@@ -25,8 +25,8 @@ Resource = tuple[str, str]
 # it. Older only, so that two of them do not wait for each other; and not those that only one host
 # may settle, which may be away for long.
 _TAKE: Final = f"""
-INSERT INTO lease (kind, id, lver, owner, request_id, acquired_at) VALUES (?, ?, 1, ?, ?, ?)
-ON CONFLICT (kind, id) DO UPDATE SET lver = lver + 1, owner = excluded.owner,
+INSERT INTO lease (kind, id, lver, owner, request_id, acquired_at) VALUES (?, ?, ? + 1, ?, ?, ?)
+ON CONFLICT (kind, id) DO UPDATE SET lver = max(lver + 1, excluded.lver), owner = excluded.owner,
     request_id = excluded.request_id, acquired_at = excluded.acquired_at, released_at = NULL,
     release_reason = NULL
 WHERE lease.owner IS NULL AND lease.not_before <= excluded.acquired_at AND NOT EXISTS (
@@ -99,13 +99,18 @@ class _Owed(NamedTuple):
 
 
 class Leases:
-    """The leases of one run."""
+    """The leases of one run.
+
+    Attributes:
+        lowest: Every token is above it; see `epoch`.
+    """
 
     def __init__(self, engine: Engine, clock: Clock, *, run_id: str) -> None:
         self._engine = engine
         self._clock = clock
         self._run_id = run_id
         self._owed: list[_Owed] = []
+        self.lowest = 0
         self.kept = 0  # granted to tasks that were cut: only the death of this process frees them
 
     def add_take(self, batch: Batch, resource: Resource, request_id: str) -> int:
@@ -114,7 +119,10 @@ class Leases:
         Returns:
             Index of the statement that returns the token.
         """
-        return batch.ask(_TAKE, *resource, self._run_id, request_id, self._clock.wall(), expect=1)
+        return batch.ask(_TAKE, *self._take_params(resource, request_id), expect=1)
+
+    def _take_params(self, resource: Resource, request_id: str) -> tuple[str | int | float, ...]:
+        return (*resource, self.lowest, self._run_id, request_id, self._clock.wall())
 
     def add_release(self, batch: Batch, guard: Guard, *, reason: str) -> None:
         """Give the lease back; one that was lost already is left alone."""
@@ -141,7 +149,7 @@ class Leases:
     async def take(self, resource: Resource, request_id: str) -> Guard | None:
         """Take a lease by itself; None if it is held."""
         batch = Batch(Point.TAKE_LEASE)
-        index = batch.ask(_TAKE, *resource, self._run_id, request_id, self._clock.wall())
+        index = batch.ask(_TAKE, *self._take_params(resource, request_id))
         # What an earlier take for the same task may have brought must not be given back any
         # more once this one is on its way: it would take this one's lease from under it.
         doubt = _Owed(resource, request_id)

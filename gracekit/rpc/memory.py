@@ -335,6 +335,10 @@ class MemoryTransport:
         readers = [Reader(queue=queue.name, store=store, label=label, pid=pid) for queue in queues]
         return self._broker.announce(readers, self)
 
+    async def keep_mark(self, name: str, mark: int) -> int:  # noqa: ARG002
+        """See `Transport.keep_mark`; memory outlives no store."""
+        return 0
+
     async def consume(
         self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
     ) -> Consumer:

@@ -213,6 +213,12 @@ class SqliteTransport:
             reader for reader, peer in map(rows.reader_of, found) if not self._judge(peer).is_dead
         ]
 
+    async def keep_mark(self, name: str, mark: int) -> int:
+        """See `Transport.keep_mark`."""
+        self._connected()
+        found = (await self._engine.commit(rows.keep_mark(name, mark)))[-1]
+        return int(str(found[0][0]))
+
     async def consume(
         self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
     ) -> SqliteConsumer:

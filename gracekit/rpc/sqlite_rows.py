@@ -164,6 +164,18 @@ def announce(queues: Sequence[Queue], connection_id: str, *, store: str, label: 
     return batch
 
 
+def keep_mark(name: str, mark: int) -> Batch:
+    """The mark of a name rises to *mark*, or stays; last, (mark,)."""
+    batch = Batch(Point.CONNECT, durable=False)
+    batch.ask(
+        "INSERT INTO mark VALUES (?, ?) "
+        "ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value) RETURNING value",
+        name,
+        mark,
+    )
+    return batch
+
+
 READERS: Final = (
     f"SELECT queue, store, label, {PEER} FROM reader JOIN connection USING (connection_id)"  # noqa: S608 - constant text
 )

@@ -248,6 +248,14 @@ class Transport(Protocol):
         """
         ...
 
+    async def keep_mark(self, name: str, mark: int) -> int:
+        """Keep *mark* under *name* beside the queues if it is the highest so far.
+
+        Returns:
+            The highest of that name; 0 where nothing is kept.
+        """
+        ...
+
     async def consume(
         self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
     ) -> Consumer:

@@ -498,3 +498,22 @@ async def test_nobody_gets_a_resource_before_it_has_settled(desks: tuple[Desk, D
     assert await two.take() is None
     await asyncio.sleep(1)
     assert (await two.must_take()).token == 2
+
+
+async def test_tokens_are_above_the_lowest_and_rise_from_there(desks: tuple[Desk, Desk]):
+    """
+    A store that is an older one gives no token twice, for old and new resources alike; a run that
+    does not know its new epoch yet does not fall behind it.
+    """
+    desk, other = desks
+    await desk.release(await desk.must_take(VM))
+
+    desk.leases.lowest = 1 << 40
+
+    first = await desk.must_take(VM)
+    assert (first.token, (await desk.must_take(DISK)).token) == ((1 << 40) + 1, (1 << 40) + 1)
+    await desk.release(first)
+    second = await other.must_take(VM)
+    assert second.token == (1 << 40) + 2
+    await other.release(second)
+    assert (await desk.must_take(VM)).token == (1 << 40) + 3

@@ -186,6 +186,10 @@ class AmqpTransport:
             found += await find_foreign(queue, store, self._readers_of, to_read=1)
         return found
 
+    async def keep_mark(self, name: str, mark: int) -> int:  # noqa: ARG002
+        """See `Transport.keep_mark`; a broker keeps nothing but messages."""
+        return 0
+
     async def _readers_of(self, name: str) -> int:
         return await self._declarer.consumers_of(name) or 0
 

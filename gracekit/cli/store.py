@@ -1,0 +1,45 @@
+"""`gracekit store`: what is done with the file of a store."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from gracekit.cli.options import HintingGroup, config_option, json_option, store_option
+from gracekit.cli.records import Records
+from gracekit.cli.text import json_text
+from gracekit.config import load
+from gracekit.store.backup import back_up
+
+
+@click.group(cls=HintingGroup)
+def store() -> None:
+    """Look after the file of a store."""
+
+
+@store.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@store_option
+@config_option
+@json_option
+def backup(file: Path, *, store_url: str | None, config: Path | None, as_json: bool) -> None:
+    """Copy a store to FILE, while its services go on.
+
+    By SQLite's own backup: the copy is the store as of one moment, whole and
+    checked, and one file. docs/backup.md tells how to restore it.
+    """
+    settings = load({"store_url": store_url}, os.environ, config)
+    with Records(settings) as records:
+        source = records.path
+    made = back_up(source, file.absolute(), now=time.time())
+    if as_json:
+        click.echo(json_text(asdict(made) | {"path": str(made.path), "store": str(source)}))
+    else:
+        click.echo(
+            f"{made.path}: {made.size} bytes, {made.tasks} requests, schema {made.schema}, "
+            "whole; to restore it see docs/backup.md"
+        )

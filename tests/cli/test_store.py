@@ -1,0 +1,83 @@
+"""`gracekit store backup`: one whole file, beside a service that goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tests.cli.kit import Running, gracekit, write_service
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_service(tmp_path)
+    return tmp_path
+
+
+def test_a_backup_is_one_private_file_with_all_that_was_committed(directory: Path):
+    """
+    Also what is in the -wal alone; the service goes on, and its store is not marked.
+    """
+    copy = directory / "copy.db"
+    with Running(directory, "--instance", "api-1"):
+        gracekit(directory, "call", "compute", "echo", "--id", "one")
+        made = gracekit(directory, "store", "backup", "copy.db")
+        again = gracekit(directory, "store", "backup", "copy.db")
+        shown = gracekit(directory, "store", "backup", "other.db", "--json")
+        assert gracekit(directory, "call", "compute", "echo").code == 0
+
+    assert made.code == 0
+    assert f"{copy}: {copy.stat().st_size} bytes, 1 requests" in made.out
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in directory.glob("*copy.db*")) == ["copy.db"]
+    connection = apsw.Connection(str(copy), flags=apsw.SQLITE_OPEN_READONLY)
+    assert connection.execute("SELECT request_id, state FROM task").fetchall() == [
+        ("one", "succeeded")
+    ]
+    assert connection.execute("SELECT copied_at > 0 FROM epoch").get == 1
+    assert connection.execute("PRAGMA journal_mode").get == "delete"
+    connection.close()
+    assert (again.code, "exists, and is not written over" in again.err) == (2, True)
+    assert shown.json["tasks"] == 1
+
+
+def test_what_cannot_be_backed_up_leaves_nothing_behind(directory: Path):
+    """
+    No store, or no place for the copy, is said; no half of a copy stays.
+    """
+    missing = gracekit(directory, "store", "backup", "copy.db")
+    with Running(directory, "--instance", "api-1"):
+        nowhere = gracekit(directory, "store", "backup", "no/where/copy.db")
+
+    assert (missing.code, "there is no store at" in missing.err) == (2, True)
+    assert (nowhere.code, "cannot be created" in nowhere.err) == (2, True)
+    assert list(directory.glob("*copy*")) == []
+
+
+def test_doctor_says_that_a_store_is_a_backup_or_an_older_one(directory: Path):
+    """
+    Before the start that raises its tokens, and not after it.
+    """
+    store = directory / "gracekit-store.db"
+    with Running(directory, "--instance", "api-1"):
+        gracekit(directory, "store", "backup", "copy.db")
+        well = gracekit(directory, "doctor")
+    for path in directory.glob("gracekit-store.db-[ws]*"):
+        path.unlink()
+    (directory / "copy.db").rename(store)
+    backup = gracekit(directory, "doctor")
+    connection = apsw.Connection(str(store))
+    connection.execute("UPDATE epoch SET copied_at = NULL, age = 0")
+    connection.close()
+    older = gracekit(directory, "doctor")
+    with Running(directory, "--instance", "api-1"):
+        after = gracekit(directory, "doctor")
+
+    assert "a backup that no service has started with" in backup.out
+    assert "a newer store was here" in older.out
+    for answer in (well, after):
+        assert "the last one that was here" in answer.out

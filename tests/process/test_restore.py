@@ -1,0 +1,114 @@
+"""A store that is older than what was there before: it is said, and no token is given twice."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gracekit import RpcClient
+from tests.process import served
+from tests.process.helpers import ROOT, Site
+
+
+async def fence(site: Site, client: RpcClient, key: str) -> int:
+    """The token that one request for the resource v1 gets."""
+    await client.prepare(timeout=30).call(served.retried, key=key, vm="v1", s=0.0)
+    (start,) = await site.effect("start", key)
+    return int(start.more[1])
+
+
+def backup(site: Site, target: Path) -> str:
+    command = [sys.executable, "-m", "gracekit", "store", "backup", str(target)]
+    store = f"sqlite:///{site.store}"
+    found = subprocess.run(
+        [*command, "--store", store], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def lose_store(site: Site) -> None:
+    for path in site.root.glob(f"{site.store.name}*"):
+        if path.is_file():
+            path.unlink()
+
+
+@pytest.mark.parametrize("lost", ["restored", "deleted", "deleted with its locks"])
+async def test_an_older_store_is_said_to_be_one_and_its_tokens_rise(
+    site: Site, client: RpcClient, lost: str
+) -> None:
+    """
+    Known by the lock directory, by the queue where that is gone too, and by the copy itself.
+    """
+    copy = site.root / "copy.db"
+    service = await site.start().serving()
+    assert await fence(site, client, "a") == 1
+    if lost == "restored":
+        backup(site, copy)
+    assert [await fence(site, client, key) for key in ("b", "c")] == [2, 3]
+    assert await service.stop() == 0
+
+    lose_store(site)
+    if lost == "restored":
+        shutil.copy(copy, site.store)
+        site.store.chmod(0o600)
+    elif lost == "deleted with its locks":
+        shutil.rmtree(f"{site.store}-runs")
+    again = await site.start().serving()
+
+    assert again.log.count("store.older") == 1
+    after = await fence(site, client, "d")
+    assert after > 3
+    assert await again.stop() == 0
+    third = await site.start().serving()
+    assert "store.older" not in third.log
+    assert await fence(site, client, "e") == after + 1
+    assert await third.stop() == 0
+
+
+async def test_a_backup_that_nothing_beside_it_knows_is_one_by_its_own_word(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    On another machine, with another queue, nothing but the copy says that it is one.
+    """
+    service = await site.start().serving()
+    assert await fence(site, client, "a") == 1
+    backup(site, site.root / "copy.db")
+    assert await service.stop() == 0
+
+    lose_store(site)
+    shutil.rmtree(f"{site.store}-runs")
+    for path in site.root.glob(f"{site.transport.name}*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (site.root / "copy.db").rename(site.store)
+    again = await site.start().serving()
+
+    assert again.log.count("store.older") == 1
+    assert await again.stop() == 0
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+async def test_a_store_that_is_the_last_one_is_not_said_to_be_older(
+    site: Site, client: RpcClient, killed: bool
+) -> None:
+    """
+    An ordinary start, also beside a sibling and after a crash, goes on with the tokens.
+    """
+    first = await site.start().serving()
+    second = await site.start().serving()
+    before = await fence(site, client, "a")
+    if killed:
+        first.kill()
+    else:
+        assert await first.stop() == 0
+    third = await site.start().serving()
+
+    assert await fence(site, client, "b") == before + 1
+    for service in (second, third):
+        assert "store.older" not in service.log
+        assert await service.stop() == 0
