@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from gracekit import sdnotify
+from gracekit.background import keep_on
 from gracekit.clock import Clock
 from gracekit.config import Settings
 from gracekit.errors import GracekitError, IllegalTransitionError
@@ -454,7 +455,9 @@ class ShutdownCoordinator:
 
     async def _wait_idle(self, request: StopRequest) -> bool:
         """Step 4: wait for what runs, then for a quiet ops lane; false if resumed."""
-        progress = asyncio.create_task(self._tell_progress(), name="gracekit-progress")
+        name, telling = "gracekit-progress", self._tell_progress
+        telling_on = keep_on(telling, name, telemetry=self._telemetry, clock=self._clock)
+        progress = asyncio.create_task(telling_on, name=name)
         try:
             await self._wait_running()
             if self._resumed:

@@ -131,8 +131,12 @@ class SignalWatcher:
     # -- in the main thread ---------------------------------------------------------
 
     def take_back(self) -> dict[signal.Signals, str]:
-        """Set our handlers again where others stand in their place; says what stood there."""
-        found = {number: signal.getsignal(number) for number in self._old_handlers}
+        """Set our handlers of stop signals again where others stand; says what stood there.
+
+        Of stop signals alone: a program may have taken SIGHUP to reload something.
+        """
+        stops = (number for number in self._old_handlers if number in STOP_SIGNALS)
+        found = {number: signal.getsignal(number) for number in stops}
         lost = {number: handler for number, handler in found.items() if handler != self._handle}
         for number in lost:
             signal.signal(number, self._handle)

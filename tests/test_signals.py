@@ -319,19 +319,22 @@ def test_a_handler_that_replaced_ours_stays():
 
 def test_handlers_that_were_replaced_can_be_taken_back():
     """
-    Each is named with what stood in its place; the old ones are back after the watch.
+    Each stop signal is named with what stood in its place; the old handlers are back after the
+    watch. Of the others a program may make what it likes.
     """
     before = signal.getsignal(signal.SIGTERM)
-    with SignalWatcher(lambda number: None, (signal.SIGTERM, signal.SIGUSR1)) as watcher:
+    watched = (signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
+    with SignalWatcher(lambda number: None, watched) as watcher:
         assert watcher.take_back() == {}
         ours = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         assert watcher.take_back() == {signal.SIGTERM: "SIG_IGN"}
         assert signal.getsignal(signal.SIGTERM) == ours
 
-        signal.signal(signal.SIGUSR1, test_handlers_that_were_replaced_can_be_taken_back)
+        signal.signal(signal.SIGQUIT, test_handlers_that_were_replaced_can_be_taken_back)
         (told,) = watcher.take_back().values()
         assert told.endswith("test_handlers_that_were_replaced_can_be_taken_back")
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         assert watcher.take_back() == {}
 
     assert signal.getsignal(signal.SIGTERM) == before

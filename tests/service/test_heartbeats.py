@@ -508,6 +508,33 @@ async def test_none_follows_a_fault_of_the_dispatch(world: World, svc: Service, 
     assert len(peer.beats()) == heard
 
 
+async def test_a_fault_in_a_heartbeat_does_not_end_those_to_come(
+    world: World, svc: Service, peer: Peer
+):
+    """
+    It is logged, and sent again; else the caller would give its call up.
+    """
+    world.expects_faults = True
+    sleeper(svc)
+    life = await world.start(svc)
+    answers = life.runtime._answers
+    real, met = answers.beat, []
+
+    async def fails_once(*args: object, **kwargs: object) -> bool:
+        if not met:
+            met.append("fault")
+            raise ZeroDivisionError("nobody foresaw this")
+        return await real(*args, **kwargs)  # type: ignore[arg-type]
+
+    answers.beat = fails_once  # type: ignore[method-assign]
+    await peer.call("work", 4)
+    await asyncio.sleep(9)
+
+    assert len(peer.beats()) >= 4
+    (told,) = life.told("background.failed")
+    assert "ZeroDivisionError" in told["error"]
+
+
 async def test_none_comes_once_the_caller_cannot_be_waiting(world: World, svc: Service, peer: Peer):
     """
     The message's expiry is the caller's total time-out: then it has left.
