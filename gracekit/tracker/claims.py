@@ -46,16 +46,20 @@ UPDATE hold SET alone = 0 WHERE asker = ?1
         AND (state = 'running' OR probing))""",  # noqa: S608 - a constant
     f"""
 UPDATE task SET owner = NULL,
+    alone = iif(state = 'running' OR (?1 AND probing), iif(alone = 1, 2, 0), alone),
     crashes = crashes + (state = 'running' OR (?1 AND probing)), probing = 0,
     not_before = CASE WHEN state = 'running' OR cut = 'unclean' THEN ?2 + settle_s END,
     cut = CASE WHEN state = 'running' THEN 'unclean' ELSE cut END, state = 'handed_over'
 WHERE owner = ?3 AND state IN ('running', 'handed_over') AND {IS_OPEN}""",  # noqa: S608
     f"UPDATE task SET owner = NULL WHERE owner = ?1 AND state = 'accepted' AND {IS_OPEN}",  # noqa: S608
     "UPDATE hold SET owner = NULL, next_check = NULL WHERE owner = ?1 AND ended_at IS NULL",
-    "UPDATE hold SET crashes = crashes + ?2, asker = NULL WHERE asker = ?1",
+    """
+UPDATE hold SET crashes = crashes + ?2, alone = iif(?2 AND alone = 1, 2, 0), asker = NULL
+WHERE asker = ?1""",
     # By what is due: the planner would rather walk all that has ever finished.
     """
-UPDATE task SET owner = ?1, hook_crashes = hook_crashes + (?3 AND calling), calling = 0
+UPDATE task SET owner = ?1, alone = iif(?3 AND calling AND alone = 1, 2, 0),
+    hook_crashes = hook_crashes + (?3 AND calling), calling = 0
 WHERE owner = ?2 AND finished_at IS NOT NULL AND id IN (
     SELECT task_id FROM reply WHERE due_at IS NOT NULL
     UNION SELECT id FROM task WHERE errored_due = 1)""",

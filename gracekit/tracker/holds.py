@@ -12,7 +12,7 @@ from typing import Any, Final
 from gracekit.errors import ConflictError, GracekitError
 from gracekit.process import Point
 from gracekit.store.batch import Batch
-from gracekit.tracker.journal import COUNT, Journal, from_json, to_json
+from gracekit.tracker.journal import COUNT, MET_ALONE, Journal, from_json, to_json
 
 _OPEN: Final = """
 INSERT INTO hold (service, name, key, owner, target, namespace, method, version, args, opened_at,
@@ -76,7 +76,7 @@ class Hold:
             by a request of its owner.
         errored_due: It has ended, and its errored hook has still to be called.
         crashes: Processes that ended while its probe, or its errored hook, was being called.
-        alone: Whether nothing else ran beside the last of these calls.
+        alone: Whether the last of them met it with nothing else at work.
     """
 
     id: int
@@ -232,7 +232,7 @@ class Holds:
                 | {
                     "args": from_json(one["args"]) or {},
                     "errored_due": bool(one["errored_due"]),
-                    "alone": bool(one["alone"]),
+                    "alone": one["alone"] == MET_ALONE,
                 }
             )
             for one in found

@@ -129,7 +129,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow:
-    """A journal row, as recovery and the listings read it; columns as in the schema."""
+    """A journal row, as recovery and the listings read it; columns as in the schema.
+
+    Attributes:
+        alone: Whether the last crash met it with nothing else at work in its process.
+    """
 
     id: int
     request_id: str
@@ -194,7 +198,7 @@ def task_row(columns: Row) -> TaskRow:
         values["on_interrupt"] = OnInterrupt(values["on_interrupt"])
         values["cut"] = None if values["cut"] is None else Cut(values["cut"])
         values["errored_due"] = bool(values["errored_due"])
-        values["alone"] = bool(values["alone"])
+        values["alone"] = values["alone"] == MET_ALONE
         for name in ("args", "context", "cursor"):
             values[name] = from_json(values[name])
         return TaskRow(**values)
@@ -202,6 +206,8 @@ def task_row(columns: Row) -> TaskRow:
         raise StoreError(f"task row {values['id']} is damaged: {error}") from error
 
 
+MET_ALONE: Final = 2
+"""In the column `alone`: that nothing else ran when the process died; 1 is that nothing does."""
 _COLUMN_NAMES: Final = tuple(name.strip() for name in ROW_COLUMNS.split(","))
 
 # An accepting commit that begins at once differs from one that waits in four columns only.
@@ -239,7 +245,8 @@ _REPLY_DONE: Final = "DELETE FROM reply WHERE task_id = ? AND queue = ? AND msg_
 _HAND_OVER: Final = """
 UPDATE task SET state = 'handed_over', cut = ?1, owner = ?2, cursor = coalesce(?3, cursor),
     crashes = ?8 + iif(coalesce(?3, cursor) IS DISTINCT FROM cursor, 0, crashes),
-    alone = iif(?9, 1, alone), cursor_at = CASE WHEN ?3 IS NULL THEN cursor_at ELSE ?7 END,
+    alone = iif(?9 OR (?8 AND alone = 1), 2, iif(?8, 0, alone)),
+    cursor_at = CASE WHEN ?3 IS NULL THEN cursor_at ELSE ?7 END,
     not_before = ?4 WHERE id = ?5 AND owner = ?6 AND state = 'running'"""
 _NOT_STARTED: Final = (
     "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = 'accepted'"

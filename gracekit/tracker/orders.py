@@ -66,7 +66,7 @@ _REPLY_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
 # is being asked in a living run goes on to its verdict.
 _RETRY: Final = """
 UPDATE task SET state = 'accepted', owner = NULL, cut = NULL, next_check = NULL,
-    waiting_since = NULL, not_before = NULL, crashes = 0, probing = 0
+    waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0
 WHERE id = ? AND owner IS ? AND state = 'handed_over' AND (owner IS NULL OR probing = 0)"""
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from gracekit import Context, Done, Fail, GracekitError, RemoteError, Service
+from gracekit import Context, Done, Fail, GracekitError, RemoteError, Retry, Service, Wait
 from gracekit.process import Point
 from gracekit.recovery.suspects import ALONE_S
 from gracekit.testing.loop import owner
@@ -650,3 +650,34 @@ async def test_a_probe_that_kills_its_process_takes_no_other_with_it(world: Worl
     states = world.states()
     assert states.pop("p") == "errored"
     assert set(states.values()) == {"succeeded"}
+
+
+async def test_a_probe_that_answers_alone_is_no_evidence_against_its_task(
+    world: World, svc: Service
+):
+    """
+    Crashes met it in company; that its probe was asked alone since then says nothing of them.
+    """
+    asked = []
+    seconds = 100_000
+
+    @svc.rpc(on_interrupt="probe", settle=0, max_attempts=2)
+    async def work(ctx: Context) -> str:
+        await asyncio.sleep(seconds)
+        return "done"
+
+    @work.probe
+    async def _(ctx: Context) -> Retry | Wait:
+        asked.append(ctx.request_id)
+        return Wait(20) if asked.count(ctx.request_id) == 2 else Retry()
+
+    client = await world.client(svc)
+    life = await world.start(svc)
+    for one in ("a", "b"):
+        await client.prepare(request_id=one).cast(work)
+    for _ in range(2):
+        await asyncio.sleep(4 * ALONE_S)
+        await life.crash()
+        life = await world.start(svc)
+    seconds = 3
+    await world.until(lambda: set(world.states().values()) == {"succeeded"})

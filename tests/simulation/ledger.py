@@ -100,9 +100,10 @@ class Ledger:
 
     def _note_charges(self, charges: list[tuple[str, str | None]]) -> None:
         """Adoption charges all that ran in one commit."""
-        for owner in {owner for _, owner in charges}:
-            keys = [key for key, whose in charges if whose == owner]
-            life: Any = self.runs.get(owner or "")
+        for owner in sorted({owner or "" for _, owner in charges}):
+            keys = [key for key, whose in charges if (whose or "") == owner]
+            life: Any = self.runs.get(owner)
+            self._tell(f"charged for {owner}: {keys}")
             if len(keys) == 1 and life is not None and not life.had_company:
                 self.charged_alone.add(keys[0])
 
