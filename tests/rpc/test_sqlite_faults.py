@@ -11,7 +11,8 @@ import pytest
 
 from gracekit.clock import Clock
 from gracekit.errors import StoreBrokenError, StoreError, UnknownCommitError
-from gracekit.process import Identity, Point, Process
+from gracekit.life import Judgement, Life
+from gracekit.process import Point, Process
 from gracekit.rpc.sqlite import QUEUES_SCHEMA, SqliteTransport
 from gracekit.rpc.transport import Delivery, shared_queue
 from gracekit.store.batch import Batch
@@ -214,11 +215,11 @@ class WithoutFiles(Process):
 
     failures = 0
 
-    def is_alive(self, other: Identity, lock_path: Path) -> bool:
+    def judge(self, life: Life, directory: Path | None) -> Judgement:
         if self.failures:
             self.failures -= 1
             raise OSError(errno.EMFILE, "Too many open files", "/proc/1/stat")
-        return super().is_alive(other, lock_path)
+        return super().judge(life, directory)
 
 
 async def test_a_poll_that_could_not_look_at_peers_goes_on(tmp_path):
