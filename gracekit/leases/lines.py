@@ -1,23 +1,80 @@
 """Lines in the process: FIFO, one a resource, so that its tasks take turns.
 
 The lease row keeps other processes out; the line keeps order inside this one
-and costs no commit. A lane's slots and a method's are lines too, only wider.
-A line exists only while somebody stands in it.
+and costs no commit. A lane's slots, its threads and a method's slots are lines
+too, only wider. A line exists only while somebody stands in it.
+
+Recovered rows and new requests wait in one line, each kind in its own order.
+While both wait, every other place goes to a recovered row.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+
+class Kind(enum.Enum):
+    """Who waits in a line."""
+
+    SETTLING = "settling"  # recovery, which asks what became of a resource: it goes first
+    RECOVERED = "recovered"  # a row of the record that nobody worked on
+    NEW = "new"  # a delivery
+
+
+Turn = asyncio.Future[None]
+
+
+class _Waiting:
+    """Those who wait in one line, a queue for each kind; at least one waits.
+
+    Attributes:
+        recovered_last: Whether the last place given went to a recovered row.
+    """
+
+    __slots__ = ("new", "recovered", "recovered_last", "settling")
+
+    def __init__(self) -> None:
+        self.settling: deque[Turn] = deque()
+        self.recovered: deque[Turn] = deque()
+        self.new: deque[Turn] = deque()
+        self.recovered_last = False
+
+    def of(self, kind: Kind) -> deque[Turn]:
+        """The queue of that kind."""
+        match kind:
+            case Kind.SETTLING:
+                return self.settling
+            case Kind.RECOVERED:
+                return self.recovered
+            case Kind.NEW:
+                return self.new
+
+    def next(self) -> Turn:
+        """Take out who is next."""
+        if self.settling:
+            return self.settling.popleft()
+        # Every other place, while both wait: neither kind can keep the other from beginning.
+        self.recovered_last = bool(self.recovered) and not (self.new and self.recovered_last)
+        return (self.recovered if self.recovered_last else self.new).popleft()
+
+    def __bool__(self) -> bool:
+        return bool(self.settling or self.recovered or self.new)
 
 
 @dataclass(slots=True)
 class _Line:
     inside: int = 0
-    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+    waiting: _Waiting | None = None  # made for the first who waits: mostly nobody does
+
+    def forget_queues_if_empty(self) -> None:
+        """Nobody waits any more."""
+        if not self.waiting:
+            self.waiting = None
 
 
 class Lines:
@@ -31,40 +88,66 @@ class Lines:
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = _Line()
-        elif line.inside >= width or line.waiting:
+        elif line.inside >= width or line.waiting is not None:
             return False
         line.inside += 1
         return True
 
-    async def enter(self, key: Hashable, width: int = 1) -> None:
+    def is_full(self, key: Hashable, width: int = 1) -> bool:
+        """Whether who enters now has to wait."""
+        line = self._lines.get(key)
+        return line is not None and (line.inside >= width or line.waiting is not None)
+
+    async def enter(
+        self, key: Hashable, width: int = 1, *, kind: Kind = Kind.NEW, first: bool = False
+    ) -> None:
         """Wait at the end of the line until a place inside is ours.
 
         When cancelled, the wait is given up; a place that came at the same
         moment goes to the next.
+
+        Args:
+            key: Which line.
+            width: Places inside.
+            kind: With whom to queue.
+            first: Queue in front of our kind: for somebody whose turn it was before.
         """
         if self.enter_nowait(key, width):
             return
-        turn = asyncio.get_running_loop().create_future()
-        waiting = self._lines[key].waiting
-        waiting.append(turn)
+        line = self._lines[key]
+        if line.waiting is None:
+            line.waiting = _Waiting()
+        queue = line.waiting.of(kind)
+        turn: Turn = asyncio.get_running_loop().create_future()
+        (queue.appendleft if first else queue.append)(turn)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.leave(key)
             else:
-                with contextlib.suppress(ValueError):  # whoever left has passed us over already
-                    waiting.remove(turn)
+                self._give_up(line, queue, turn)
             raise
+
+    def _give_up(self, line: _Line, queue: deque[Turn], turn: Turn) -> None:
+        with contextlib.suppress(ValueError):  # whoever left has passed us over already
+            queue.remove(turn)
+        line.forget_queues_if_empty()
 
     def leave(self, key: Hashable) -> None:
         """Give our place inside to the next in line."""
         line = self._lines[key]
-        while line.waiting:
-            turn = line.waiting.popleft()
+        while line.waiting is not None:
+            turn = line.waiting.next()
+            line.forget_queues_if_empty()
             if not turn.done():
                 turn.set_result(None)
                 return
         line.inside -= 1
         if line.inside == 0:
             del self._lines[key]
+
+    def is_settling(self, key: Hashable) -> bool:
+        """Whether recovery waits for the place of somebody inside."""
+        line = self._lines.get(key)
+        return line is not None and line.waiting is not None and bool(line.waiting.settling)
