@@ -21,9 +21,15 @@ from gracekit.store.schema import IS_OPEN
 
 Resource = tuple[str, str]
 
+PATIENCE_S: Final = 3.0
+"""A waiting request that has not asked for so long keeps nobody from a lease any more: its process
+may be dead, frozen, or without a free slot."""
+# Wall time: where it steps, somebody younger is served first for once.
+_WAITS: Final = f"""
+state = 'accepted' AND waiting_since > {{now}} - {PATIENCE_S} AND waiting_since <= {{now}}"""
 # Not while an older task's truth about the resource is unknown: it is settled first, whoever does
 # it. Older only, so that two of them do not wait for each other; and not those that only one host
-# may settle, which may be away for long.
+# may settle, which may be away for long. And not while an older one of another run waits for it.
 _TAKE: Final = f"""
 INSERT INTO lease (kind, id, lver, owner, request_id, acquired_at) VALUES (?, ?, ? + 1, ?, ?, ?)
 ON CONFLICT (kind, id) DO UPDATE SET lver = max(lver + 1, excluded.lver), owner = excluded.owner,
@@ -31,13 +37,21 @@ ON CONFLICT (kind, id) DO UPDATE SET lver = max(lver + 1, excluded.lver), owner 
     release_reason = NULL
 WHERE lease.owner IS NULL AND lease.not_before <= excluded.acquired_at AND NOT EXISTS (
     SELECT 1 FROM task WHERE task.resource_kind = excluded.kind AND task.resource_id = excluded.id
-        AND task.state = 'handed_over' AND task.{IS_OPEN} AND task.cut <> 'safe_point'
-        AND task.service = (SELECT service FROM run WHERE run_id = excluded.owner)
-        AND (task.target = '' OR task.owner IS NOT NULL)
-        AND task.request_id <> excluded.request_id
-        AND task.id < coalesce(
-            (SELECT max(id) FROM task WHERE task.request_id = excluded.request_id), task.id + 1))
+        AND task.{IS_OPEN} AND task.request_id <> excluded.request_id
+        AND (task.state = 'handed_over' AND task.cut <> 'safe_point'
+            AND task.service = (SELECT service FROM run WHERE run_id = excluded.owner)
+            AND (task.target = '' OR task.owner IS NOT NULL)
+            OR task.{_WAITS.strip().format(now="excluded.acquired_at")}
+            AND task.owner <> excluded.owner)
+        AND task.id < coalesce(?, (
+            SELECT max(id) FROM task WHERE task.request_id = excluded.request_id), task.id + 1))
 RETURNING lver"""  # noqa: S608 - a constant
+_RIVALS: Final = f"""
+SELECT (SELECT owner FROM lease WHERE kind = ?1 AND id = ?2),
+    EXISTS (SELECT 1 FROM lease
+        WHERE kind = ?1 AND id = ?2 AND (owner IS NOT NULL OR not_before > ?3)),
+    (SELECT owner FROM task WHERE resource_kind = ?1 AND resource_id = ?2 AND {IS_OPEN}
+        AND owner IS NOT NULL AND {_WAITS.strip().format(now="?3")} ORDER BY id LIMIT 1)"""  # noqa: S608 - a constant
 _RELEASE: Final = """
 UPDATE lease SET owner = NULL, released_at = ?, release_reason = ?
 WHERE kind = ? AND id = ? AND owner = ? AND lver = ?"""
@@ -86,6 +100,20 @@ class LeaseRow:
     not_before: float
 
 
+class Rivals(NamedTuple):
+    """Whom a wait for a lease meets.
+
+    Attributes:
+        holder: Run that holds the lease; None for nobody.
+        is_free: Whether nobody holds it, and it need not settle any more.
+        following: Run of the oldest request that waits for it and has asked lately; None if none.
+    """
+
+    holder: str | None
+    is_free: bool
+    following: str | None
+
+
 class _Owed(NamedTuple):
     """A lease to give back.
 
@@ -113,16 +141,28 @@ class Leases:
         self.lowest = 0
         self.kept = 0  # granted to tasks that were cut: only the death of this process frees them
 
-    def add_take(self, batch: Batch, resource: Resource, request_id: str) -> int:
+    def add_take(
+        self, batch: Batch, resource: Resource, request_id: str, row_id: int | None
+    ) -> int:
         """Take the lease for a task, or roll the batch back if it is held.
+
+        Args:
+            batch: Gets the statement.
+            resource: On what.
+            request_id: Of the task.
+            row_id: Its row, which says who is older; None before there is one. The copies of a
+                fanout have one request id and a row each.
 
         Returns:
             Index of the statement that returns the token.
         """
-        return batch.ask(_TAKE, *self._take_params(resource, request_id), expect=1)
+        return batch.ask(_TAKE, *self._take_params(resource, request_id, row_id), expect=1)
 
-    def _take_params(self, resource: Resource, request_id: str) -> tuple[str | int | float, ...]:
-        return (*resource, self.lowest, self._run_id, request_id, self._clock.wall())
+    def _take_params(
+        self, resource: Resource, request_id: str, row_id: int | None
+    ) -> tuple[str | int | float | None, ...]:
+        who = (self._run_id, request_id, self._clock.wall(), row_id)
+        return (*resource, self.lowest, *who)
 
     def add_release(self, batch: Batch, guard: Guard, *, reason: str) -> None:
         """Give the lease back; one that was lost already is left alone."""
@@ -149,7 +189,7 @@ class Leases:
     async def take(self, resource: Resource, request_id: str) -> Guard | None:
         """Take a lease by itself; None if it is held."""
         batch = Batch(Point.TAKE_LEASE)
-        index = batch.ask(_TAKE, *self._take_params(resource, request_id))
+        index = batch.ask(_TAKE, *self._take_params(resource, request_id, None))
         # What an earlier take for the same task may have brought must not be given back any
         # more once this one is on its way: it would take this one's lease from under it.
         doubt = _Owed(resource, request_id)
@@ -187,6 +227,16 @@ class Leases:
                 self.add_release(batch, Guard(resource=resource, token=token), reason="clean")
         await self._engine.commit(batch)
         self._owed = [owed for owed in self._owed if owed not in paid]
+
+    async def rivals(self, resource: Resource) -> Rivals:
+        """Who keeps the lease from us, without asking for it."""
+        rows = await self._engine.query(_RIVALS, *resource, self._clock.wall())
+        holder, taken, following = rows[0]
+        return Rivals(
+            holder=None if holder is None else str(holder),
+            is_free=not taken,
+            following=None if following is None else str(following),
+        )
 
     async def look(self, resource: Resource) -> LeaseRow | None:
         """The lease as stored, without taking it; None if it was never granted."""

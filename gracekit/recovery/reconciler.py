@@ -542,7 +542,7 @@ class Reconciler:
         batch = Batch(Point.TAKE_LEASE)
         lease = None
         if row.resource is not None:
-            lease = self._leases.add_take(batch, row.resource, row.request_id)
+            lease = self._leases.add_take(batch, row.resource, row.request_id, row.id)
         self._claims.add_probing(batch, row, alone=alone)
         rows = await self._journal.commit(batch)
         if row.resource is None or lease is None:

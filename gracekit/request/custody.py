@@ -109,10 +109,19 @@ class Custody:
         job.task.row_id, job.task.attempt, job.task.token = row.id, row.attempts, row.token
         return Entry.DONE
 
+    async def stand_in_line(self, task: TrackedTask) -> None:
+        """Its lease is elsewhere: let no younger request of another process have it first."""
+        batch = Batch(Point.TAKE_LEASE, durable=False)  # it costs order only if it is lost
+        self._journal.add_waits(batch, task)
+        try:
+            await self._journal.commit(batch)
+        except StoreError as error:
+            self._tell(error, "wait for a lease")
+
     def _add_lease(self, batch: Batch, task: TrackedTask) -> int | None:
         if task.resource is None:
             return None
-        return self._leases.add_take(batch, task.resource, task.request_id)
+        return self._leases.add_take(batch, task.resource, task.request_id, task.row_id)
 
     def _take_token(self, task: TrackedTask, rows: list[list[Row]], lease: int | None) -> None:
         if lease is not None:

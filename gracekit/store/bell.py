@@ -1,7 +1,8 @@
 """A bell between processes: a named pipe that wakes its owner's loop at once.
 
 The ringer never waits and never fails; a ring that nobody hears says so. A
-ring carries no news, only "look again": several may arrive as one.
+ring carries no news, only "look again": several may arrive as one. A nudge is a
+ring of another kind, for what is cheap to look at and comes often.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Final
 
 from gracekit.errors import ConfigError
 
+_RING: Final = b"\0"
+_NUDGE: Final = b"\1"
 _DRAIN_BYTES: Final = 65536  # a pipe holds no more, unless somebody enlarged it
 
 
@@ -36,9 +39,14 @@ class Bell:
         self._fd: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_ring: Callable[[], None] | None = None
+        self._on_nudge: Callable[[], None] | None = None
 
-    def start(self, on_ring: Callable[[], None]) -> None:
+    def start(
+        self, on_ring: Callable[[], None], *, on_nudge: Callable[[], None] | None = None
+    ) -> None:
         """Hang the bell and call *on_ring* on the running loop for each ring or several.
+
+        *on_nudge* is called for nudges; without it they are not heard.
 
         A second call does nothing.
 
@@ -54,7 +62,7 @@ class Bell:
         # For writing too: else the pipe would be at its end whenever no ringer has it open,
         # and the loop would spin on it.
         self._fd = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-        self._on_ring = on_ring
+        self._on_ring, self._on_nudge = on_ring, on_nudge
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._heard)
 
@@ -70,13 +78,23 @@ class Bell:
     def _heard(self) -> None:
         assert self._fd is not None
         assert self._on_ring is not None
-        with contextlib.suppress(BlockingIOError):
+        try:
             # Before the callback: a ring during it must be heard again.
-            os.read(self._fd, _DRAIN_BYTES)
-        self._on_ring()
+            heard = os.read(self._fd, _DRAIN_BYTES)
+        except BlockingIOError:
+            heard = _RING
+        if _NUDGE in heard and self._on_nudge is not None:
+            self._on_nudge()
+        if _RING in heard:
+            self._on_ring()
 
 
-def ring(path: Path) -> bool:
+def nudge(path: Path) -> bool:
+    """As `ring`, with a nudge."""
+    return ring(path, _NUDGE)
+
+
+def ring(path: Path, how: bytes = _RING) -> bool:
     """Ring the bell at *path* without waiting.
 
     Returns:
@@ -89,7 +107,7 @@ def ring(path: Path) -> bool:
     try:
         if not stat.S_ISFIFO(os.fstat(fd).st_mode):
             return False
-        os.write(fd, b"\0")
+        os.write(fd, how)
     except BlockingIOError:  # full of rings that its owner has not heard yet
         return True
     except OSError:  # it was taken down since

@@ -135,18 +135,24 @@ class Claims:
         return index
 
     async def claim(
-        self, state: TaskState, *, limit: int, lane: Lane | None = None
+        self, state: TaskState, *, limit: int, lane: Lane | None = None, look: bool = True
     ) -> list[TaskRow]:
         """Make up to *limit* ownerless rows of that state ours, oldest first; of one lane or both.
 
         ACCEPTED rows are a second intake; HANDED_OVER ones wait for their
         settle time and the next check that a probe asked for.
+
+        Args:
+            state: Of the rows.
+            limit: At most so many.
+            lane: None for both.
+            look: First look whether there are any; not where there are.
         """
         now = self._journal.clock.wall()
         lanes = (lane or Lane.REQUESTS).value, (lane or Lane.OPS).value
         which = (state.value, self._journal.service, *self._targets, *lanes, now, now)
         # Mostly there is nothing: a look is cheap, and keeps no sibling from writing.
-        if not await self._journal.engine.query(_CLAIMABLE, *which, 1):
+        if look and not await self._journal.engine.query(_CLAIMABLE, *which, 1):
             return []
         batch = Batch(Point.CLAIM)
         batch.ask(_CLAIM, self._journal.run_id, *which, limit, state.value)

@@ -226,7 +226,12 @@ NOTE: Final = """
 INSERT INTO incident (at, run_id, what, request_id, method, detail) VALUES (?, ?, ?, ?, ?, ?)"""
 _BEGIN: Final = """
 UPDATE task SET state = 'running', attempts = attempts + 1, started_at = ?, cut = NULL,
-    not_before = NULL, alone = ? WHERE id = ? AND owner = ? AND state = 'accepted'"""
+    not_before = NULL, waiting_since = NULL, alone = ?
+WHERE id = ? AND owner = ? AND state = 'accepted'"""
+# Of an accepted row it is the last moment at which it asked for a lease held elsewhere.
+_WAITS: Final = (
+    "UPDATE task SET waiting_since = ? WHERE id = ? AND owner = ? AND state = 'accepted'"
+)
 _TOKEN: Final = """
 UPDATE task SET token = (SELECT lver FROM lease WHERE kind = ? AND id = ?)
 WHERE request_id = ? AND recipient = ?"""
@@ -348,6 +353,10 @@ class Journal:
         batch.add(_BEGIN, now, int(alone), task.row_id, self.run_id, expect=1)
         if task.resource is not None:
             batch.add(_TOKEN, *task.resource, task.request_id, task.recipient, expect=1)
+
+    def add_waits(self, batch: Batch, task: TrackedTask) -> None:
+        """Say that an accepted row has asked for its lease, and waits for it."""
+        batch.add(_WAITS, self.clock.wall(), task.row_id, self.run_id)
 
     async def known(self, request_id: str, recipient: str) -> TaskRow | None:
         """The row of that request; None if there is none."""
