@@ -200,7 +200,7 @@ class Settings:
             if unknown.
         start_timeout_s: Bound of `on_start`.
         stop_hook_timeout_s: Bound of `on_stop`; the hard limit ends it earlier.
-        max_accepted: Places of the new-request lane, waiting and running.
+        max_accepted: Places of the new-request lane: deliveries accepted, waiting and running.
         max_running: Handlers of that lane running at one time.
         ops_max_accepted: Places of the ops lane.
         ops_max_running: Handlers of the ops lane running at one time.

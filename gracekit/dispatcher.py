@@ -32,6 +32,7 @@ from gracekit.request.custody import Custody, Entry
 from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import GIVE_BACK_PAUSE_S, Job, LaneGate, Turns
 from gracekit.request.refusals import settle
+from gracekit.request.waits import LeaseWaits
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry import Telemetry
@@ -40,6 +41,8 @@ from gracekit.tracker.journal import Address, Outcome, TaskRow
 from gracekit.tracker.task import CancelCause, Cut, Lane, Order, Reason, TaskState, TrackedTask
 
 _NO_END: Final = End()
+TRACKED_WAIT_S: Final = 60.0
+"""How long at a time a recovered row waits for its last attempt to leave the tracker."""
 
 
 class Dispatcher:
@@ -59,6 +62,7 @@ class Dispatcher:
         arrivals: Arrivals,
         custody: Custody,
         turns: Turns,
+        waits: LeaseWaits,
         answers: Answers,
         telemetry: Telemetry,
         *,
@@ -74,6 +78,7 @@ class Dispatcher:
         self._arrivals = arrivals
         self._custody = custody
         self._turns = turns
+        self._waits = waits
         self._answers = answers
         self._heartbeats = Heartbeats(answers, services.clock, telemetry)
         self._telemetry = telemetry
@@ -83,31 +88,39 @@ class Dispatcher:
         self._on_give_back = on_give_back
         self._jobs: dict[TrackedTask, Job] = {}
         self._work: set[asyncio.Task[Any]] = set()
-        self._when_ended = {lane: partial(self._life_ended, gate) for lane, gate in gates.items()}
+        self._when_ended = {
+            lane: partial(self._life_ended, gate.places.give) for lane, gate in gates.items()
+        }
+        self._when_row_ended = {
+            lane: partial(self._life_ended, gate.seats.leave) for lane, gate in gates.items()
+        }
 
     # -- the ways in --------------------------------------------------------------------
 
     def take(self, delivery: Delivery, lane: Lane) -> None:
         """Start the life of a delivery; the caller took a place of the lane for it."""
-        self._spawn(self.dispatch(delivery, self._gates[lane]), lane)
+        self._spawn(self.dispatch(delivery, self._gates[lane]), self._when_ended[lane])
 
     def resume(self, row: TaskRow, *, inside: tuple[str, str] | None) -> None:
-        """Start the rest of the life of an ACCEPTED row of ours; a place was taken for it.
+        """Start the rest of the life of an ACCEPTED row of ours; a seat was taken for it.
 
         Args:
             row: As claimed.
             inside: Resource in whose line a place is handed over with it.
         """
-        self._spawn(self._dispatch_row(row, inside), row.lane)
+        self._spawn(self._dispatch_row(row, inside), self._when_row_ended[row.lane])
 
-    def _spawn(self, life: Coroutine[Any, Any, None], lane: Lane) -> None:
+    def _spawn(
+        self, life: Coroutine[Any, Any, None], ended: Callable[[asyncio.Task[None]], None]
+    ) -> None:
         task = asyncio.create_task(life)
         self._work.add(task)
-        task.add_done_callback(self._when_ended[lane])
+        task.add_done_callback(ended)
 
-    def _life_ended(self, gate: LaneGate, done: asyncio.Task[None]) -> None:
+    def _life_ended(self, give_back: Callable[[], None], done: asyncio.Task[None]) -> None:
+        """A life is over, and what it had of its lane is free: a place, or room for a row."""
         self._work.discard(done)
-        gate.places.give()
+        give_back()
         if not done.cancelled() and (error := done.exception()) is not None:
             self._telemetry.emit("dispatch.failed", error=words_of(error))
 
@@ -159,16 +172,13 @@ class Dispatcher:
     async def _dispatch_row(self, row: TaskRow, inside: tuple[str, str] | None) -> None:
         """Carry an accepted row, of an earlier run or ours, through the rest of its life."""
         job = self._arrivals.job_of(row, self._gates[row.lane])
+        job.seated = True
         if inside is not None:
             job.inside.append(inside)
-        if self._tracker.add(job.task) is not None:
-            # The same request came once more, or its last attempt has not left yet.
-            self._turns.leave(job)
-            await self._custody.give_up_start(job.task)
-            self._custody.left()
-            return
-        self._jobs[job.task] = job
         job.gate.entering[job] = None
+        if not await self._track_row(job):
+            await self._give_up_row(job)
+            return
         try:
             if row.expires_at is not None and row.expires_at > self._clock.wall():
                 await self._resume_heartbeats(job, row.id)
@@ -178,6 +188,38 @@ class Dispatcher:
             raise
         finally:
             self._untrack(job)
+
+    async def _track_row(self, job: Job) -> bool:
+        """Enter the tracker once the row's last attempt, or a copy, has left it; false if the gate
+        closed meanwhile.
+        """
+        task = job.task
+        task.handler = asyncio.current_task()
+        while self._tracker.add(task) is not None:
+            if not job.gate.is_open:
+                return False
+            job.leave_seat()
+            job.waiting = True
+            try:
+                await self._tracker.wait_until(
+                    lambda: self._tracker.get(task.request_id, task.recipient) is None,
+                    deadline=self._clock.loop() + TRACKED_WAIT_S,
+                )
+            except asyncio.CancelledError:
+                return False
+            finally:
+                job.waiting = False
+        self._jobs[task] = job
+        return True
+
+    async def _give_up_row(self, job: Job) -> None:
+        """A row that could not enter the tracker: anyone may claim it."""
+        self._turns.leave(job)
+        await self._custody.give_up_start(job.task)
+        job.gate.not_started.append(job.task.request_id)
+        job.gate.entering.pop(job, None)
+        job.leave_seat()
+        self._custody.left()
 
     async def _resume_heartbeats(self, job: Job, row_id: int) -> None:
         """Callers that asked for heartbeats have waited through a restart."""
@@ -284,7 +326,7 @@ class Dispatcher:
                         self._mark_running(job)
                     return True
                 case Entry.LEASE_ELSEWHERE:
-                    self._turns.leave(job)
+                    self._turns.leave_for_lease(job)
                     at_once = False
                 case Entry.KNOWN:
                     self._turns.leave(job)
@@ -370,8 +412,8 @@ class Dispatcher:
                     self._mark_running(job)
                     return True
                 case Entry.LEASE_ELSEWHERE:
-                    self._turns.leave(job)
-                    await self._turns.wait_lease(job)
+                    self._turns.leave_for_lease(job)
+                    await self._waits.wait(job)
                 case _:
                     self._turns.leave(job)
                     job.in_doubt = True
@@ -402,6 +444,7 @@ class Dispatcher:
         task.deadline = None if timeout is None else task.started_at + timeout
         task.history = self._history.of(job.method.namespace, task.method)
         job.gate.entering.pop(job, None)
+        job.leave_seat()
         self._tracker.started(task)
 
     async def _run_or_charge(self, job: Job) -> End | None:
@@ -468,6 +511,8 @@ class Dispatcher:
         addresses = await self._custody.finish(job, outcome, expected=TaskState.RUNNING)
         self._journal.forget_cursor(task)
         self._end_turn(job)
+        if job.refused:
+            await self._waits.pass_on(job)
         ran_s = self._clock.loop() - (task.started_at or 0.0)
         if outcome.state is TaskState.SUCCEEDED and task.attempt == 1 and task.history is not None:
             task.history.add(ran_s)
@@ -482,7 +527,7 @@ class Dispatcher:
 
     def _end_turn(self, job: Job) -> None:
         self._turns.leave(job)
-        self._turns.tell_released()
+        self._waits.wake()
         self._tracker.ended(job.task)
 
     async def _reply(self, job: Job, address: Address, outcome: Outcome) -> None:
@@ -567,6 +612,7 @@ class Dispatcher:
     def _untrack(self, job: Job) -> None:
         self._heartbeats.end(job.task)
         job.gate.entering.pop(job, None)
+        job.leave_seat()
         self._turns.leave(job)
         self._jobs.pop(job.task, None)
         self._tracker.remove(job.task)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from gracekit.dispatcher import Dispatcher
 from gracekit.errors import TaskInterruptedError
+from gracekit.process import Threads
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.attempt import call_hook, errored, failed, outcome_of, succeeded
 from gracekit.request.context import Context, Services
-from gracekit.request.lanes import LaneGate
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
 from gracekit.tracker.journal import Address, Outcome, TaskRow
-from gracekit.tracker.task import Lane, Reason
+from gracekit.tracker.task import Reason
 
 
 class RecoveryHands:
-    """The reconciler's hands; see `recovery.reconciler.Hands`."""
+    """The reconciler's hands; see `recovery.reconciler.Hands`.
+
+    Args:
+        threads: For plain hooks: they must not take a thread that a handler was promised.
+    """
 
     def __init__(
         self,
@@ -27,16 +31,16 @@ class RecoveryHands:
         arrivals: Arrivals,
         dispatcher: Dispatcher,
         answers: Answers,
-        gates: Mapping[Lane, LaneGate],
+        threads: Threads,
     ) -> None:
         self._services = services
         self._arrivals = arrivals
         self._dispatcher = dispatcher
         self._answers = answers
-        self._gates = gates
+        self._threads = threads
 
     def resume(self, row: TaskRow, *, inside: tuple[str, str] | None) -> None:
-        """Run an ACCEPTED row of ours; a place was taken for it."""
+        """Run an ACCEPTED row of ours; a seat was taken for it."""
         self._dispatcher.resume(row, inside=inside)
 
     async def call_hook(
@@ -58,8 +62,7 @@ class RecoveryHands:
             method=(method.namespace, method.name, method.version),
             expires_at=None,
         )
-        threads = self._gates[row.lane].threads
-        return await call_hook(hook, ctx, {**(row.args or {}), **extra}, threads)
+        return await call_hook(hook, ctx, {**(row.args or {}), **extra}, self._threads)
 
     async def reply(self, row_id: int, address: Address) -> None:
         """Answer a caller of a row that has ended, from the record; what cannot go stays due."""

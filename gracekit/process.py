@@ -152,9 +152,13 @@ def _leave_fork(opener: int) -> NoReturn:
 
 
 class Threads:
-    """Worker threads of one lane, at most *number* at work at a time."""
+    """Worker threads of one lane, at most *number* at work at a time.
+
+    Who takes a place in the line of these threads first finds one free, and never waits here.
+    """
 
     def __init__(self, number: int) -> None:
+        self.number = number
         self._limiter = anyio.CapacityLimiter(number)
 
     async def run(self, function: Callable[[], T]) -> T:

@@ -52,6 +52,7 @@ from gracekit.leases.members import Members, Seat, take_seat
 from gracekit.periodic import PeriodicJobs
 from gracekit.process import STANDARD_ERROR, ForkGuard, Process, never_in_a_fork
 from gracekit.recovery.reconciler import Reconciler
+from gracekit.recovery.seats import Seats
 from gracekit.recovery.suspects import Suspects
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
@@ -60,6 +61,7 @@ from gracekit.request.custody import Custody
 from gracekit.request.lanes import LaneGate, Turns
 from gracekit.request.orders import Orders
 from gracekit.request.refusals import Detour, Refusals
+from gracekit.request.waits import LeaseWaits
 from gracekit.rpc import offer
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.memory import MemoryBroker
@@ -78,7 +80,7 @@ from gracekit.shutdown import (
     StopRequest,
 )
 from gracekit.signals import DUMP_SIGNAL, HANGUP_SIGNAL, WATCHED_SIGNALS, SignalWatch
-from gracekit.store.bell import Bell, ring
+from gracekit.store.bell import Bell, nudge, ring
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.files import identity_of
 from gracekit.store.migrate import load_migrations
@@ -379,7 +381,7 @@ class Runtime:
         self._engine.on_broken(partial(self._broke, "store"))
         self._transport.on_broken(partial(self._broke, "queue"))
         if self._bell is not None:
-            self._bell.start(self.reconciler.poke)
+            self._bell.start(self.reconciler.poke, on_nudge=self._waits.wake)
         self.telemetry.identify(service=self.service.topic, instance=self.instance)
         self.telemetry.observe_in_flight(self.tracker.counts)
         self.telemetry.emit("service.starting", service=self.service.topic, instance=self.instance)
@@ -414,12 +416,14 @@ class Runtime:
             Lane.REQUESTS: LaneGate(
                 Lane.REQUESTS,
                 Places(settings.max_accepted),
+                Seats(ahead=settings.max_running, total=settings.max_accepted),
                 settings.max_running,
                 self._process.threads(settings.threads),
             ),
             Lane.OPS: LaneGate(
                 Lane.OPS,
                 Places(settings.ops_max_accepted),
+                Seats(ahead=settings.ops_max_running, total=settings.ops_max_accepted),
                 settings.ops_max_running,
                 self._process.threads(settings.ops_threads),
             ),
@@ -441,11 +445,21 @@ class Runtime:
             clock,
             instance=self.instance,
         )
+        custody = Custody(self.journal, leases, self.telemetry, self._look_again)
+        self._waits = LeaseWaits(
+            custody,
+            leases,
+            clock,
+            run_id=self.run_id,
+            nudge=self._nudge,
+            look_after=self._look_after,
+        )
         self.dispatcher = Dispatcher(
             services,
             arrivals,
-            Custody(self.journal, leases, self.telemetry, self._look_again),
-            Turns(lines, suspects, clock),
+            custody,
+            Turns(lines, suspects),
+            self._waits,
             answers,
             self.telemetry,
             gates=self._gates,
@@ -468,8 +482,14 @@ class Runtime:
             suspects=suspects,
             tracker=self.tracker,
             methods=service.methods,
-            places={lane: gate.places for lane, gate in self._gates.items()},
-            hands=RecoveryHands(services, arrivals, self.dispatcher, answers, self._gates),
+            seats={lane: gate.seats for lane, gate in self._gates.items()},
+            hands=RecoveryHands(
+                services,
+                arrivals,
+                self.dispatcher,
+                answers,
+                self._process.threads(settings.threads),
+            ),
             settings=settings,
             telemetry=self.telemetry,
             clock=clock,
@@ -520,6 +540,9 @@ class Runtime:
 
     def _look_again(self) -> None:
         self.reconciler.poke()
+
+    def _look_after(self, run_id: str) -> None:
+        self.reconciler.look_after(run_id)
 
     def _note_handed_over(self, task: TrackedTask, recorded: bool) -> None:  # noqa: FBT001
         self.coordinator.note_handed_over(task, recorded=recorded)
@@ -773,6 +796,11 @@ class Runtime:
         """The bell that siblings ring when they leave something for others to claim."""
         directory = run_directory(self.settings)
         return None if directory is None else Bell(directory / f"{run_id}.bell")
+
+    def _nudge(self, run_id: str) -> None:
+        """Wake a sibling that waits for a lease which is free now."""
+        if (bell := self._bell_of(run_id)) is not None:
+            nudge(bell.path)
 
     async def _ring_siblings(self) -> None:
         for run in await self.members.others():

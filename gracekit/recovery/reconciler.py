@@ -18,6 +18,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -26,16 +27,16 @@ from gracekit.clock import Clock
 from gracekit.config import Settings
 from gracekit.errors import ConflictError, InvalidArgumentsError, RpcError, StoreError
 from gracekit.leases.leases import Guard, Leases
-from gracekit.leases.lines import Lines
+from gracekit.leases.lines import Kind, Lines
 from gracekit.leases.members import Members, Run
 from gracekit.life import Judgement
 from gracekit.process import Point
+from gracekit.recovery.seats import Seats
 from gracekit.recovery.suspects import Suspects, apart_s, is_guilty
 from gracekit.recovery.verdicts import Done, Fail, Retry, Step, Wait, back_off_s, decide, policy_of
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method, MethodTable
 from gracekit.rpc.offer import can_serve
-from gracekit.rpc.server import Places
 from gracekit.store.batch import Batch
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.claims import Claims
@@ -46,13 +47,12 @@ from gracekit.tracker.tracker import Tracker
 
 CLAIM_AT_ONCE: Final = 32
 LEASE_BEAT_S: Final = 1.0
-"""A lease that is not to be had is asked for again after this time."""
+"""A lease that is not to be had is asked for again after this time; and so long after a look
+whether the run that holds one has died, there is no other for that run."""
 LAST_GIVE_BACK_S: Final = 1.0
 """A slow store must not eat the time in which a stop is recorded."""
 AGAIN_AFTER_S: Final = 5.0
-"""A pass that failed is made again after this time."""
-KNOWN_PAUSE_S: Final = 1.0
-"""A row whose last attempt has still to leave the tracker is claimed again after this time."""
+"""A pass, or what is done beside it, is made again so long after it failed."""
 UNKNOWN_CALL_TIMEOUT_S: Final = 60.0
 """A reply of an earlier run is sent if younger than the call's timeout; this where unknown."""
 
@@ -63,7 +63,7 @@ class Hands(Protocol):
     """What recovery lets the floor above do."""
 
     def resume(self, row: TaskRow, *, inside: Resource | None) -> None:
-        """Run an ACCEPTED row of ours; a place of its lane was taken for it."""
+        """Run an ACCEPTED row of ours; a seat of its lane was taken for it."""
 
     async def call_hook(
         self,
@@ -108,7 +108,7 @@ class Reconciler:
         suspects: Suspects,
         tracker: Tracker,
         methods: MethodTable,
-        places: Mapping[Lane, Places],
+        seats: Mapping[Lane, Seats],
         hands: Hands,
         settings: Settings,
         telemetry: Telemetry,
@@ -123,30 +123,30 @@ class Reconciler:
         self._suspects = suspects
         self._tracker = tracker
         self._methods = methods
-        self._places = places
+        self._seats = seats
         self._hands = hands
         self._settings = settings
         self._telemetry = telemetry
         self._clock = clock
         self._paused = False
-        self._starved = False  # accepted rows may wait for a place
         self._poked = asyncio.Event()
         self._gated: set[Resource] = set()
         self._look_around = True  # rows of others may have come or gone
         self._look_by = 0.0  # loop time; being rung again and again must not put it off for ever
         self._settling: dict[asyncio.Task[None], TaskRow] = {}
         self._asking: set[asyncio.Task[Any]] = set()
-        self._hooks: dict[str, asyncio.Task[None]] = {}
+        self._aside: dict[str, asyncio.Task[None]] = {}
         self._asked_again: set[str] = set()
         self._doubts: dict[str, str] = {}  # runs of whom nothing is proven, and why
-        for one in places.values():
-            one.on_free(self._place_is_free)
+        self._looked_after: set[str] = set()  # runs, within the last beat
 
     # -- life ---------------------------------------------------------------------------
 
     def pause(self) -> None:
         """Start nothing more. A probe under way is waited for; what only waits is let go."""
         self._paused = True
+        for seats in self._seats.values():
+            seats.wake()  # who waits for one waits in vain
         for task in self._settling.keys() - self._asking:
             task.cancel()
 
@@ -163,7 +163,7 @@ class Reconciler:
         """End what is still being settled; its rows and leases are anyone's again."""
         self.pause()
         self._suspects.stop()
-        tasks = [*self._settling, *self._hooks.values()]
+        tasks = [*self._settling, *self._aside.values()]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -213,27 +213,32 @@ class Reconciler:
             if look:
                 await self.gate()
             await self._settle_rows()
-            self._beside(self._settle_holds)
-        self._beside(self._call_errored_hooks)
-        await self._claim_accepted()
+            self._beside("holds", self._settle_holds)
+        self._beside("errored hooks", self._call_errored_hooks)
+        for lane in self._seats:
+            self._beside(f"accepted rows, {lane.value}", partial(self._claim_accepted, lane))
         if look:
             await self._refresh_gates()
 
-    def _beside(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do work that calls the application's hooks beside the pass, one of a kind at a time."""
-        if work.__name__ in self._hooks:
-            self._asked_again.add(work.__name__)
+    def _beside(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do work beside the pass which the application, or a full lane, may hold up for long.
+
+        One of a name at a time; asked for again meanwhile, it is done once more.
+        """
+        if name in self._aside:
+            self._asked_again.add(name)
             return
         task = asyncio.create_task(work())
-        self._hooks[work.__name__] = task
+        self._aside[name] = task
 
         def ended(done: asyncio.Task[None]) -> None:
-            del self._hooks[work.__name__]
-            if work.__name__ in self._asked_again:
-                self._asked_again.discard(work.__name__)
+            del self._aside[name]
+            if name in self._asked_again:
+                self._asked_again.discard(name)
                 self._poked.set()
             if not done.cancelled() and (error := done.exception()) is not None:
-                self._telemetry.emit("store.error", what=work.__name__, error=words_of(error))
+                self._telemetry.emit("store.error", what=name, error=words_of(error))
+                asyncio.get_running_loop().call_later(AGAIN_AFTER_S, self.poke)
 
         task.add_done_callback(ended)
 
@@ -275,6 +280,19 @@ class Reconciler:
                     instance=run.instance,
                     reason=judgement.reason,
                 )
+
+    def look_after(self, run_id: str) -> None:
+        """A lease of that run is in somebody's way: if the run has died, take over now."""
+        if run_id in self._looked_after:
+            return
+        self._looked_after.add(run_id)
+        asyncio.get_running_loop().call_later(LEASE_BEAT_S, self._looked_after.discard, run_id)
+        self._beside(f"run {run_id}", partial(self._look_after, run_id))
+
+    async def _look_after(self, run_id: str) -> None:
+        dead, _ = await self._members.survey()
+        if any(run.run_id == run_id for run in dead):
+            self.poke()
 
     async def _adopt(self, run: Run) -> None:
         batch = Batch(Point.ADOPT)
@@ -339,46 +357,57 @@ class Reconciler:
 
     # -- never started: a second intake -------------------------------------------------
 
-    def _place_is_free(self) -> None:
-        if self._starved:
-            self._poked.set()
+    async def _claim_accepted(self, lane: Lane) -> None:
+        """Start ownerless accepted rows, oldest first, until there are none.
 
-    async def _claim_accepted(self) -> None:
-        self._starved = False
-        for lane, places in self._places.items():
-            await self._claim_lane(lane, places)
-
-    async def _claim_lane(self, lane: Lane, places: Places) -> None:
+        No more are claimed ahead of their turn than the lane has seats.
+        """
+        look = True
         while not self._paused:
-            limit = min(places.free, CLAIM_AT_ONCE)
-            if not limit:
-                self._starved = True
+            number = self._seats[lane].take_some(CLAIM_AT_ONCE)
+            if number == 0:
+                await self._seats[lane].wait_change()
+            elif await self._claim_some(lane, number, look=look):
+                look = False  # there may be more: what is submitted after the claim comes after it
+            else:
                 return
-            rows = await self._claims.claim(TaskState.ACCEPTED, limit=limit, lane=lane)
+
+    async def _claim_some(self, lane: Lane, seats: int, *, look: bool) -> int:
+        """Start up to so many, whose seats were taken; returns how many there were."""
+        found = 0
+        try:
+            rows = await self._claims.claim(TaskState.ACCEPTED, limit=seats, lane=lane, look=look)
+            found = len(rows)
             for row in rows:
+                seats -= 1
                 await self._start(row, inside=None)
-            if not rows:
-                return
+        finally:
+            for _ in range(seats):
+                self._give_seat(lane)
+        return found
 
     async def _start(self, row: TaskRow, *, inside: Resource | None) -> None:
-        """Run an ACCEPTED row of ours here, or give it up if that is no longer possible."""
+        """Run an ACCEPTED row of ours, for which a seat was taken, or give it up."""
         resumed = False
         try:
             method = self._method_of(row)
             if (why := _unservable(row, method)) is not None:
                 await self._leave_or_end(row, method, why)
-            elif self._is_known(row):
-                # Its last attempt is on record as over, and has still to leave the tracker.
-                await self._postpone(row, KNOWN_PAUSE_S)
-                asyncio.get_running_loop().call_later(KNOWN_PAUSE_S, self._poked.set)
-            elif self._paused or not self._places[row.lane].take():
+            elif self._paused:
                 await self._let_go(row)
             else:
                 self._hands.resume(row, inside=inside)
                 resumed = True
         finally:
-            if inside is not None and not resumed:
-                self._lines.leave(inside)
+            if not resumed:
+                self._give_seat(row.lane)
+                if inside is not None:
+                    self._lines.leave(inside)
+
+    def _give_seat(self, lane: Lane) -> None:
+        """Nobody has used it."""
+        self._seats[lane].rise()
+        self._seats[lane].leave()
 
     async def _let_go(self, *rows: TaskRow) -> None:
         batch = Batch(Point.NOT_STARTED)
@@ -495,7 +524,7 @@ class Reconciler:
 
     async def _enter(self, row: TaskRow) -> None:
         if row.resource is not None and row.resource not in self._gated:
-            await self._lines.enter(row.resource)
+            await self._lines.enter(row.resource, kind=Kind.SETTLING)
             self._gated.add(row.resource)
 
     def _leave(self, resource: Resource | None) -> None:
@@ -504,11 +533,23 @@ class Reconciler:
             self._lines.leave(resource)
 
     async def _run_again(self, row: TaskRow, guard: Guard | None) -> None:
-        batch = Batch(Point.SETTLE)
-        self._claims.add_run_again(batch, row)
-        self._add_release(batch, guard)
-        await self._journal.commit(batch)
+        """ACCEPTED again: started at once if there is a seat, else claimed when its time comes."""
+        seated = not self._paused and self._seats[row.lane].take()
+        try:
+            batch = Batch(Point.SETTLE)
+            self._claims.add_run_again(batch, row)
+            if not seated:
+                self._claims.add_let_go(batch, row)
+            self._add_release(batch, guard)
+            await self._journal.commit(batch)
+        except BaseException:
+            if seated:
+                self._give_seat(row.lane)
+            raise
         self._told(row, "run_again")
+        if not seated:
+            self._leave(row.resource)
+            return
         inside = row.resource if row.resource in self._gated else None
         if inside is not None:
             self._gated.discard(inside)  # the place in the line goes to the task

@@ -1,8 +1,10 @@
 """Lanes and turns: a request's place, its gate, and the lines that it stands in.
 
-A lane has places (what it may have in flight), slots (handlers at one time),
-threads, and a gate that a drain closes. A turn is the head of every line that a
-task needs: its resource's, its method's, its lane's.
+A lane has places (deliveries that it may have in flight), seats (recovered rows
+that wait for their turn), slots (handlers at one time), threads, and a gate that
+a drain closes. A turn is a place inside of every line that a task needs: its
+resource's, its method's, its lane's threads' and its lane's. It has all of them
+before its attempt is recorded, so its code can run at once.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gracekit.clock import Clock
-from gracekit.leases.lines import Lines
+from gracekit.leases.lines import Kind, Lines
 from gracekit.process import Threads
+from gracekit.recovery.seats import Seats
 from gracekit.recovery.suspects import Suspects
 from gracekit.rpc.methods import Method
 from gracekit.rpc.server import Places
@@ -27,8 +29,6 @@ from gracekit.tracker.task import Lane, TrackedTask
 GIVE_BACK_PAUSE_S: Final = 0.5
 """Before a delivery goes back for want of its record: the transport may hand it out to us again in
 the same moment, and a store that stays broken would keep the loop busy with that alone."""
-LEASE_BEAT_S: Final = 1.0
-"""A lease held by another process is asked for again this often; a release here rings at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,9 @@ class LaneGate:
 
     Attributes:
         lane: Which.
-        places: What it may have in flight.
+        places: Deliveries that it may have in flight.
+        seats: How many recovered rows may be claimed here. They take no place, as they are
+            accepted already.
         max_running: Handlers at one time.
         threads: Worker threads.
         is_open: Closed, no accepting or RUNNING commit of the lane is submitted.
@@ -48,6 +50,7 @@ class LaneGate:
 
     lane: Lane
     places: Places
+    seats: Seats
     max_running: int
     threads: Threads
     is_open: bool = True
@@ -65,7 +68,9 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
         settle_s: Seconds between an unclean end and recovery's first look.
         expires_at: Loop time until which the caller waits; None if unknown.
         inside: Lines that it stands inside of, innermost last.
+        seated: Whether it holds a seat: it is recovered, and waits for its lane alone.
         waiting: Whether it waits for its turn, and may be cancelled out of it.
+        refused: Its lease was elsewhere when it had its turn.
         answered: Its callers were answered before it ended.
         stuck: The drain recorded it without waiting for it any longer.
         in_doubt: An entry of it failed: its row, if there is one, may be nobody's work.
@@ -85,34 +90,43 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     settle_s: float = 0.0
     expires_at: float | None = None
     inside: list[Hashable] = msgspec.field(default_factory=list)
+    seated: bool = False
     waiting: bool = False
+    refused: bool = False
     answered: bool = False
     stuck: bool = False
     in_doubt: bool = False
     apart_s: float | None = None
     alone: bool = False
 
+    def leave_seat(self) -> None:
+        """It has begun, or waits for something of its own: another row may be claimed."""
+        if self.seated:
+            self.seated = False
+            self.gate.seats.rise()
+
 
 class Turns:
-    """Who is next: the lines of this process, and the news of leases released in it."""
+    """Who is next in the lines of this process."""
 
-    def __init__(self, lines: Lines, suspects: Suspects, clock: Clock) -> None:
+    def __init__(self, lines: Lines, suspects: Suspects) -> None:
         self._lines = lines
         self._suspects = suspects
-        self._clock = clock
-        self._released = asyncio.Event()
-        self._lease_waiters = 0
 
     async def wait(self, job: Job) -> bool:
         """Stand in line until it is our turn; false if the gate closed or it was cancelled."""
         if not job.gate.is_open or job.task.cancel_cause is not None:
             return False
         job.task.handler = asyncio.current_task()
+        kind = Kind.NEW if job.delivery is not None else Kind.RECOVERED
         job.waiting = True
         try:
+            self._let_settle(job)
             for key, width in self._widths(job):
                 if key not in job.inside:
-                    await self._lines.enter(key, width)
+                    if self._is_its_own(job, key) and self._lines.is_full(key, width):
+                        job.leave_seat()
+                    await self._lines.enter(key, width, kind=kind, first=job.refused)
                     job.inside.append(key)
             if _asks_whether_apart(job):
                 row = ("task", job.task.row_id or 0)
@@ -123,21 +137,14 @@ class Turns:
             job.waiting = False
         return job.gate.is_open
 
-    async def wait_lease(self, job: Job) -> None:
-        """The lease is elsewhere: try again on a release here, a beat, or at its deadline."""
-        wait_s = LEASE_BEAT_S
-        if job.expires_at is not None:
-            wait_s = min(wait_s, max(0.0, job.expires_at - self._clock.loop()))
-        job.waiting = True
-        self._lease_waiters += 1
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._released.wait()
-        except (TimeoutError, asyncio.CancelledError):
-            pass  # the turn is asked for again, and refused if the gate has closed
-        finally:
-            self._lease_waiters -= 1
-            job.waiting = False
+    def _is_its_own(self, job: Job, key: Hashable) -> bool:
+        """Whether that line is not the lane's, and no matter of who waits for the lane."""
+        return key is not job.gate and key is not job.gate.threads
+
+    def _let_settle(self, job: Job) -> None:
+        """A lease that is not to be had may wait for recovery, which needs our place."""
+        if job.refused and self._lines.is_settling(job.task.resource):
+            self.leave(job)
 
     def enter_nowait(self, job: Job) -> bool:
         """Take every place that *job* needs, or none."""
@@ -157,10 +164,19 @@ class Turns:
         That one is kept until the lease is back. Whoever is next begins in a later step of the
         loop: what is submitted in this one is committed before its start, unless it is refused.
         """
-        while job.inside and job.inside[-1] != job.task.resource:
-            self._lines.leave(job.inside.pop())
+        self._leave_to_resource(job)
         if not job.alone:  # else its outcome must be on record before others begin
             self._suspects.leave(job)
+
+    def leave_for_lease(self, job: Job) -> None:
+        """Its lease is elsewhere: wait for it in the resource's line, and keep nobody else."""
+        self._leave_to_resource(job)
+        self._suspects.leave(job)
+        job.alone = False
+
+    def _leave_to_resource(self, job: Job) -> None:
+        while job.inside and job.inside[-1] != job.task.resource:
+            self._lines.leave(job.inside.pop())
 
     def leave(self, job: Job) -> None:
         """Give back every place that *job* has taken."""
@@ -168,20 +184,18 @@ class Turns:
             self._lines.leave(job.inside.pop())
         self._suspects.leave(job)
 
-    def tell_released(self) -> None:
-        """A lease was given back here: whoever waits for one asks again."""
-        if self._lease_waiters:
-            self._released.set()
-            self._released = asyncio.Event()
-
     def _widths(self, job: Job) -> list[tuple[Hashable, int]]:
-        """The lines of a task and their widths: the resource's, the method's, the lane's."""
+        """The lines of a task and their widths, in the order in which all enter them."""
         widths: list[tuple[Hashable, int]] = []
+        method, gate = job.method, job.gate
         if job.task.resource is not None:
             widths.append((job.task.resource, 1))
-        if job.method.options.max_running is not None:
-            widths.append((job.method, job.method.options.max_running))
-        return [*widths, (job.gate, job.gate.max_running)]
+        if method.options.max_running is not None:
+            widths.append((method, method.options.max_running))
+        if not method.is_async:
+            widths.append((gate.threads, gate.threads.number))
+        widths.append((gate, gate.max_running))
+        return widths
 
 
 def _asks_whether_apart(job: Job) -> bool:

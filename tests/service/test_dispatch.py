@@ -16,7 +16,7 @@ from gracekit.errors import (
     Undeliverable,
 )
 from gracekit.process import Point
-from tests.service.kit import Doors, Fault, World
+from tests.service.kit import Doors, Fault, Life, World
 
 pytestmark = pytest.mark.looptime
 
@@ -988,14 +988,8 @@ async def test_an_entry_whose_trace_is_lost_is_found_as_soon_as_it_has_left(
     assert asyncio.get_running_loop().time() - begun < 5
 
 
-async def test_a_row_that_is_due_while_its_task_is_in_flight_is_not_stranded(
-    world: World, svc: Service
-):
-    """
-    Its last attempt is over on record, and has not left the tracker: whoever claims the row must
-    neither start it beside that one nor keep it.
-    """
-    doors = Doors()
+async def claimed_in_flight(world: World, svc: Service, doors: Doors) -> Life:
+    """A life that has claimed a row whose last attempt has still to leave the tracker."""
 
     @svc.rpc(on_interrupt="retry", settle=0)
     async def work(ctx: Context) -> None:
@@ -1008,14 +1002,40 @@ async def test_a_row_that_is_due_while_its_task_is_in_flight_is_not_stranded(
     world.disk.execute("UPDATE task SET state = 'accepted', owner = NULL")
     life.runtime.reconciler.poke()
     await asyncio.sleep(10)
+    return life
+
+
+async def test_a_row_that_is_claimed_while_its_task_is_in_flight_begins_after_it(
+    world: World, svc: Service
+):
+    """
+    Its last attempt is over on record, and has not left the tracker: the row is not started beside
+    that one, and as soon as it has left.
+    """
+    doors = Doors()
+    await claimed_in_flight(world, svc, doors)
     assert doors.entered == [1]
-    assert world.rows("SELECT state, owner FROM task") == [{"state": "accepted", "owner": None}]
 
     doors.open(1, 2)
-    begun = asyncio.get_running_loop().time()
-    await world.until(lambda: world.state("t") == "succeeded")
+    await world.settle()
     assert doors.ended == [1, 2]
-    assert asyncio.get_running_loop().time() - begun < 3
+    assert world.state("t") == "succeeded"
+
+
+async def test_a_row_that_is_claimed_while_its_task_is_in_flight_is_not_kept_by_a_drain(
+    world: World, svc: Service
+):
+    """
+    The drain does not wait for what the row waits for: the row is anyone's again.
+    """
+    doors = Doors()
+    life = await claimed_in_flight(world, svc, doors)
+    life.ask_to_stop()
+    await life.hears("intake.closed")
+
+    assert world.rows("SELECT state, owner FROM task") == [{"state": "accepted", "owner": None}]
+    doors.open(1)
+    assert (await life.wait_end()).not_started == ["t"]
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER])

@@ -698,29 +698,41 @@ def lose(world: World, life: Life, request_id: str) -> None:
     )
 
 
-def busy(svc: Service) -> Any:
-    """A method whose task keeps its place for some seconds."""
+def asked_again(svc: Service, *waits_s: float) -> Any:
+    """A method whose probe answers Wait with these seconds, and then Done: each answer rings."""
+    waits = iter(waits_s)
 
-    @svc.rpc
+    @svc.rpc(on_interrupt="probe", settle=0)
     async def work(ctx: Context, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
+    @work.probe
+    async def _(ctx: Context, seconds: float) -> Done | Wait:
+        wait_s = next(waits, None)
+        return Done(None) if wait_s is None else Wait(wait_s)
+
     return work
+
+
+async def with_a_left_over(world: World, svc: Service, work: Any) -> Life:
+    """A run that has `lost` on record, ended, and recovers a row that is asked about."""
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.prepare(request_id="lost").call(work, seconds=0)
+    await client.cast(work, seconds=100_000)
+    await life.hears("task.started", 2)
+    await life.crash()
+    return await world.start(svc)
 
 
 async def test_a_lost_row_is_found_in_time_however_often_recovery_is_rung(
     world: World, svc: Service
 ):
     """
-    Each place that becomes free rings recovery, which then looks at a part only; a period
-    passes all the same.
+    Each row that was looked at rings recovery, which then looks at a part only; a period passes
+    all the same.
     """
-    work = busy(svc)
-    life = await world.start(svc, max_accepted=1, max_running=1)
-    client = await world.client(svc)
-    await client.prepare(request_id="lost").call(work, seconds=0)
-    for _ in range(200):
-        await client.cast(work, seconds=1)
+    life = await with_a_left_over(world, svc, asked_again(svc, *[1.0] * 200))
     await asyncio.sleep(PERIOD_S + 10)
     lose(world, life, "lost")
     begun = now()
@@ -732,16 +744,10 @@ async def test_a_lost_row_is_found_in_time_however_often_recovery_is_rung(
 async def rung_late(world: World, svc: Service, *, at_s: float) -> Life:
     """
     A run that has lost a row half a period ago, and is rung *at_s* after its start and then no
-    more: by its only place, which was taken when recovery last looked.
+    more: by the row that it asks about.
     """
-    work = busy(svc)
-    life = await world.start(svc, max_accepted=1, max_running=1)
-    begun = now()
-    client = await world.client(svc)
-    await client.prepare(request_id="lost").call(work, seconds=0)
-    await asyncio.sleep(PERIOD_S - 1)
-    await client.cast(work, seconds=at_s - (now() - begun))
-    await asyncio.sleep(PERIOD_S / 2)
+    life = await with_a_left_over(world, svc, asked_again(svc, at_s))
+    await asyncio.sleep(1.5 * PERIOD_S - 1)
     lose(world, life, "lost")
     return life
 

@@ -25,14 +25,20 @@ def sleep(seconds: float) -> None:
 
 
 class GreenThreads(Threads):
-    """Runs each function to its next sleep, on the loop's thread."""
+    """Runs each function to its next sleep, on the loop's thread.
+
+    Attributes:
+        was_full: Whether a function had to wait for one.
+    """
 
     def __init__(self, number: int, faults: Faults) -> None:
         super().__init__(number)
         self._faults = faults
         self._room = anyio.CapacityLimiter(number)
+        self.was_full = False
 
     async def run(self, function: Callable[[], T]) -> T:
+        self.was_full |= not self._room.available_tokens
         async with self._room:
             if self._faults.draw("process", "thread", (Fault.DELAY,)):
                 await asyncio.sleep(self._faults.seconds("process", "thread"))

@@ -27,6 +27,9 @@ class Watch:
         self._story = story
 
     def check_start(self, life: Life, ctx: Context, vm: str | None) -> None:
+        """I4, P3, and I17: whose attempt is on record can run, and waits for no thread."""
+        if any(gate.threads.was_full for gate in life.runtime._gates.values()):
+            raise Violation(f"I17: an attempt of {life.name} was on record before it had a thread")
         if self._story.truth.plans[ctx.request_id].policy == "requeue":
             return
         serves = life.runtime.phase.state is ServiceState.SERVING  # it may have been resumed since

@@ -1,0 +1,118 @@
+"""Waits for a lease that another process holds: oldest first, over all processes of the store.
+
+A request whose lease is held elsewhere says so in its row, again each time it
+asks. As long as it has asked within `PATIENCE_S`, the lease is granted to no
+younger request of another process (`leases.leases`). Only the head of a
+resource's line asks, so a process asks once a beat, however many wait in it.
+
+Nobody is told of a release in another process. So who finds the lease free and
+somebody older next in line nudges that one, and so does a request that has
+waited itself, at its end. A lease of a dead run is freed by recovery, which is
+asked to look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from gracekit.clock import Clock
+from gracekit.errors import StoreError
+from gracekit.leases.leases import Leases
+from gracekit.request.custody import Custody
+from gracekit.request.lanes import Job
+
+LEASE_BEAT_S: Final = 1.0
+"""A lease held by another process is asked for again this often; a nudge is heard at once."""
+
+
+class LeaseWaits:
+    """The waits of one run for leases that other runs hold.
+
+    Args:
+        nudge: Wakes the run of that id, if it lives.
+        look_after: Asks recovery whether the run of that id has died.
+    """
+
+    def __init__(
+        self,
+        custody: Custody,
+        leases: Leases,
+        clock: Clock,
+        *,
+        run_id: str,
+        nudge: Callable[[str], None],
+        look_after: Callable[[str], None],
+    ) -> None:
+        self._custody = custody
+        self._leases = leases
+        self._clock = clock
+        self._run_id = run_id
+        self._nudge = nudge
+        self._look_after = look_after
+        self._woken = asyncio.Event()
+        self._waiting = 0
+
+    async def wait(self, job: Job) -> None:
+        """The lease is elsewhere: stand in line until it is worth a turn to ask for it again.
+
+        No slot is taken meanwhile. Ends too when the caller has left, the gate has closed, or the
+        task is cancelled.
+        """
+        job.refused = True
+        job.leave_seat()
+        await self._custody.stand_in_line(job.task)
+        await self._see_rivals(job)
+        while (wait_s := self._wait_s(job)) > 0 and await self._sleep(job, wait_s):
+            if await self._see_rivals(job):
+                return
+            await self._custody.stand_in_line(job.task)
+
+    def _wait_s(self, job: Job) -> float:
+        """Seconds until it looks again; not positive where it waits no more."""
+        if not job.gate.is_open or job.task.cancel_cause is not None:
+            return 0.0
+        if job.expires_at is None:
+            return LEASE_BEAT_S
+        return min(LEASE_BEAT_S, job.expires_at - self._clock.loop())
+
+    async def _sleep(self, job: Job, seconds: float) -> bool:
+        """Wait for a beat or a nudge; false if it was cancelled."""
+        job.waiting = True
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            return False  # whoever cancelled has closed the gate, or has said why
+        finally:
+            self._waiting -= 1
+            job.waiting = False
+        return True
+
+    def wake(self) -> None:
+        """A lease may be free: a release here, or a nudge."""
+        if self._waiting:
+            self._woken.set()
+            self._woken = asyncio.Event()
+
+    async def pass_on(self, job: Job) -> None:
+        """A request that has waited has given its lease back: others may wait for it still."""
+        await self._see_rivals(job)
+
+    async def _see_rivals(self, job: Job) -> bool:
+        """Whether the lease may be ours; else wake who is next, or see whether its holder died."""
+        assert job.task.resource is not None
+        try:
+            rivals = await self._leases.rivals(job.task.resource)
+        except StoreError:
+            return True  # a commit tells what has become of the store
+        if rivals.holder is not None and rivals.holder != self._run_id:
+            self._look_after(rivals.holder)
+        if rivals.is_free and rivals.following is not None and rivals.following != self._run_id:
+            self._nudge(rivals.following)
+            return False
+        return rivals.is_free
