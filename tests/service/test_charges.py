@@ -681,3 +681,37 @@ async def test_a_probe_that_answers_alone_is_no_evidence_against_its_task(
         life = await world.start(svc)
     seconds = 3
     await world.until(lambda: set(world.states().values()) == {"succeeded"})
+
+
+@pytest.mark.parametrize("policy", ["retry", "requeue"])
+async def test_nothing_begins_beside_a_suspect_for_a_minute(
+    world: World, svc: Service, policy: Any
+):
+    """
+    Then others begin, though it goes on; its row says by then that it is not alone.
+    """
+    site = Site(world, svc)
+    site.poison = set()
+    site.lasting_s = 10 * ALONE_S
+    begun: list[tuple[float, int]] = []
+
+    @svc.rpc(on_interrupt=policy)
+    async def late(ctx: Context) -> None:
+        (row,) = world.rows("SELECT alone FROM task WHERE request_id = 's'")
+        begun.append((asyncio.get_running_loop().time(), row["alone"]))
+
+    await site.live()
+    await site.send("s")
+    for _ in range(2):
+        await asyncio.sleep(2)
+        await site.lives[-1].crash()
+        await site.live()
+    await world.until(lambda: len(site.starts) == 3)
+    since = asyncio.get_running_loop().time()
+    client = await world.client(svc)
+    await client.cast(late)
+    await world.until(lambda: bool(begun))
+
+    ((at, alone),) = begun
+    assert at - since == pytest.approx(ALONE_S, abs=2)
+    assert (alone, world.state("s")) == (0, "running")
