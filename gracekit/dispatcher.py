@@ -41,8 +41,6 @@ from gracekit.tracker.journal import Address, Outcome, TaskRow
 from gracekit.tracker.task import CancelCause, Cut, Lane, Order, Reason, TaskState, TrackedTask
 
 _NO_END: Final = End()
-TRACKED_WAIT_S: Final = 60.0
-"""How long at a time a recovered row waits for its last attempt to leave the tracker."""
 
 
 class Dispatcher:
@@ -194,32 +192,36 @@ class Dispatcher:
         closed meanwhile.
         """
         task = job.task
-        task.handler = asyncio.current_task()
-        while self._tracker.add(task) is not None:
-            if not job.gate.is_open:
-                return False
-            job.leave_seat()
-            job.waiting = True
-            try:
-                await self._tracker.wait_until(
-                    lambda: self._tracker.get(task.request_id, task.recipient) is None,
-                    deadline=self._clock.loop() + TRACKED_WAIT_S,
-                )
-            except asyncio.CancelledError:
-                return False
-            finally:
-                job.waiting = False
+        if self._tracker.add(task) is not None and not await self._track_later(job):
+            return False
         self._jobs[task] = job
+        return True
+
+    async def _track_later(self, job: Job) -> bool:
+        if not job.gate.is_open:
+            return False
+        job.leave_seat()
+        self._turns.leave(job)  # the one in flight may need the place that was handed to us
+        job.task.handler = asyncio.current_task()
+        job.waiting = True
+        try:
+            await self._tracker.add_after(job.task, self._clock)
+        except asyncio.CancelledError:
+            return False
+        finally:
+            job.waiting = False
         return True
 
     async def _give_up_row(self, job: Job) -> None:
         """A row that could not enter the tracker: anyone may claim it."""
         self._turns.leave(job)
-        await self._custody.give_up_start(job.task)
-        job.gate.not_started.append(job.task.request_id)
-        job.gate.entering.pop(job, None)
-        job.leave_seat()
-        self._custody.left()
+        try:
+            await self._custody.give_up_start(job.task)
+        finally:
+            job.gate.not_started.append(job.task.request_id)
+            job.gate.entering.pop(job, None)
+            job.leave_seat()
+            self._custody.left()
 
     async def _resume_heartbeats(self, job: Job, row_id: int) -> None:
         """Callers that asked for heartbeats have waited through a restart."""

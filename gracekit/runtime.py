@@ -446,9 +446,11 @@ class Runtime:
             instance=self.instance,
         )
         custody = Custody(self.journal, leases, self.telemetry, self._look_again)
+        turns = Turns(lines, suspects)
         self._waits = LeaseWaits(
             custody,
             leases,
+            turns,
             clock,
             run_id=self.run_id,
             nudge=self._nudge,
@@ -458,7 +460,7 @@ class Runtime:
             services,
             arrivals,
             custody,
-            Turns(lines, suspects),
+            turns,
             self._waits,
             answers,
             self.telemetry,

@@ -408,16 +408,24 @@ class ShutdownCoordinator:
 
     @property
     def _hard_limit(self) -> float:
-        return self._deadline + self._settings.hard_limit_s - self._settings.drain_timeout_s
+        return self._after(self._deadline)
+
+    def _after(self, deadline: float) -> float:
+        """The hard limit of a drain with that deadline; both loop time."""
+        return deadline + self._settings.hard_limit_s - self._settings.drain_timeout_s
 
     async def _announce(self, request: StopRequest) -> None:
-        """Step 1: stop-intent, kernel alarm, readiness false."""
+        """Step 1: kernel alarm, stop-intent, and then the state that everybody sees."""
+        if self._parts.alarm:
+            left = self._after(self._deadline_of(request)) - self._clock.loop()
+            self._parts.process.arm_alarm(max(0.1, left + ALARM_AFTER_HARD_LIMIT_S))
+        # The record first: a handler that sees the drain may keep the interpreter to itself from
+        # then on, and nothing could be recorded any more.
+        await self._bounded("stop-intent", self._parts.record_intent(request), INTENT_TIMEOUT_S)
+        request = self._request or request  # a signal may have made it final and shorter meanwhile
         if self._phase.state is not ServiceState.DRAINING:  # the step may be taken again
             self._phase.advance(ServiceState.DRAINING)
         self._phase.asked_at, self._phase.deadline = request.at, self._deadline_of(request)
-        if self._parts.alarm:
-            left = self._hard_limit + ALARM_AFTER_HARD_LIMIT_S - self._clock.loop()
-            self._parts.process.arm_alarm(max(0.1, left))
         self._telemetry.emit(
             "drain.started",
             source=request.source,
@@ -427,7 +435,6 @@ class ShutdownCoordinator:
         )
         if request.final:
             self._say_stopping()
-        await self._bounded("stop-intent", self._parts.record_intent(request), INTENT_TIMEOUT_S)
 
     async def _close_intake(self) -> None:
         """Steps 2 and 3: the gate, then the consumers, then what was under way at the gate."""

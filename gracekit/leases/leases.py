@@ -55,9 +55,14 @@ SELECT (SELECT owner FROM lease WHERE kind = ?1 AND id = ?2),
 _RELEASE: Final = """
 UPDATE lease SET owner = NULL, released_at = ?, release_reason = ?
 WHERE kind = ? AND id = ? AND owner = ? AND lver = ?"""
-_DROP: Final = """
+# Not while the request runs here: the lease is its attempt's. An operator's retry may begin it
+# while recovery still settles it.
+_DROP: Final = f"""
 UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'clean'
-WHERE kind = ? AND id = ? AND owner = ? AND request_id = ?"""
+WHERE kind = ? AND id = ? AND owner = ? AND request_id = ? AND NOT EXISTS (
+    SELECT 1 FROM task WHERE task.owner = lease.owner AND task.state = 'running'
+        AND task.{IS_OPEN} AND task.request_id = lease.request_id
+        AND task.resource_kind = lease.kind AND task.resource_id = lease.id)"""  # noqa: S608 - a constant
 # An owner that died unclean may have left a last request in flight to a backend: the resource
 # waits as long as the longest settle time of the rows that acted on it.
 _TAKE_AWAY: Final = f"""
@@ -169,7 +174,7 @@ class Leases:
         batch.add(_RELEASE, self._clock.wall(), reason, *guard.resource, self._run_id, guard.token)
 
     def add_drop(self, batch: Batch, resource: Resource, request_id: str) -> None:
-        """Give back whatever this run holds on *resource* for a task that nobody here works on."""
+        """Give back what this run holds on *resource* for a task that does not run here."""
         batch.add(_DROP, self._clock.wall(), *resource, self._run_id, request_id)
 
     def add_take_away(self, batch: Batch, dead_run: str) -> None:

@@ -350,7 +350,7 @@ class Reconciler:
         return rows
 
     def _known_rows(self) -> set[int]:
-        return {task.row_id for task in self._tracker if task.row_id is not None}
+        return self._tracker.row_ids()
 
     def _is_known(self, row: TaskRow) -> bool:
         return self._tracker.get(row.request_id, row.recipient) is not None

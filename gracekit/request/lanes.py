@@ -121,7 +121,8 @@ class Turns:
         kind = Kind.NEW if job.delivery is not None else Kind.RECOVERED
         job.waiting = True
         try:
-            self._let_settle(job)
+            if self.keeps_out_recovery(job):
+                self.leave(job)
             for key, width in self._widths(job):
                 if key not in job.inside:
                     if self._is_its_own(job, key) and self._lines.is_full(key, width):
@@ -141,10 +142,12 @@ class Turns:
         """Whether that line is not the lane's, and no matter of who waits for the lane."""
         return key is not job.gate and key is not job.gate.threads
 
-    def _let_settle(self, job: Job) -> None:
-        """A lease that is not to be had may wait for recovery, which needs our place."""
-        if job.refused and self._lines.is_settling(job.task.resource):
-            self.leave(job)
+    def keeps_out_recovery(self, job: Job) -> bool:
+        """Whether it waits for a lease in a place that recovery needs.
+
+        What recovery finds out may be what the lease waits for, so neither would ever get on.
+        """
+        return job.refused and self._lines.is_settling(job.task.resource)
 
     def enter_nowait(self, job: Job) -> bool:
         """Take every place that *job* needs, or none."""

@@ -21,7 +21,7 @@ from gracekit.clock import Clock
 from gracekit.errors import StoreError
 from gracekit.leases.leases import Leases
 from gracekit.request.custody import Custody
-from gracekit.request.lanes import Job
+from gracekit.request.lanes import Job, Turns
 
 LEASE_BEAT_S: Final = 1.0
 """A lease held by another process is asked for again this often; a nudge is heard at once."""
@@ -39,6 +39,7 @@ class LeaseWaits:
         self,
         custody: Custody,
         leases: Leases,
+        turns: Turns,
         clock: Clock,
         *,
         run_id: str,
@@ -47,6 +48,7 @@ class LeaseWaits:
     ) -> None:
         self._custody = custody
         self._leases = leases
+        self._turns = turns
         self._clock = clock
         self._run_id = run_id
         self._nudge = nudge
@@ -57,15 +59,15 @@ class LeaseWaits:
     async def wait(self, job: Job) -> None:
         """The lease is elsewhere: stand in line until it is worth a turn to ask for it again.
 
-        No slot is taken meanwhile. Ends too when the caller has left, the gate has closed, or the
-        task is cancelled.
+        No slot is taken meanwhile. Ends too when recovery needs our place in the resource's line,
+        the caller has left, the gate has closed, or the task is cancelled.
         """
         job.refused = True
         job.leave_seat()
         await self._custody.stand_in_line(job.task)
         await self._see_rivals(job)
         while (wait_s := self._wait_s(job)) > 0 and await self._sleep(job, wait_s):
-            if await self._see_rivals(job):
+            if self._turns.keeps_out_recovery(job) or await self._see_rivals(job):
                 return
             await self._custody.stand_in_line(job.task)
 

@@ -10,9 +10,13 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from gracekit.clock import Clock
 from gracekit.tracker.task import Lane, TaskState, TrackedTask
+
+FOLLOWING_WAIT_S: Final = 60.0
+"""How long at a time the next task of a key waits for the one in flight to leave."""
 
 Listener = Callable[[TrackedTask], None]
 Key = str | tuple[str, str]
@@ -34,6 +38,7 @@ class Tracker:
         self._running: dict[TrackedTask, None] = {}  # those that hold a drain
         self._running_ops: dict[TrackedTask, None] = {}  # those that do not
         self._changed: dict[asyncio.Event, None] = {}
+        self._following: dict[TrackedTask, None] = {}  # the next of a key, still to be added
         self._on_removed: list[Listener] = []
 
     # -- changes ---------------------------------------------------------------
@@ -46,6 +51,15 @@ class Tracker:
             return known
         self._by_lane[task.lane] += 1
         return None
+
+    async def add_after(self, task: TrackedTask, clock: Clock) -> None:
+        """Track *task* as soon as its key is in flight no more; until then `row_ids` has it."""
+        self._following[task] = None
+        try:
+            while self.add(task) is not None:
+                await self.wait_change(deadline=clock.loop() + FOLLOWING_WAIT_S)
+        finally:
+            del self._following[task]
 
     def started(self, task: TrackedTask) -> None:
         """Count *task* as running: a drain waits for it if it holds drains."""
@@ -113,6 +127,11 @@ class Tracker:
     def get(self, request_id: str, recipient: str = "") -> TrackedTask | None:
         """The task in flight under that key; None if there is none."""
         return self._tasks.get((request_id, recipient) if recipient else request_id)
+
+    def row_ids(self) -> set[int]:
+        """Rows that somebody here works on, or is about to."""
+        tasks = (*self._tasks.values(), *self._following)
+        return {task.row_id for task in tasks if task.row_id is not None}
 
     def count(self, lane: Lane) -> int:
         """Tasks of *lane* in flight."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gracekit.errors import StoreError, UnknownCommitError
-from gracekit.leases.leases import Guard, LeaseRow, Leases
+from gracekit.leases.leases import PATIENCE_S, Guard, LeaseRow, Leases
 from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.testing.faults import Fault, PlannedFaults
@@ -517,3 +517,78 @@ async def test_tokens_are_above_the_lowest_and_rise_from_there(desks: tuple[Desk
     assert second.token == (1 << 40) + 2
     await other.release(second)
     assert (await desk.must_take(VM)).token == (1 << 40) + 3
+
+
+@pytest.mark.parametrize(
+    ("waits", "granted"),
+    [
+        ({}, False),
+        ({"waiting_since": None}, True),
+        ({"owner": None}, True),
+        ({"owner": "run-1"}, True),
+        ({"state": "running"}, True),
+        ({"finished_at": 1.0, "state": "cancelled"}, True),
+        ({"resource_id": "v2"}, True),
+    ],
+    ids=["waits", "has not asked", "nobody's", "ours", "has begun", "has ended", "elsewhere"],
+)
+async def test_a_lease_goes_to_the_oldest_request_of_another_run_that_waits(
+    desks: tuple[Desk, Desk], waits: dict[str, object], granted: bool
+):
+    """
+    A younger one is refused, the waiting one is not; a row that does not wait keeps nobody out.
+    """
+    one, other = desks
+    for desk, run_id in zip(desks, ("run-1", "run-2"), strict=True):
+        desk.begin_run(run_id)
+    await one.release(await one.must_take())
+    now = one.clock.wall()
+    waiting = {"state": "accepted", "cut": None, "owner": "run-2", "waiting_since": now}
+    one.put("older", **waiting | waits)
+    one.put("younger", state="accepted", cut=None, owner="run-1")
+
+    guard = await one.take(request_id="younger")
+    assert (guard is not None) is granted
+    if guard is None:
+        rivals = await one.leases.rivals(VM)
+        assert (rivals.holder, rivals.is_free, rivals.following) == (None, True, "run-2")
+        assert await other.take(request_id="older") is not None
+
+
+async def test_who_has_not_asked_for_a_while_keeps_nobody_from_a_lease(desks: tuple[Desk, Desk]):
+    """
+    Its process may be dead or frozen; the same where the wall clock has stepped back.
+    """
+    one, _ = desks
+    one.begin_run("run-1")
+    await one.release(await one.must_take())
+    row = {"state": "accepted", "cut": None, "owner": "run-2", "waiting_since": one.clock.wall()}
+    one.put("older", **row)
+    one.put("from the future", **row | {"waiting_since": one.clock.wall() + 1000})
+    one.put("younger", state="accepted", cut=None, owner="run-1")
+    await asyncio.sleep(PATIENCE_S - 0.1)
+    assert await one.take(request_id="younger") is None
+    await asyncio.sleep(0.2)
+
+    assert await one.take(request_id="younger") is not None
+
+
+async def test_a_drop_leaves_the_lease_of_an_attempt_that_runs(desks: tuple[Desk, Desk]):
+    """
+    Recovery drops what it may have taken for a row. If the row runs here meanwhile, by an
+    operator's retry, the lease is its attempt's.
+    """
+    desk, _ = desks
+    desk.put("r1", state="running", cut=None, owner="run-1")
+    guard = await desk.must_take(VM, "r1")
+
+    batch = Batch(Point.SETTLE)
+    desk.leases.add_drop(batch, VM, "r1")
+    await desk.engine.commit(batch)
+
+    assert await desk.owner() == "run-1"
+    desk.world.disk.execute("UPDATE task SET state = 'handed_over' WHERE request_id = 'r1'")
+    batch = Batch(Point.SETTLE)
+    desk.leases.add_drop(batch, VM, "r1")
+    await desk.engine.commit(batch)
+    assert (await desk.owner(), row_of(desk)["lver"]) == (None, guard.token)

@@ -13,7 +13,7 @@ import pytest
 
 import gracekit.process as process_module
 from gracekit.errors import ConfigError
-from gracekit.store.bell import Bell, bells_directory, ring
+from gracekit.store.bell import Bell, bells_directory, nudge, ring
 
 OWNER = """
 import asyncio, sys
@@ -54,6 +54,20 @@ async def test_ring_wakes_the_owner(bell, path):
     assert ring(path)
 
     await asyncio.wait_for(heard.wait(), 20)
+
+
+async def test_a_nudge_is_not_a_ring(bell, path):
+    """
+    Each calls back what it is for; where nobody asked for nudges they are not heard.
+    """
+    rung, nudged = asyncio.Event(), asyncio.Event()
+    bell.start(rung.set, on_nudge=nudged.set)
+
+    assert nudge(path)
+    await asyncio.wait_for(nudged.wait(), 20)
+    assert not rung.is_set()
+    assert ring(path)
+    await asyncio.wait_for(rung.wait(), 20)
 
 
 async def test_every_ring_after_the_last_call_is_heard_again(bell, path):

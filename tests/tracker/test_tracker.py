@@ -190,3 +190,22 @@ async def test_claims_cost_the_same_among_many():
 
     # A scan of 50,000 would be thousands of times slower: generous for a busy machine.
     assert min(ratios) < 20
+
+
+async def test_the_next_task_of_a_key_is_tracked_when_the_one_in_flight_has_left():
+    """
+    Until then its row counts as one that somebody works on; cancelled, it leaves no trace.
+    """
+    tracker = Tracker()
+    first, second, third = a_task(row_id=1), a_task(row_id=1), a_task(row_id=2)
+    tracker.add(first)
+    following = [asyncio.ensure_future(tracker.add_after(one, Clock())) for one in (second, third)]
+    await asyncio.sleep(0)
+    assert tracker.row_ids() == {1, 2}
+    following[1].cancel()
+    await asyncio.sleep(0)
+    assert tracker.row_ids() == {1}
+
+    tracker.remove(first)
+    await following[0]
+    assert list(tracker) == [second]
