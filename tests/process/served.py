@@ -146,6 +146,11 @@ def count_in_thread(ctx: Context, key: str) -> None:
         time.sleep(0.01)
 
 
+@svc.rpc(timeout=2)
+def timed_in_thread(ctx: Context, key: str) -> float | None:
+    return ctx.time_left
+
+
 @svc.rpc(on_interrupt="requeue")
 async def fetched(ctx: Context, key: str) -> str:
     return await until_go(ctx, key)

@@ -86,3 +86,24 @@ async def test_no_plain_handler_begins_after_term(site: Site, client: RpcClient)
     assert [site.state(one) for one in ids].count("succeeded") == 2
     assert {row["state"] for row in site.transient()} == {"accepted"}
     assert len(site.seen("start")) == 2
+
+
+async def test_the_timeout_of_a_plain_handler_counts_from_its_thread(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    A request that waits for a thread, for longer than its method's timeout, does not use it up.
+    """
+    service = await site.start(threads=1).serving()
+    holds = await client.cast(served.count_in_thread, key="a")
+    await site.effect("step", "a")
+    waits = await client.cast(served.timed_in_thread, key="b")
+    await site.in_state(waits, "accepted")
+
+    await asyncio.sleep(2.5)  # its timeout and more, by the clock of another process
+    assert site.state(waits) == "accepted"
+    site.go()
+
+    await site.in_state(holds, "succeeded")
+    await site.in_state(waits, "succeeded")
+    assert await service.stop() == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import threading
-import time
 
 import pytest
 
@@ -206,33 +204,6 @@ async def test_a_plain_handler_is_not_on_record_before_it_has_a_thread(world: Wo
     assert begun == [0]
     assert [world.state(one) for one in ids] == ["succeeded", "accepted", "accepted"]
     assert sorted(report.not_started) == ids[1:]
-
-
-async def test_the_timeout_of_a_plain_handler_counts_from_its_thread(world: World, svc: Service):
-    """
-    A request that waits for a thread does not use up its method's timeout.
-    """
-    began, end = asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    @svc.rpc
-    def hold(ctx: Context) -> None:
-        loop.call_soon_threadsafe(began.set)
-        end.wait()
-
-    @svc.rpc(timeout=60)
-    def work(ctx: Context) -> float:
-        return 0.0 if ctx.time_left is None else ctx.time_left
-
-    await world.start(svc, threads=1)
-    client = await world.client(svc)
-    await client.cast(hold)
-    await began.wait()
-    call = asyncio.ensure_future(client.prepare(timeout=600).call(work))
-    await asyncio.sleep(100)
-    end.set()
-
-    assert await call > 30
 
 
 async def test_a_plain_probe_does_not_take_a_thread_from_a_handler(world: World, svc: Service):
