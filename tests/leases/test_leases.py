@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gracekit.errors import StoreError, UnknownCommitError
+from gracekit.errors import ConflictError, StoreError, UnknownCommitError
 from gracekit.leases.leases import PATIENCE_S, Guard, LeaseRow, Leases
 from gracekit.process import Point
 from gracekit.store.batch import Batch
@@ -33,6 +33,11 @@ class Desk:
 
     async def take(self, resource: tuple[str, str] = VM, request_id: str = "r1") -> Guard | None:
         return await self.leases.take(resource, request_id)
+
+    async def take_for_row(self, request_id: str, row_id: int) -> None:
+        batch = Batch(Point.BEGIN)
+        self.leases.add_take(batch, VM, request_id, row_id)
+        await self.engine.commit(batch)
 
     async def must_take(self, resource: tuple[str, str] = VM, request_id: str = "r1") -> Guard:
         guard = await self.take(resource, request_id)
@@ -592,3 +597,22 @@ async def test_a_drop_leaves_the_lease_of_an_attempt_that_runs(desks: tuple[Desk
     desk.leases.add_drop(batch, VM, "r1")
     await desk.engine.commit(batch)
     assert (await desk.owner(), row_of(desk)["lver"]) == (None, guard.token)
+
+
+async def test_copies_of_a_fanout_do_not_let_each_other_pass_for_ever(desks: tuple[Desk, Desk]):
+    """
+    They share a request id; who is older is a matter of their rows.
+    """
+    one, other = desks
+    for desk, run_id in zip(desks, ("run-1", "run-2"), strict=True):
+        desk.begin_run(run_id)
+    await one.release(await one.must_take())
+    waits = {"state": "accepted", "cut": None, "waiting_since": one.clock.wall()}
+    one.put("fanout", recipient="one", owner="run-1", **waits)
+    one.put("between", owner="run-2", **waits)
+    one.put("fanout", recipient="other", owner="run-2", **waits)
+
+    with pytest.raises(ConflictError):
+        await other.take_for_row("between", 2)
+    await one.take_for_row("fanout", 1)
+    assert await one.owner() == "run-1"
