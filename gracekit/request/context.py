@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn
 
 from gracekit.clock import Clock
 from gracekit.config import parse_duration
-from gracekit.errors import LeaseHeld, StoreError
+from gracekit.errors import DeclarationError, LeaseHeld, StoreError
 from gracekit.leases.leases import Guard, Leases
 from gracekit.process import SafePoints
 from gracekit.rpc.message import LEASE_KEY, JsonObject, carried_lease
@@ -72,7 +72,7 @@ class Context(Mapping[str, Any]):
     """
 
     __slots__ = (
-        "_args", "_caller", "_expires_at", "_method", "_monitor_s", "_services", "_task",
+        "_args", "_caller", "_expires_at", "_method", "_monitor_s", "_services", "_steps", "_task",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +93,7 @@ class Context(Mapping[str, Any]):
         self._method = method
         self._expires_at = expires_at
         self._monitor_s = monitor_s
+        self._steps: Steps | None = None  # the loop that moves the cursor
 
     @staticmethod
     def current() -> Context:
@@ -236,7 +237,9 @@ class Context(Mapping[str, Any]):
     def steps(self, source: Sequence[Any] | Callable[[Any], Any]) -> Steps:
         """Iterate with a safe point after each item, from where the last attempt stopped.
 
-        Use `async for` in coroutines and `for` in plain handlers.
+        Use `async for` in coroutines and `for` in plain handlers. A task has one cursor, so a
+        handler has one such loop; one that was left early may be begun again, and goes on behind
+        its last safe point.
 
         Args:
             source: A sequence, resumed by index; or a callable that takes the
@@ -245,6 +248,7 @@ class Context(Mapping[str, Any]):
 
         Raises:
             TypeError: *source* is neither; a bare generator cannot be resumed.
+            DeclarationError: while iterating, as a second loop would move the same cursor.
         """
         return Steps(self, source)
 
@@ -358,14 +362,11 @@ class Steps:
 
     def __init__(self, ctx: Context, source: Sequence[Any] | Callable[[Any], Any]) -> None:
         self._ctx = ctx
+        self._source = source
         self._last: int | None = None  # cursor after which nothing is left to stop before
-        if isinstance(source, Sequence) and not isinstance(source, str | bytes):
-            start = 0 if ctx.cursor is None else int(ctx.cursor) + 1
-            self._last = len(source) - 1
-            self._items: Any = ((n, source[n]) for n in range(start, len(source)))
-        elif callable(source):
-            self._items = source(ctx.cursor)
-        else:
+        self._is_over = False
+        is_sequence = isinstance(source, Sequence) and not isinstance(source, str | bytes)
+        if not is_sequence and not callable(source):
             raise TypeError(
                 f"ctx.steps() takes a sequence or a callable of the last cursor, not "
                 f"{type(source).__name__}: a generator could not be resumed after a restart; "
@@ -374,19 +375,46 @@ class Steps:
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         """Items in order; leaving an item behind is a safe point."""
-        self._ctx._stop_if_asked()  # noqa: SLF001 - one class in two
-        async for entry in _as_async(self._items):
+        async for entry in _as_async(self._begin()):
             cursor, item = _split(entry)
             yield item
+            self._check_alone()
             await self._ctx.safe_point(cursor, last=cursor == self._last)
+        self._is_over = True
 
     def __iter__(self) -> Iterator[Any]:
         """The same for plain handlers, in their thread."""
-        self._ctx._stop_if_asked()  # noqa: SLF001 - one class in two
-        for entry in self._items:
+        for entry in self._begin():
             cursor, item = _split(entry)
             yield item
+            self._check_alone()
             self._ctx.safe_point_in_thread(cursor, last=cursor == self._last)
+        self._is_over = True
+
+    def _begin(self) -> Any:
+        """Entries behind the cursor; from now on this loop moves it."""
+        before = self._ctx._steps  # noqa: SLF001 - one class in two
+        if before is not None and before._is_over:  # noqa: SLF001 - its own class
+            raise self._second()
+        self._ctx._steps = self  # noqa: SLF001
+        self._ctx._stop_if_asked()  # noqa: SLF001
+        cursor, source = self._ctx.cursor, self._source
+        if not isinstance(source, Sequence):
+            return source(cursor)
+        start = 0 if cursor is None else int(cursor) + 1
+        self._last = len(source) - 1
+        return ((n, source[n]) for n in range(start, len(source)))
+
+    def _check_alone(self) -> None:
+        if self._ctx._steps is not self:  # noqa: SLF001 - one class in two
+            raise self._second()
+
+    def _second(self) -> DeclarationError:
+        return DeclarationError(
+            f"{self._ctx.method}() has two loops over ctx.steps(), but a task has one cursor: the "
+            "second loop, and each of them after a restart, would pass items over; make one loop "
+            "over all items, or two methods"
+        )
 
 
 def _split(entry: Any) -> tuple[Any, Any]:
