@@ -84,6 +84,9 @@ async def run_attempt(
     threads: Threads,
 ) -> End:
     """Run the handler once, cancellable only meanwhile."""
+    me = task.handler
+    if me is not None and me.cancelling():  # from a wait before: it says nothing of this attempt
+        await _take_cancellations(me)
     try:
         enter(ctx)
         try:
@@ -105,7 +108,6 @@ async def run_attempt(
         return _judge(task, method, error)
     finally:
         task.cancellable = False
-        me = task.handler
         if me is not None and me.cancelling() and _runs_here(me):
             await _take_cancellations(me)
 

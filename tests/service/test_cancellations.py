@@ -412,3 +412,42 @@ async def test_an_error_of_its_own_is_a_failure_as_ever(world: World, svc: Servi
     with pytest.raises((RpcError, TimeoutError)):
         await client.prepare(request_id="b", timeout=30).call(bad)
     assert world.state("b") == "failed"
+
+
+async def test_a_foreign_cancellation_of_a_wait_says_nothing_of_the_attempt_after_it(
+    world: World, svc: Service
+):
+    """
+    The task waits on for its lease, and what its handler then raises is its failure.
+    """
+    began, end = asyncio.Event(), asyncio.Event()
+
+    @svc.rpc(resource="vm")
+    async def hold(ctx: Context, vm: str) -> None:
+        began.set()
+        await end.wait()
+
+    @svc.rpc(resource="vm")
+    async def bad(ctx: Context, vm: str) -> None:
+        raise ValueError("no room")
+
+    await world.start(svc, host="one")
+    other = await world.start(svc, host="two")
+    client = await world.client(svc)
+    await client.prepare(host="one").cast(hold, vm="v")
+    await began.wait()
+    call = asyncio.ensure_future(
+        client.prepare(host="two", timeout=60, request_id="b").call(bad, vm="v")
+    )
+    await world.until(lambda: world.state("b") == "accepted")
+    await asyncio.sleep(1.5)
+    waiting = other.runtime.tracker.get("b")
+    assert waiting is not None
+    assert waiting.handler is not None
+    waiting.handler.cancel()
+    await asyncio.sleep(0.1)
+    end.set()
+
+    with pytest.raises(ValueError, match="no room"):
+        await call
+    assert world.state("b") == "failed"
