@@ -100,6 +100,9 @@ def judge(evidence: Evidence) -> Judgement:
     table, seen = _table(evidence)
     reason = f"{evidence.lock.value}, and {seen}"
     match evidence.lock, table:
+        case Lock.HELD, (Pid.GONE | Pid.REUSED):
+            # A child that C code has forked may hold the lock that its parent left behind.
+            return Judgement(Answer.NOT_PROVEN, f"{reason}: something else holds it")
         case Lock.HELD, _:
             return Judgement(Answer.ALIVE, Lock.HELD.value)
         case _, Pid.THERE:

@@ -399,7 +399,7 @@ class Runtime:
         if locks is not None:
             path = sqlite_path(settings.store_url).absolute()
             keep = self._transport.keep_mark
-            self._epoch = Epoch(self._engine, path, locks, keep, leases, self.telemetry)
+            self._epoch = Epoch(self._engine, path, locks, keep, leases, self.telemetry, clock)
         lines = Lines()
         suspects = Suspects(clock, self.journal.parole)
         services = Services(

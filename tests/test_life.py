@@ -33,7 +33,7 @@ ALIVE, DEAD, OPEN = Answer.ALIVE, Answer.DEAD, Answer.NOT_PROVEN
 # Rows: the lock. Columns: there, gone, reused, hidden, unknown; each under an equal boot id and in
 # the same pid namespace, where alone the process table can be asked. The last: it cannot be.
 TABLE = {
-    Lock.HELD: (ALIVE, ALIVE, ALIVE, ALIVE, ALIVE, ALIVE),
+    Lock.HELD: (ALIVE, OPEN, OPEN, ALIVE, ALIVE, ALIVE),  # a forked child may hold a dead one's
     Lock.FREE: (ALIVE, DEAD, DEAD, DEAD, DEAD, DEAD),
     Lock.MISSING: (ALIVE, DEAD, DEAD, OPEN, OPEN, OPEN),
     Lock.REPLACED: (ALIVE, DEAD, DEAD, OPEN, OPEN, OPEN),

@@ -14,14 +14,26 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
+from gracekit.clock import Clock
 from gracekit.leases.leases import Leases
 from gracekit.process import Point
 from gracekit.store.batch import Batch, Value
 from gracekit.store.engine import Engine
+from gracekit.store.schema import IS_OPEN
 from gracekit.telemetry import Telemetry
 
 EPOCH_BITS: Final = 40
 FILE: Final = "mark"
+
+# What the older store has as accepted may have begun, and even ended, since it was the last one.
+_DOUBTED: Final = f"{IS_OPEN} AND state = 'accepted' AND on_interrupt IN ('error', 'probe')"
+_NOTE_DOUBT: Final = f"""
+INSERT INTO incident (at, run_id, what, request_id, method, detail)
+SELECT ?, '', 'restored', request_id, method, 'accepted in an older store: it may have begun since'
+FROM task WHERE {_DOUBTED}"""  # noqa: S608 - a constant
+_DOUBT: Final = f"""
+UPDATE task SET state = 'handed_over', cut = 'unclean', owner = NULL, not_before = ? + settle_s
+WHERE {_DOUBTED}"""  # noqa: S608 - a constant
 
 Keep = Callable[[str, int], Awaitable[int]]
 
@@ -46,6 +58,7 @@ class Epoch:
         keep: Keep,
         leases: Leases,
         telemetry: Telemetry,
+        clock: Clock,
     ) -> None:
         self._engine = engine
         self._name = str(path)
@@ -53,6 +66,7 @@ class Epoch:
         self._keep = keep
         self._leases = leases
         self._telemetry = telemetry
+        self._clock = clock
 
     async def begin(self) -> None:
         """Compare the store with what is known beside it, before any lease is granted."""
@@ -85,8 +99,14 @@ class Epoch:
         return mark_of(epoch, age), copied_at is not None
 
     async def _raise(self, known: int) -> None:
-        """In one commit, so that of two that start together each raises it by itself at most."""
+        """In one commit, so that of two that start together each raises it by itself at most.
+
+        Accepted rows that must not be run twice unasked go the way of interrupted ones.
+        """
+        now = self._clock.wall()
         batch = Batch(Point.JOIN)
+        batch.add(_NOTE_DOUBT, now)
+        batch.add(_DOUBT, now)
         batch.add(
             "UPDATE epoch SET epoch = max(epoch, ?) + 1, age = max(age, ?), copied_at = NULL",
             known >> EPOCH_BITS,

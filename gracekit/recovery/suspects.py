@@ -20,9 +20,10 @@ from typing import Any, Final
 from gracekit.clock import Clock
 from gracekit.errors import StoreError
 
-ALONE_S: Final = 60.0
+ALONE_S: Final = 5.0
 """A suspect waits so long at most for others to end, and is alone for so long at most; twice as
-long with each further crash, so that a slow killer is met alone in the end."""
+long with each further crash, so that a slow killer is met alone in the end. Short at first:
+whatever else the process has to do waits meanwhile, and after two power cuts all are suspects."""
 LONGEST_S: Final = 86_400.0
 HOPELESS: Final = 10
 """So many times `max_attempts` crashes end a row, whoever caused them: nothing goes on for ever."""

@@ -160,25 +160,20 @@ def _judge(task: TrackedTask, method: Method[Any, Any], error: BaseException) ->
         return End(outcome=ordered(str(task), task.order, task.state))
     if _is_interruption(task, method, error):
         return End(cut=Cut.UNCLEAN)
-    return End(outcome=_failure(task, error))
-
-
-def _failure(task: TrackedTask, error: BaseException) -> Outcome:
-    """A handler that gracekit left alone, and nobody cancelled, raised *error*."""
-    if isinstance(error, asyncio.CancelledError):  # of something that it awaited
-        return failed(RuntimeError(f"{task} raised CancelledError: {error}"))
-    return failed(error)
+    return End(outcome=failed(error))
 
 
 def _is_interruption(task: TrackedTask, method: Method[Any, Any], error: BaseException) -> bool:
-    """Whether somebody else than gracekit cancelled the handler: the application, or its loop.
+    """Whether something else than gracekit has cut the handler: what it raised says nothing then.
 
-    What it raised then says nothing about the work. A thread does not notice such a
-    cancellation, so what it raises is its own, unless it never began.
+    Somebody has cancelled its asyncio task; or what it awaited was cancelled, perhaps with another
+    handler that awaits it too. A thread does not notice a cancellation of its task.
     """
+    if isinstance(error, asyncio.CancelledError):
+        return True
     if task.handler is None or not task.handler.cancelling() or isinstance(error, _EXITS):
         return False
-    return method.is_async or isinstance(error, asyncio.CancelledError)
+    return method.is_async
 
 
 def errored(task: str, reason: Reason, detail: str = "") -> Outcome:
@@ -270,19 +265,22 @@ async def _in_thread(
 
     A cancellation ends the wait only before the function has begun, or where *given_up* says so.
     """
-    thread = _Thread(function)
-    running = asyncio.ensure_future(threads.run(thread.run))
-    running.add_done_callback(thread.leave)
-    while not thread.returned.done():
-        try:
-            await asyncio.shield(thread.returned)
-        except asyncio.CancelledError:
-            if not thread.begun:
-                running.cancel()
-                await _take_end(running)
-            if not thread.begun or given_up():
-                raise
-    return thread.result()
+    while True:
+        thread = _Thread(function)
+        running = asyncio.ensure_future(threads.run(thread.run))
+        running.add_done_callback(thread.leave)
+        while not thread.returned.done():
+            try:
+                await asyncio.shield(thread.returned)
+            except asyncio.CancelledError:
+                if not thread.begun:
+                    running.cancel()
+                    await _take_end(running)
+                if not thread.begun or given_up():
+                    raise
+        if thread.begun or not running.cancelled():
+            return thread.result()
+        # Somebody cancelled the task around a thread that had not begun: nothing was done.
 
 
 async def _take_end(running: asyncio.Future[None]) -> None:

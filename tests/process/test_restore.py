@@ -112,3 +112,35 @@ async def test_a_store_that_is_the_last_one_is_not_said_to_be_older(
     for service in (second, third):
         assert "store.older" not in service.log
         assert await service.stop() == 0
+
+
+async def test_what_was_accepted_in_a_restored_store_is_not_run_twice_unasked(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    It may have begun, and ended, since the copy was made: `error` marks it, `retry` runs it again.
+    """
+    copy = site.root / "copy.db"
+    service = await site.start(max_running=1).serving()
+    await client.cast(served.held, key="first", vm="v")
+    await site.effect("start", "first")
+    once = await client.cast(served.slow, key="once", s=0)
+    again = await client.cast(served.retried, key="again", vm="w", s=0)
+    for one in (once, again):
+        await site.in_state(one, "accepted")
+    backup(site, copy)
+    site.go()
+    for one in (once, again):
+        await site.in_state(one, "succeeded")
+    assert await service.stop() == 0
+
+    lose_store(site)
+    shutil.copy(copy, site.store)
+    site.store.chmod(0o600)
+    restored = await site.start().serving()
+    await site.in_state(once, "errored")
+    await site.in_state(again, "succeeded")
+
+    assert site.task(once)["reason"] == "interrupted"
+    assert (len(site.seen("done", "once")), len(site.seen("done", "again"))) == (1, 2)
+    assert await restored.stop() == 0

@@ -451,3 +451,61 @@ async def test_a_foreign_cancellation_of_a_wait_says_nothing_of_the_attempt_afte
     with pytest.raises(ValueError, match="no room"):
         await call
     assert world.state("b") == "failed"
+
+
+@pytest.mark.parametrize("how", ["drain", "order"])
+async def test_what_gracekit_does_to_one_handler_fails_no_other_that_awaits_the_same(
+    world: World, svc: Service, how: str
+):
+    """
+    Two handlers await one future, which goes with the first: the second was interrupted.
+    """
+    shared: list[asyncio.Future[None]] = []
+
+    @svc.rpc(on_interrupt="retry", settle=1)
+    async def load(ctx: Context) -> str:
+        if ctx.attempt > 1:
+            return "loaded"
+        if not shared:
+            shared.append(asyncio.ensure_future(asyncio.sleep(3600)))
+        await shared[0]
+        return ""
+
+    life = await world.start(svc, drain_timeout_s=1.0)
+    client = await world.client(svc)
+    first, second = [await client.cast(load) for _ in range(2)]
+    await life.hears("task.started", 2)
+    if how == "order":
+        await world.verb(life, "cancel", task_id=first, by="me", reason="")
+        await world.until(lambda: world.state(second) == "succeeded")
+        assert world.state(first) == "cancelled"
+    else:
+        await life.drain()
+        assert {world.state(first), world.state(second)} == {"handed_over"}
+
+
+async def test_a_plain_handler_whose_thread_had_not_begun_begins_it_again(
+    world: World, svc: Service
+):
+    """
+    Somebody cancelled the task around the thread, in which nothing had been done.
+    """
+    ran: list[int] = []
+    swept: list[bool] = []
+
+    @svc.rpc
+    def plain(ctx: Context) -> str:
+        ran.append(ctx.attempt)
+        return "done"
+
+    await world.start(svc)
+    client = await world.client(svc)
+    call = asyncio.ensure_future(client.prepare(timeout=60, request_id="p").call(plain))
+    while not swept:
+        await asyncio.sleep(0)
+        tasks = [task for task in world._owners if isinstance(task, asyncio.Task)]
+        threads = [task for task in tasks if "Threads.run" in repr(task.get_coro())]
+        swept += [task.cancel() for task in threads]
+
+    assert await call == "done"
+    assert ran == [1]
