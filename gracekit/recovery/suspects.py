@@ -68,6 +68,7 @@ class Suspects:
         self._closed_at: float | None = None  # loop time
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
+        self._listening = 0
         self._timer: asyncio.TimerHandle | None = None
         self._paroling: asyncio.Task[None] | None = None
 
@@ -91,7 +92,7 @@ class Suspects:
         """
         if for_s is None:
             while not self.enter_nowait(who):
-                await self._changed.wait()
+                await self._wait_change()
             return False
         self._waiting += 1
         self._look()
@@ -115,6 +116,8 @@ class Suspects:
         if who is self._alone:
             self._alone = None
             self._cancel_timer()
+        elif not self._listening:
+            return  # each request passes here, and nearly always nobody waits
         self._look()
 
     @contextlib.asynccontextmanager
@@ -146,15 +149,22 @@ class Suspects:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    async def _wait_change(self) -> None:
+        self._listening += 1
+        try:
+            await self._changed.wait()
+        finally:
+            self._listening -= 1
+
     async def _wait_alone(self, for_s: float) -> bool:
         """Wait until nothing runs, but for no longer than *for_s*; whether nothing does."""
         while self._alone is not None:
-            await self._changed.wait()
+            await self._wait_change()
         await self._rest(for_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(for_s):
                 while self._inside:
-                    await self._changed.wait()
+                    await self._wait_change()
         return not self._inside
 
     async def _rest(self, for_s: float) -> None:

@@ -129,7 +129,7 @@ class Turns:
                         job.leave_seat()
                     await self._lines.enter(key, width, kind=kind, first=job.refused)
                     job.inside.append(key)
-            if _asks_whether_apart(job):
+            if _asks_whether_apart(job) and not self._enters_beside_others(job):
                 row = ("task", job.task.row_id or 0)
                 job.alone = await self._suspects.enter(job, row, job.apart_s)
         except asyncio.CancelledError:
@@ -137,6 +137,9 @@ class Turns:
         finally:
             job.waiting = False
         return job.gate.is_open
+
+    def _enters_beside_others(self, job: Job) -> bool:
+        return job.apart_s is None and self._suspects.enter_nowait(job)
 
     def _is_its_own(self, job: Job, key: Hashable) -> bool:
         """Whether that line is not the lane's, and no matter of who waits for the lane."""
