@@ -365,15 +365,7 @@ class Runtime:
             self.instance = self._seat.instance
             self._bell = self._bell_of(self.run_id)
             self._build()
-            await self.members.join(
-                host=settings.host,
-                seat=self._seat,
-                version=package_version(),
-                topic=self.service.topic,
-                ops_topic=settings.ops_topic_of(self.service.topic),
-                transport=_absolute(settings.transport_url),
-                methods=offer.written(self.service.methods),
-            )
+            await self._write_down(self._seat)
         except BaseException:
             self._leave_seat(is_recorded=False)
             await self._engine.stop()
@@ -385,6 +377,32 @@ class Runtime:
         self.telemetry.identify(service=self.service.topic, instance=self.instance)
         self.telemetry.observe_in_flight(self.tracker.counts)
         self.telemetry.emit("service.starting", service=self.service.topic, instance=self.instance)
+
+    async def _write_down(self, seat: Seat) -> None:
+        """Join; cancelled meanwhile, take back what the commit may still bring.
+
+        A row of a run that never began, of a process that lives, would keep the instance.
+        """
+        settings = self.settings
+        joining = asyncio.ensure_future(
+            self.members.join(
+                host=settings.host,
+                seat=seat,
+                version=package_version(),
+                topic=self.service.topic,
+                ops_topic=settings.ops_topic_of(self.service.topic),
+                transport=_absolute(settings.transport_url),
+                methods=offer.written(self.service.methods),
+            )
+        )
+        try:
+            await asyncio.shield(joining)
+        except asyncio.CancelledError:
+            await asyncio.wait({joining})
+            if not joining.cancelled() and joining.exception() is None:
+                report = DrainReport(failure="the start was cancelled")
+                await self.members.stop_record(int(report.exit_code), report.as_json())
+            raise
 
     def _build(self) -> None:
         settings, clock, service = self.settings, self._clock, self.service

@@ -157,6 +157,28 @@ async def test_a_start_that_is_cancelled_is_undone(world: World, svc: Service):
     assert tuple(row.values()) == (70, "error")
 
 
+async def test_an_opening_that_is_cancelled_leaves_no_run_that_seems_to_begin(
+    world: World, svc: Service
+):
+    """
+    The commit that writes the run down may land all the same: its end is on record then.
+    """
+    await (await world.start(svc)).drain()
+    mine = "SELECT * FROM run WHERE instance = 'one'"
+    for turns in range(40):
+        life = world.life(svc, instance="one")
+        opening = world.spawn_as(life, life.runtime.open())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait({opening})
+        if not opening.cancelled():
+            break
+        for row in world.rows(mine):
+            assert (row["phase"], row["exit_code"]) == ("stopped", 70)
+    assert world.rows(mine), "no cancellation met the commit"
+
+
 async def test_a_start_that_cancels_itself_has_failed(svc: Service):
     """
     A hook that raises CancelledError is no stop: the error says so, and nobody waits for ever.
