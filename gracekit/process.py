@@ -142,12 +142,16 @@ def never_in_a_fork(function: Callable[[], T]) -> Callable[[], T]:
 
 def _leave_fork(opener: int) -> NoReturn:
     """Leave without a trace in what the parent shares with us: no flush, no atexit."""
-    text = (
+    leave_at_once(
         f"gracekit: process {os.getpid()} is a fork of {opener}, which runs the service, and came "
-        "back into its code: it leaves. End a forked child by os._exit or exec.\n"
+        "back into its code: it leaves. End a forked child by os._exit or exec."
     )
+
+
+def leave_at_once(why: str) -> NoReturn:
+    """Say *why* and leave, when descriptors may be somebody else's: nothing else is written."""
     with contextlib.suppress(OSError):
-        os.write(STANDARD_ERROR, text.encode())
+        os.write(STANDARD_ERROR, f"{why}\n".encode(errors="backslashreplace"))
     os._exit(ExitCode.INTERNAL)
 
 

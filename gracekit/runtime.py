@@ -50,7 +50,7 @@ from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
 from gracekit.leases.members import Members, Seat, take_seat
 from gracekit.periodic import PeriodicJobs
-from gracekit.process import STANDARD_ERROR, ForkGuard, Process, never_in_a_fork
+from gracekit.process import STANDARD_ERROR, ForkGuard, Process, leave_at_once, never_in_a_fork
 from gracekit.recovery.reconciler import Reconciler
 from gracekit.recovery.seats import Seats
 from gracekit.recovery.suspects import Suspects
@@ -102,6 +102,8 @@ FLUSH_S: Final = 0.5
 """What logs and standard streams get at the end of a process."""
 DEAF_AFTER_S: Final = 30.0
 """A service that could not read its queues for so long is not ready."""
+DEAD_AFTER_FAILURES: Final = 3
+"""A loop that failed so often, and ran nothing in between, will not recover."""
 COLLECT_AFTER: Final = (20_000, 5, 10)
 """Objects more than before, and collections of the younger; Python's own are 700, 10 and 10."""
 
@@ -1053,8 +1055,15 @@ def _run_to_the_end(runtime: Runtime) -> DrainReport:
     """The life of the process on one loop, which nothing but the end of the drain ends.
 
     `asyncio.run` cancels everything when something raises SystemExit in a callback or in a task
-    that nobody awaits: requests in flight would be lost. Here the loop is entered again.
+    that nobody awaits: requests in flight would be lost. Here the loop is entered again, unless
+    it can run nothing: no signal and no drain would get through then.
     """
+    untold: list[BaseException] = []
+
+    def tell() -> None:
+        while untold:
+            runtime.loop_left(untold.pop(0))
+
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         life = loop.create_task(_live(runtime), name="gracekit-life")
@@ -1064,11 +1073,27 @@ def _run_to_the_end(runtime: Runtime) -> DrainReport:
             except BaseException as error:
                 if life.done():
                     raise
-                loop.call_soon(runtime.loop_left, error)
+                untold.append(error)
+                _leave_dead_loop(untold)
+                loop.call_soon(tell)
         report = life.result()
         if not _others_ended(loop, runtime.settings.exit_margin_s):
             runtime.exit_now(report)
         return report
+
+
+def _leave_dead_loop(untold: list[BaseException]) -> None:
+    """End the process if the loop failed by itself again and again, and ran nothing in between.
+
+    A callback's Exception never leaves asyncio's loop, only its SystemExit and KeyboardInterrupt;
+    so an OSError is the loop's own, mostly because something closed its descriptors.
+    """
+    own = [error for error in untold if isinstance(error, Exception)]
+    if len(own) >= DEAD_AFTER_FAILURES:
+        leave_at_once(
+            f"gracekit: the event loop cannot run ({own[-1]!r}): this process leaves, and the next "
+            "start settles its tasks. Close only descriptors that you have opened."
+        )
 
 
 async def _live(runtime: Runtime) -> DrainReport:

@@ -10,7 +10,7 @@ import pytest
 
 from gracekit import RpcClient
 from tests.process import wild
-from tests.process.helpers import ServiceProcess, Site
+from tests.process.helpers import SLACK_S, ServiceProcess, Site
 
 LEAVING = (
     wild.exit_in_child,
@@ -110,6 +110,30 @@ async def test_the_exit_code_is_the_one_on_record_whatever_stays_behind(
     assert await process.stop() == 0
     assert process.run["exit_code"] == 0
     assert site.seen("swallowed")
+
+
+@pytest.mark.parametrize(
+    "method", [wild.close_every_file, wild.close_every_file_in_thread], ids=lambda m: m.name
+)
+async def test_a_service_whose_files_were_closed_leaves_at_once(
+    site: Site, client: RpcClient, method
+) -> None:
+    """
+    Its loop can run nothing and no signal reaches it: it says so and exits, and the next start
+    settles what was in flight.
+    """
+    process = await start(site).serving()
+    retried, _, _ = await in_flight(site, client)
+
+    closer = await client.cast(method)
+
+    assert await process.exit_code(10 + SLACK_S) == 70
+    assert "the event loop cannot run" in process.log
+    site.go()
+    again = await start(site).serving()
+    await site.in_state(retried, "succeeded")
+    await site.in_state(closer, "errored")
+    assert await again.stop() == 0
 
 
 # -- programs that end around it ------------------------------------------------------------------

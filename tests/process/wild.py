@@ -101,6 +101,19 @@ async def stop_loop(ctx: Context) -> None:
     asyncio.get_running_loop().stop()
 
 
+@svc.rpc(on_interrupt="error")
+async def close_every_file(ctx: Context) -> None:
+    """As a daemon's set-up does, or a child before it becomes another program."""
+    os.closerange(3, 65536)
+    await asyncio.sleep(60)
+
+
+@svc.rpc(on_interrupt="error")
+def close_every_file_in_thread(ctx: Context) -> None:
+    os.closerange(3, 65536)
+    time.sleep(60)
+
+
 @svc.rpc
 async def cancel_everything(ctx: Context) -> None:
     effect("cancels", "-")
