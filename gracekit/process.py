@@ -225,14 +225,19 @@ class Process:
     def arm_alarm(self, seconds: float) -> None:
         """Let the kernel end this process after *seconds*, whatever Python is doing.
 
-        SIGALRM has its default action, or as PID 1 a handler in C, and is not blocked
-        (`watch_signals`), so this works even while C code holds the interpreter's lock.
+        SIGALRM gets its default action, or as PID 1 a handler in C, and is not blocked
+        (`watch_signals`), so this works even while C code holds the interpreter's lock. From
+        here on, a handler that the application has set for it is not called.
         """
+        _end_at_alarm()
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def disarm_alarm(self) -> None:
-        """Withdraw the alarm."""
+        """Withdraw the alarm; a handler that the application has set for it is in force again."""
         signal.setitimer(signal.ITIMER_REAL, 0)
+        handler = signal.getsignal(signal.SIGALRM)
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGALRM, handler)
 
     def watch_signals(self, on_signal: Callable[[int], None]) -> SignalWatch:
         """Have signals call *on_signal*, in a thread of its own; see `SignalWatcher`.
@@ -280,26 +285,25 @@ class Process:
 def _heed_alarm() -> None:
     """Make SIGALRM end this process, though whoever started it ignored or blocked it.
 
-    Both outlive an exec; the alarm is armed from a thread that could not undo them.
+    Both outlive an exec; the alarm is armed from a thread that could not unblock it here.
     """
-    if signal.getsignal(signal.SIGALRM) is signal.SIG_IGN:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    if os.getpid() == 1 and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
-        _exit_at_alarm()
+    if not callable(signal.getsignal(signal.SIGALRM)):
+        _end_at_alarm()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
 
 
-def _exit_at_alarm() -> None:
-    """Make libc's `_exit` the handler of SIGALRM: the process ends with code 14.
+def _end_at_alarm() -> None:
+    """Have SIGALRM end the process, from any thread; `signal.signal` is the main thread's.
 
-    The kernel drops every signal of PID 1 that has no handler, so the default action would be
-    none. A handler in C needs no interpreter, whose lock a stuck process may hold.
+    As PID 1 by libc's `_exit`, with code 14: the kernel drops every signal of PID 1 that has no
+    handler, so the default action would be none. A handler in C needs no interpreter, whose lock
+    a stuck process may hold.
     """
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal.restype = ctypes.c_void_p
     leave = ctypes.cast(libc._exit, ctypes.c_void_p)  # noqa: SLF001 - so named in C
-    libc.signal(signal.SIGALRM, leave)
+    libc.signal(signal.SIGALRM, leave if os.getpid() == 1 else int(signal.SIG_DFL))
 
 
 def _failpoint(text: str) -> tuple[tuple[Point, Phase] | None, int]:

@@ -377,3 +377,24 @@ def test_another_thread_is_refused_with_the_way_out():
         "signals reach the main thread only, and this is elsewhere; "
         "run the service in the main thread, or leave signals=False"
     )
+
+
+def test_a_withdrawn_alarm_leaves_the_programs_own_handler_in_force():
+    """
+    While it is armed, SIGALRM ends the process; afterwards it is what the program made of it.
+    """
+    code = """
+    from gracekit.process import Process
+
+    signal.signal(signal.SIGALRM, lambda *_: say("the program's"))
+    Process().arm_alarm(60)
+    Process().disarm_alarm()
+    signal.raise_signal(signal.SIGALRM)
+    Process().arm_alarm(60)
+    signal.raise_signal(signal.SIGALRM)
+    say("not reached")
+    """
+    with process(code) as running:
+        assert line(running) == "the program's"
+        assert running.wait(30) == -signal.SIGALRM
+        assert line(running) == ""

@@ -217,6 +217,15 @@ async def block_loop(ctx: Context, disk: str) -> None:
 
 
 @svc.rpc(resource="disk")
+async def block_loop_with_alarm_of_its_own(ctx: Context, disk: str) -> None:
+    """Takes SIGALRM for itself, as helpers for time-outs do, and blocks the event loop."""
+    signal.signal(signal.SIGALRM, lambda *_: effect("alarm", disk))
+    effect("start", disk, ctx.attempt, ctx.fence)
+    while True:
+        time.sleep(0.02)
+
+
+@svc.rpc(resource="disk")
 async def hold_interpreter(ctx: Context, disk: str) -> None:
     """Once a drain has begun, enters a C call that keeps the interpreter's lock."""
     effect("start", disk, ctx.attempt, ctx.fence)

@@ -95,7 +95,26 @@ async def test_inherited_deafness_to_the_alarm_does_not_keep_a_blocked_process(
     assert await first.exit_code(HARD_LIMIT_S + ALARM_S + SLACK_S) == BY_ALARM, first.log
 
 
-@pytest.mark.parametrize("method", [served.block_loop, served.hold_interpreter])
+async def test_a_handler_that_took_the_alarm_does_not_keep_a_blocked_process(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    The kernel ends the process by the hard limit although the application handles SIGALRM.
+    """
+    first = await site.start(**TIMES).serving()
+    await client.cast(served.block_loop_with_alarm_of_its_own, disk="d1")
+    await site.effect("start", "d1")
+
+    first.terminate()
+
+    assert await first.exit_code(HARD_LIMIT_S + ALARM_S + SLACK_S) == BY_ALARM, first.log
+    assert not site.seen("alarm")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [served.block_loop, served.block_loop_with_alarm_of_its_own, served.hold_interpreter],
+)
 async def test_the_alarm_ends_a_blocked_process_that_is_pid_1(
     site: Site, client: RpcClient, method: Method[..., Any]
 ) -> None:
