@@ -116,9 +116,10 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def flush(within_s: float) -> bool:
-    """Write out what was logged and printed; false if a stream did not take it in time.
+    """Write out what was logged and printed; false if a stream did not take all of it in time.
 
-    Then the interpreter must not be left to end by itself: it would wait for them for ever.
+    Then the interpreter must not be left to end by itself: it would wait for the stream for ever,
+    or fail to write, and end with a code of its own (120).
     """
 
     def write_out() -> bool:
@@ -127,12 +128,22 @@ def flush(within_s: float) -> bool:
                 if not handler.wait_written(within_s):
                     return False
             else:
-                handler.flush()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        return True
+                with contextlib.suppress(OSError):  # as at the interpreter's end
+                    handler.flush()
+        return all([_is_empty(sys.stdout), _is_empty(sys.stderr)])  # both, whatever the first says
 
     return _bounded(write_out, within_s)
+
+
+def _is_empty(stream: TextIO | None) -> bool:
+    """Whether nothing is left of what was printed: now written, or the program has closed it."""
+    if stream is None or stream.closed:
+        return True
+    try:
+        stream.flush()
+    except OSError:
+        return False
+    return True
 
 
 def say(text: str, within_s: float = SAY_S) -> bool:
@@ -146,12 +157,17 @@ def say(text: str, within_s: float = SAY_S) -> bool:
 
 
 def _bounded(step: Callable[[], bool], within_s: float) -> bool:
-    """Do *step* in a thread that keeps nobody; a stream that is closed or None counts as done."""
+    """Do *step* in a thread that keeps nobody; false if it failed to write, or did not end.
+
+    A stream that the program has closed counts as done.
+    """
     done: list[bool] = []
 
     def run() -> None:
         try:
             done.append(step())
+        except OSError:  # its reader has gone, or its disk is full
+            done.append(False)
         except Exception:  # noqa: BLE001 - there is no stream to tell it
             done.append(True)
 

@@ -165,6 +165,11 @@ class Site:
         finally:
             os.close(writing)
 
+    def start_printing_to(self, output: int, **settings: object) -> ServiceProcess:
+        """Its standard output is *output*, which Python buffers, as outside of the tests."""
+        command = ["env", "-u", "PYTHONUNBUFFERED", sys.executable, "-m", "gracekit"]
+        return self._start([*command, "run", "served:svc"], settings, output=output)
+
     def start_at_terminal(self, *, nohup: bool = False, **settings: object) -> ServiceProcess:
         """Its standard input is its controlling terminal; `close_terminal` hangs up."""
         self._terminal, slave = pty.openpty()

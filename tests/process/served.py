@@ -237,6 +237,11 @@ async def hold_interpreter(ctx: Context, disk: str) -> None:
 
 
 @svc.rpc
+async def prints(ctx: Context) -> None:
+    print("hello")  # noqa: T201 - as applications do
+
+
+@svc.rpc
 async def take_signals(ctx: Context, ignore: bool) -> None:
     """What a library may do that thinks the process is its own."""
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Callable
 
 import pytest
 
@@ -32,6 +34,35 @@ async def test_a_full_output_that_nobody_reads_stops_neither_service_nor_drain(
     assert await service.exit_code(10 + SLACK_S) == 0
     (run,) = site.rows("SELECT exit_code FROM run")
     assert run["exit_code"] == 0
+
+
+def closed_pipe() -> int:
+    """A pipe whose reader has gone."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+@pytest.mark.parametrize(
+    "output", [closed_pipe, lambda: os.open("/dev/full", os.O_WRONLY)], ids=["pipe", "full"]
+)
+async def test_what_cannot_be_written_at_the_end_does_not_change_the_exit_code(
+    site: Site, client: RpcClient, output: Callable[[], int]
+) -> None:
+    """
+    A handler has printed, and nobody takes it: the drain's exit code is the process's.
+    """
+    out = output()
+    try:
+        service = site.start_printing_to(out)
+    finally:
+        os.close(out)
+    await serving(site)
+    printed = await client.cast(served.prints)
+    await site.in_state(printed, "failed")  # each line is written at once, and that fails
+
+    assert await service.stop() == 0
+    assert service.run["exit_code"] == 0
 
 
 async def test_a_full_output_does_not_keep_a_process_that_must_leave(
