@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import ctypes
 import enum
+import math
 import os
 import signal
 import sys
@@ -35,6 +36,8 @@ from gracekit.signals import SignalWatch, SignalWatcher, watched_signals
 
 BEFORE_ALARM_S: Final = 0.1
 """An exit code that is on record must not turn into a death by SIGALRM."""
+ALARM_AFTER_EXIT_S: Final = 0.5
+"""From the moment at which a thread should have ended the process to the kernel's own end of it."""
 FAILPOINT_VARIABLE: Final = "GRACEKIT_FAILPOINT"
 STANDARD_ERROR: Final = 2
 LAST_WORDS_S: Final = 1.0
@@ -263,10 +266,15 @@ class Process:
 
         From a thread of its own, as what keeps the process may be its loop, another thread or an
         `atexit` hook. Nothing is flushed then: a stream may be what keeps it.
+
+        What keeps it may also be C code, with the interpreter's lock or after Python's end: no
+        thread of ours runs then. So the alarm comes nearer, to `ALARM_AFTER_EXIT_S` past that
+        moment, and the process dies by SIGALRM, some 4 s after its record by default.
         """
         left, _ = signal.getitimer(signal.ITIMER_REAL)
         if left:
             seconds = max(0.0, min(seconds, left - BEFORE_ALARM_S))
+        self.arm_alarm(min(left or math.inf, seconds + ALARM_AFTER_EXIT_S))
         timer = threading.Timer(seconds, os._exit, (code,))
         timer.name, timer.daemon = "gracekit-exit", True
         timer.start()

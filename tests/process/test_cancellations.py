@@ -113,6 +113,27 @@ async def test_the_exit_code_is_the_one_on_record_whatever_stays_behind(
 
 
 @pytest.mark.parametrize(
+    "method",
+    [wild.leave_a_hook_that_keeps_the_interpreter, wild.leave_a_hook_in_c_that_hangs],
+    ids=lambda method: method.name,
+)
+async def test_code_in_c_that_hangs_at_the_end_has_the_last_steps_only(
+    site: Site, client: RpcClient, method
+) -> None:
+    """
+    No thread of Python's can end the process then; the kernel does, soon after the stop record.
+    """
+    process = await start(site).serving()  # its alarm would be due after half a minute
+    await client.call(method)
+
+    process.terminate()
+
+    assert await process.exit_code(4 + SLACK_S) == -signal.SIGALRM
+    assert site.seen("kept")
+    assert process.run["exit_code"] == 0
+
+
+@pytest.mark.parametrize(
     "method", [wild.close_every_file, wild.close_every_file_in_thread], ids=lambda m: m.name
 )
 async def test_a_service_whose_files_were_closed_leaves_at_once(

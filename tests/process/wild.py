@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import ctypes
 import logging
 import os
 import sys
@@ -154,6 +155,23 @@ async def leave_a_hook_that_blocks(ctx: Context) -> None:
         time.sleep(3600)
 
     atexit.register(blocks)
+
+
+@svc.rpc
+async def leave_a_hook_that_keeps_the_interpreter(ctx: Context) -> None:
+    def keeps() -> None:
+        effect("kept", "-")
+        ctypes.PyDLL(None).sleep(60)
+
+    atexit.register(keeps)
+
+
+@svc.rpc
+async def leave_a_hook_in_c_that_hangs(ctx: Context) -> None:
+    """As a C library's: it runs when Python has ended already."""
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc.pause, None)
+    effect("kept", "-")
 
 
 # -- programs around it ---------------------------------------------------------------------------
