@@ -331,7 +331,8 @@ class Runtime:
         Raises:
             ConfigError: the store cannot be used as configured.
             AlreadyRunningError: a run of this instance lives.
-            DeclarationError: `signals=True` outside of the main thread.
+            DeclarationError: `signals=True` outside of the main thread, or while another Runtime
+                of this process has the signals.
         """
         self._opening = asyncio.Event()
         try:

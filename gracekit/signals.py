@@ -107,6 +107,7 @@ class SignalWatcher:
                 f"signals reach the main thread only, and this is {here}; run the service in "
                 "the main thread, or leave signals=False"
             )
+        self._refuse_taken()
         self._receiver, self._sender = socket.socketpair()
         self._sender.setblocking(False)  # a full buffer must not stop a signal handler
         self._thread = threading.Thread(target=self._read, name="gracekit-signals", daemon=True)
@@ -127,6 +128,16 @@ class SignalWatcher:
         self._send(_END)
         self._thread.join(timeout=1.0)  # it is a daemon: a stuck callback holds nobody
         self._close()
+
+    def _refuse_taken(self) -> None:
+        for number in self._signals:
+            owner = getattr(signal.getsignal(number), "__self__", None)
+            if isinstance(owner, SignalWatcher):
+                raise DeclarationError(
+                    f"{number.name} is watched for another Runtime of this process, and a signal "
+                    "can drain only one; let one have signals=True, and call request_stop() of "
+                    "the other from it"
+                )
 
     # -- in the main thread ---------------------------------------------------------
 

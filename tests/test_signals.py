@@ -379,6 +379,26 @@ def test_another_thread_is_refused_with_the_way_out():
     )
 
 
+def test_signals_that_another_watch_has_are_refused_with_the_way_out():
+    """
+    A signal can drain one service only; the first goes on, and after it the next may take them.
+    """
+    seen = Seen()
+    with SignalWatcher(seen):
+        with pytest.raises(DeclarationError) as refused:
+            SignalWatcher(Seen()).__enter__()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert seen.next() == signal.SIGTERM
+    with SignalWatcher(seen):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert seen.next() == signal.SIGINT
+
+    assert str(refused.value) == (
+        "SIGTERM is watched for another Runtime of this process, and a signal can drain only one; "
+        "let one have signals=True, and call request_stop() of the other from it"
+    )
+
+
 def test_a_withdrawn_alarm_leaves_the_programs_own_handler_in_force():
     """
     While it is armed, SIGALRM ends the process; afterwards it is what the program made of it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -289,6 +290,25 @@ def test_signals_are_refused_outside_of_the_main_thread(svc: Service):
         pytest.raises(DeclarationError, match="signals reach the main thread only"),
     ):
         pool.submit(asyncio.run, embed()).result()
+
+
+async def test_signals_are_refused_to_a_second_runtime_while_the_first_has_them(svc: Service):
+    """
+    SIGTERM would drain the later one only; the first goes on and drains by it.
+    """
+    settings = Settings(transport_url="memory://", store_url="memory://", host="h")
+
+    async with Runtime(svc, settings, signals=True, broker=MemoryBroker()) as first:
+        second = Runtime(Service("other"), settings, signals=True, broker=MemoryBroker())
+        with pytest.raises(DeclarationError, match="another Runtime of this process"):
+            await second.open()
+        os.kill(os.getpid(), signal.SIGTERM)
+        report = await first.serve()
+
+    assert report.exit_code == 0
+    async with Runtime(Service("next"), settings, signals=True, broker=MemoryBroker()) as third:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (await third.serve()).exit_code == 0
 
 
 # -- who asked -------------------------------------------------------------------------------
