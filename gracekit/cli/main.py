@@ -7,6 +7,7 @@ Also the one place that turns errors into exit codes: 0, 1 error, 2 usage,
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -135,7 +136,22 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of the `gracekit` script and of `python -m gracekit`."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a letter must not turn a listing into a traceback.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     cli(prog_name="gracekit")
+
+
+def _open_closed_streams() -> None:
+    """Put the null device where whoever started us has closed a standard stream.
+
+    Python has None for it. The next file or socket would get its number, and whatever is
+    written to the stream by number then.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            setattr(sys, name, os.fdopen(number, mode))

@@ -142,3 +142,21 @@ def test_durations_show_two_units():
         "-", "0s", "41s", "1m12s", "1h10m", "3d02h",
     ]  # fmt: skip
     assert clock(42.9) == "00:42"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_stream_is_no_error(tmp_path, closed):
+    """
+    As a service manager may start it: the command does its work, and its exit status says so.
+    """
+    command = [sys.executable, "-m", "gracekit", "config", "show", "drain_timeout"]
+    ran = subprocess.run(
+        ["sh", "-c", f'exec "$0" "$@" {closed}', *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+
+    assert (ran.returncode, ran.stderr) == (0, "")
