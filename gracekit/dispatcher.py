@@ -160,12 +160,15 @@ class Dispatcher:
         await settle(delivery.give_back(), self._telemetry)
 
     def _put_back(self, delivery: Delivery) -> None:
-        """Somebody cancelled a step of ours, not a handler: what is not settled goes back."""
+        """The application cancelled a step of gracekit's own: an unsettled delivery goes back."""
         if not delivery.settled:
-            self._work.add(
-                task := asyncio.ensure_future(settle(delivery.give_back(), self._telemetry))
-            )
-            task.add_done_callback(self._work.discard)
+            self._do_beside(settle(delivery.give_back(), self._telemetry))
+
+    def _do_beside(self, step: Coroutine[Any, Any, Any]) -> None:
+        """Do it in a task of its own, which is kept until it ends."""
+        task = asyncio.ensure_future(step)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
 
     async def _dispatch_row(self, row: TaskRow, inside: tuple[str, str] | None) -> None:
         """Carry an accepted row, of an earlier run or ours, through the rest of its life."""
@@ -560,9 +563,7 @@ class Dispatcher:
             return
         job.answered = True
         self._heartbeats.end(job.task, job.reply)
-        answer = asyncio.ensure_future(self._answers.send(job.reply, outcome))
-        self._work.add(answer)
-        answer.add_done_callback(self._work.discard)
+        self._do_beside(self._answers.send(job.reply, outcome))
 
     # -- cut short ----------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -78,11 +78,7 @@ def failure_of(exception: BaseException) -> Failure:
 
 def words_of(value: object) -> str:
     """The repr of an application's object, for a log or a record; never raises."""
-    try:
-        text = repr(value)
-    except BaseException as error:  # noqa: BLE001 - __repr__ is the application's
-        text = f"<{kind_of(value)} whose text cannot be had: {kind_of(error)}>"
-    return text[:_MAX_TEXT].encode(errors="replace").decode()
+    return _text_of(value, repr)
 
 
 def kind_of(value: object) -> str:
@@ -115,9 +111,13 @@ def _name_of(exception: BaseException) -> tuple[str, str]:
 
 
 def _message_of(value: object) -> str:
+    return _text_of(value, str)
+
+
+def _text_of(value: object, write: Callable[[object], str]) -> str:
     try:
-        text = str(value)
-    except BaseException as error:  # noqa: BLE001 - __str__ is the application's
+        text = write(value)
+    except BaseException as error:  # noqa: BLE001 - __str__ and __repr__ are the application's
         text = f"<{kind_of(value)} whose text cannot be had: {kind_of(error)}>"
     return text[:_MAX_TEXT].encode(errors="replace").decode()
 
