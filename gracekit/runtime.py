@@ -100,6 +100,8 @@ LAST_STEPS: Final = 3
 """Each has `exit_margin_s` once the stop is on record: executors, other tasks, other threads."""
 FLUSH_S: Final = 0.5
 """What logs and standard streams get at the end of a process."""
+TAKE_BACK_S: Final = 2.0
+"""A store that does not answer must not hold a cancelled opening for longer."""
 DEAF_AFTER_S: Final = 30.0
 """A service that could not read its queues for so long is not ready."""
 DEAD_AFTER_FAILURES: Final = 3
@@ -401,10 +403,11 @@ class Runtime:
         try:
             await asyncio.shield(joining)
         except asyncio.CancelledError:
-            await asyncio.wait({joining})
-            if not joining.cancelled() and joining.exception() is None:
-                report = DrainReport(failure="the start was cancelled")
-                await self.members.stop_record(int(report.exit_code), report.as_json())
+            with contextlib.suppress(StoreError, TimeoutError):  # then the row waits for our death
+                async with asyncio.timeout(TAKE_BACK_S):
+                    await joining
+                    report = DrainReport(failure="the start was cancelled")
+                    await self.members.stop_record(int(report.exit_code), report.as_json())
             raise
 
     def _build(self) -> None:
