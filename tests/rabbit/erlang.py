@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -89,6 +90,9 @@ class ErlCall:
         self._program = find_erlang("erl_call")
         self._home = home
         self._port = port
+        # A node refuses a name that is still connected, and learns a moment late that a call ended.
+        # With erl_call's own `-r` the calls of one second share one name: two of 1,000 failed.
+        self._names = (f"call-{os.getpid()}-{number}" for number in itertools.cycle(range(1000)))
 
     def eval(self, erlang: str) -> str:
         """The value of an expression, as Erlang writes it."""
@@ -104,7 +108,10 @@ class ErlCall:
             ' catch Kind:What:Where -> io:format("~0tp", [{Kind, What, Where}]) end.\n'
         )
         done = subprocess.run(
-            [self._program, "-address", f"{HOST}:{self._port}", "-r", "-fetch_stdout", "-e"],
+            [
+                *(self._program, "-h", next(self._names)),
+                *("-address", f"{HOST}:{self._port}", "-fetch_stdout", "-e"),
+            ],
             input=_ascii(said),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
