@@ -804,11 +804,13 @@ async def test_plain_handlers_run_in_threads_of_their_lane(world: World, svc: Se
     life = await world.start(svc, threads=1)
     client = await world.client(svc)
     calls = [asyncio.create_task(client.call(work)) for _ in range(2)]
-    await life.hears("task.started", 2)
+    await life.hears("task.started")
     pong = await client.call(ping)
+    started = len(life.told("task.started"))
     go.set()
     names = await asyncio.gather(*calls)
 
+    assert started == 2, "of one thread, and of ops"
     assert threading.main_thread().name not in {pong, *names}
     report = await life.drain()
     assert report.exit_code == 0
