@@ -5,6 +5,10 @@ After a crash each task that ran is charged with it, as nobody knows which has c
 in its process, and for a while nothing else begins beside it; the row says so (`alone`). Only a
 row that was alone when its process died is given up, so only what has caused a crash can be.
 
+If something else runs for long, no suspect can be alone. Then two suspects begin together, then
+four, then eight. Those with the most crashes begin first, so that a further crash is charged to
+fewer of them each time.
+
 Every part of a process in which the application's code begins passes here: handlers, probes,
 errored hooks, periodic jobs. Ops requests are let through, because whoever runs may need their
 answer; adoption sees their rows.
@@ -14,7 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gracekit.clock import Clock
@@ -47,6 +53,32 @@ def is_guilty(crashes: int, max_attempts: int, *, alone: bool) -> bool:
     return crashes >= max_attempts * (1 if alone else HOPELESS)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    """A suspect that waits to begin; `admitted` becomes whether it is alone."""
+
+    who: object
+    row: SuspectRow
+    for_s: float
+    admitted: asyncio.Future[bool]
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """Suspects with the most crashes first.
+
+        Equal ones begin in the order of their arrival. After a further crash that order is
+        shuffled, differently each time: otherwise a killer would begin beside the same ones again.
+        """
+        if self.for_s <= ALONE_S:
+            return -self.for_s, 0
+        return -self.for_s, zlib.crc32(repr((self.row, self.for_s)).encode())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it was neither admitted nor cancelled."""
+        return not self.admitted.done()
+
+
 class Suspects:
     """Beginnings in one process: innocent ones side by side, suspects one at a time.
 
@@ -63,10 +95,10 @@ class Suspects:
         self._parole = parole
         self._inside: dict[object, None] = {}
         self._alone: object | None = None
-        self._waiting = 0
+        self._waiting: dict[object, _Waiting] = {}
         self._resting = False
         self._closed_at: float | None = None  # loop time
-        self._turn = asyncio.Lock()
+        self._admitting: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._listening = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -94,20 +126,18 @@ class Suspects:
             while not self.enter_nowait(who):
                 await self._wait_change()
             return False
-        self._waiting += 1
+        admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting[who] = _Waiting(who, row, for_s, admitted)
         self._look()
+        if self._admitting is None:
+            self._admitting = asyncio.create_task(self._admit_all())
         try:
-            async with self._turn:
-                alone = await self._wait_alone(for_s)
-                self._inside[who] = None
-                if alone:
-                    self._alone = who
-                    loop = asyncio.get_running_loop()
-                    self._timer = loop.call_later(for_s, self._time_up, who, row)
-        finally:
-            self._waiting -= 1
+            return await admitted
+        except asyncio.CancelledError:
+            self._waiting.pop(who, None)
+            self.leave(who)  # it may have been admitted in this very step
             self._look()
-        return alone
+            raise
 
     def leave(self, who: object) -> None:
         """What *who* had begun is over; may be called twice."""
@@ -133,8 +163,9 @@ class Suspects:
     def stop(self) -> None:
         """Record nothing more."""
         self._cancel_timer()
-        if self._paroling is not None:
-            self._paroling.cancel()
+        for task in (self._admitting, self._paroling):
+            if task is not None:
+                task.cancel()
 
     @property
     def _is_open(self) -> bool:
@@ -156,16 +187,49 @@ class Suspects:
         finally:
             self._listening -= 1
 
-    async def _wait_alone(self, for_s: float) -> bool:
-        """Wait until nothing runs, but for no longer than *for_s*; whether nothing does."""
+    async def _admit_all(self) -> None:
+        """Admit suspects until none waits: one alone, or several if none can be alone."""
+        together = 1
+        try:
+            while waiting := self._by_rank():
+                first = waiting[0]
+                if await self._wait_alone(first):
+                    together = 1
+                    self._admit_alone(first)
+                elif first.is_waiting:
+                    together *= 2
+                    for one in self._by_rank()[:together]:
+                        self._admit(one, alone=False)
+        finally:
+            self._admitting = None
+
+    def _by_rank(self) -> list[_Waiting]:
+        """The suspects that still wait, in the order in which they begin."""
+        waiting = (one for one in self._waiting.values() if one.is_waiting)
+        return sorted(waiting, key=lambda one: one.rank)
+
+    def _admit_alone(self, one: _Waiting) -> None:
+        self._alone = one.who
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(one.for_s, self._time_up, one.who, one.row)
+        self._admit(one, alone=True)
+
+    def _admit(self, one: _Waiting, *, alone: bool) -> None:
+        del self._waiting[one.who]
+        self._inside[one.who] = None
+        one.admitted.set_result(alone)
+        self._look()
+
+    async def _wait_alone(self, one: _Waiting) -> bool:
+        """Wait until nothing runs, but for no longer than it may; whether it can be alone."""
         while self._alone is not None:
             await self._wait_change()
-        await self._rest(for_s)
+        await self._rest(one.for_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(for_s):
-                while self._inside:
+            async with asyncio.timeout(one.for_s):
+                while self._inside and one.is_waiting:
                     await self._wait_change()
-        return not self._inside
+        return not self._inside and one.is_waiting
 
     async def _rest(self, for_s: float) -> None:
         """Open the doors as long as they were closed, if that was long."""
