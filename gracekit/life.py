@@ -74,6 +74,7 @@ class Pid(enum.Enum):
     THERE = "its process is there"
     GONE = "its process is gone"
     REUSED = "another process has its pid"
+    REPLACED = "its process has replaced itself by this one"
     HIDDEN = "a process has its pid, and whether it is the same one is hidden from us"
     UNKNOWN = "the process table cannot be read"
 
@@ -100,7 +101,7 @@ def judge(evidence: Evidence) -> Judgement:
     table, seen = _table(evidence)
     reason = f"{evidence.lock.value}, and {seen}"
     match evidence.lock, table:
-        case Lock.HELD, (Pid.GONE | Pid.REUSED):
+        case Lock.HELD, (Pid.GONE | Pid.REUSED | Pid.REPLACED):
             # A child that C code has forked may hold the lock that its parent left behind.
             return Judgement(Answer.NOT_PROVEN, f"{reason}: something else holds it")
         case Lock.HELD, _:
@@ -110,7 +111,10 @@ def judge(evidence: Evidence) -> Judgement:
         case Lock.FREE, _:
             # It is the very file that was held. Where the table cannot be asked, that is enough.
             return Judgement(Answer.DEAD, reason)
-        case ((Lock.MISSING | Lock.REPLACED | Lock.UNKNOWN), (Pid.GONE | Pid.REUSED)):
+        case (
+            (Lock.MISSING | Lock.REPLACED | Lock.UNKNOWN),
+            (Pid.GONE | Pid.REUSED | Pid.REPLACED),
+        ):
             return Judgement(Answer.DEAD, reason)
         case _:
             return Judgement(Answer.NOT_PROVEN, reason)
@@ -250,7 +254,7 @@ def look(life: Life, directory: Path | None) -> Evidence:
         lock=look_at_lock(path, life.lock_file, same_boot=same_boot),
         same_boot=same_boot,
         same_namespace=mine is None or theirs.pid_ns == mine.pid_ns,
-        pid=Pid.UNKNOWN if mine is None else _look_up(theirs, mine),
+        pid=Pid.UNKNOWN if mine is None else _look_up(life, mine),
     )
 
 
@@ -275,8 +279,9 @@ def look_at_lock(path: Path | None, expected: LockFile | None, *, same_boot: boo
         os.close(fd)
 
 
-def _look_up(theirs: Identity, mine: Identity) -> Pid:
+def _look_up(life: Life, mine: Identity) -> Pid:
     """Ask the process table for a process of our own pid namespace."""
+    theirs = life.identity
     try:
         os.kill(theirs.pid, 0)  # also sees what /proc hides (hidepid)
     except ProcessLookupError:
@@ -285,7 +290,15 @@ def _look_up(theirs: Identity, mine: Identity) -> Pid:
         pass  # it is there, and another user's
     except (OSError, OverflowError):
         return Pid.UNKNOWN
-    return _compare_start(theirs, mine)
+    seen = _compare_start(theirs, mine)
+    if seen is Pid.THERE and theirs.pid == mine.pid and _was_before_exec(life):
+        return Pid.REPLACED
+    return seen
+
+
+def _was_before_exec(life: Life) -> bool:
+    """Whether this process had that life before an `exec`, which closes the lock."""
+    return life.lock_file is not None and not LifeLock.is_held_here(life.lock_name)
 
 
 def _compare_start(theirs: Identity, mine: Identity) -> Pid:
@@ -308,6 +321,8 @@ def _compare_start(theirs: Identity, mine: Identity) -> Pid:
 # -- the lock -------------------------------------------------------------------------
 
 
+_ENDED: Final = "ended with "
+_ROOM: Final = 64  # bytes
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 
 
@@ -322,6 +337,15 @@ def _is_locked(fd: int) -> bool:
     """
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+def read_word(path: Path) -> int | None:
+    """The exit code that a process wrote into its lock file; None if it wrote none."""
+    try:
+        text = path.read_text("ascii")
+        return int(text.removeprefix(_ENDED)) if text.startswith(_ENDED) else None
+    except (OSError, ValueError):
+        return None
 
 
 class LifeLock:
@@ -365,6 +389,8 @@ class LifeLock:
         except OSError as error:
             os.close(fd)
             raise self._refused("locked", error) from error
+        with contextlib.suppress(OSError):
+            os.pwrite(fd, b" " * _ROOM, 0)
         self._fd, self._file = fd, LockFile.of(os.fstat(fd))
         self._held.add(self)
         return True
@@ -375,6 +401,20 @@ class LifeLock:
             f"others that this process lives: put the store on a local Linux file system that "
             f"uid {os.geteuid()} may write"
         )
+
+    @classmethod
+    def is_held_here(cls, name: str) -> bool:
+        """Whether this process holds the lock of a file of that name."""
+        return any(lock.path.name == name for lock in list(cls._held))
+
+    def leave_word(self, code: int) -> None:
+        """Write the exit code into the lock file, when the store cannot take it.
+
+        The bytes were reserved by `acquire`, so this works on a full disk too.
+        """
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._fd, f"{_ENDED}{code}".encode().ljust(_ROOM), 0)
 
     def trouble(self) -> str | None:
         """Why others cannot see the lock any more, as a sentence; None if they can."""

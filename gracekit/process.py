@@ -30,6 +30,7 @@ import anyio
 import anyio.to_thread
 
 from gracekit import streams
+from gracekit.errors import DependencyError
 from gracekit.exits import ExitCode
 from gracekit.life import Identity, Judgement, Life, judge, look, read_identity
 from gracekit.signals import SignalWatch, SignalWatcher, watched_signals
@@ -211,8 +212,18 @@ class Process:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def identify(self) -> Identity:
-        """Who this process is; asked when something opens, because a fork is somebody else."""
-        return read_identity()
+        """Who this process is; asked when something opens, because a fork is somebody else.
+
+        Raises:
+            DependencyError: /proc does not say it.
+        """
+        try:
+            return read_identity()
+        except OSError as error:
+            raise DependencyError(
+                f"{error.filename} cannot be read ({error.strerror}), and others know by it that "
+                "this process lives: mount proc at /proc, with nothing over it"
+            ) from error
 
     def judge(self, life: Life, directory: Path | None) -> Judgement:
         """Whether that process lives.

@@ -842,6 +842,8 @@ class Runtime:
             is_recorded = True
             await self._ring_siblings()
         finally:
+            if self._seat is not None and not is_recorded:
+                self._seat.leave_word(code)
             if self._signals is not None and self._signals.for_good:
                 self._process.exit_within(LAST_STEPS * self.settings.exit_margin_s, code)
             self.telemetry.emit("service.stopped", run=self.run_id, exit_code=code)

@@ -26,21 +26,30 @@ from gracekit.life import (
     judge,
     look,
     read_identity,
+    read_word,
 )
 
 ALIVE, DEAD, OPEN = Answer.ALIVE, Answer.DEAD, Answer.NOT_PROVEN
 
-# Rows: the lock. Columns: there, gone, reused, hidden, unknown; each under an equal boot id and in
-# the same pid namespace, where alone the process table can be asked. The last: it cannot be.
+# Rows: the lock. Columns: there, gone, reused, replaced, hidden, unknown; each under an equal boot
+# id and in the same pid namespace, where alone the process table can be asked. The last: it cannot.
 TABLE = {
-    Lock.HELD: (ALIVE, OPEN, OPEN, ALIVE, ALIVE, ALIVE),  # a forked child may hold a dead one's
-    Lock.FREE: (ALIVE, DEAD, DEAD, DEAD, DEAD, DEAD),
-    Lock.MISSING: (ALIVE, DEAD, DEAD, OPEN, OPEN, OPEN),
-    Lock.REPLACED: (ALIVE, DEAD, DEAD, OPEN, OPEN, OPEN),
-    Lock.UNKNOWN: (ALIVE, DEAD, DEAD, OPEN, OPEN, OPEN),
-    Lock.UNREADABLE: (ALIVE, OPEN, OPEN, OPEN, OPEN, OPEN),
+    Lock.HELD: (
+        ALIVE,
+        OPEN,
+        OPEN,
+        OPEN,
+        ALIVE,
+        ALIVE,
+        ALIVE,
+    ),  # a forked child may hold a dead one's
+    Lock.FREE: (ALIVE, DEAD, DEAD, DEAD, DEAD, DEAD, DEAD),
+    Lock.MISSING: (ALIVE, DEAD, DEAD, DEAD, OPEN, OPEN, OPEN),
+    Lock.REPLACED: (ALIVE, DEAD, DEAD, DEAD, OPEN, OPEN, OPEN),
+    Lock.UNKNOWN: (ALIVE, DEAD, DEAD, DEAD, OPEN, OPEN, OPEN),
+    Lock.UNREADABLE: (ALIVE, OPEN, OPEN, OPEN, OPEN, OPEN, OPEN),
 }
-COLUMNS = (Pid.THERE, Pid.GONE, Pid.REUSED, Pid.HIDDEN, Pid.UNKNOWN)
+COLUMNS = (Pid.THERE, Pid.GONE, Pid.REUSED, Pid.REPLACED, Pid.HIDDEN, Pid.UNKNOWN)
 
 
 def combinations() -> Iterator[tuple[Evidence, Answer]]:
@@ -66,7 +75,7 @@ def test_death_is_proven_by_no_missing_sign():
     for evidence, _ in combinations():
         if judge(evidence).is_dead:
             is_asked = evidence.same_boot and evidence.same_namespace
-            is_gone = is_asked and evidence.pid in {Pid.GONE, Pid.REUSED}
+            is_gone = is_asked and evidence.pid in {Pid.GONE, Pid.REUSED, Pid.REPLACED}
             assert evidence.lock is Lock.FREE or is_gone
             assert evidence.lock is not Lock.HELD
 
@@ -211,6 +220,30 @@ def test_what_cannot_be_read_proves_nothing(lock: LifeLock, tmp_path: Path):
 
     assert seen(lock).lock is Lock.UNREADABLE
     assert lock.trouble() is None
+
+
+def test_the_word_of_an_end_is_read_from_the_file(lock: LifeLock):
+    """
+    The file has room for it from the start, and says nothing until then.
+    """
+    size = lock.path.stat().st_size
+    assert (size, read_word(lock.path)) == (64, None)
+
+    lock.leave_word(70)
+
+    assert (lock.path.stat().st_size, read_word(lock.path)) == (size, 70)
+    assert read_word(lock.path.with_name("missing")) is None
+
+
+def test_a_lock_taken_again_by_a_name_says_nothing(lock: LifeLock):
+    """
+    A slot has the same file for all its runs.
+    """
+    lock.leave_word(70)
+    lock.release()
+    assert lock.acquire()
+
+    assert read_word(lock.path) is None
 
 
 def test_closing_another_descriptor_does_not_drop_the_lock(lock: LifeLock):

@@ -8,7 +8,13 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.options import HintingGroup, Options, common, refuse_options_before_the_verb
+from gracekit.cli.options import (
+    HintingGroup,
+    Options,
+    common,
+    reason_option,
+    refuse_options_before_the_verb,
+)
 from gracekit.cli.orders import OPERATOR, open_writing, who
 from gracekit.cli.records import Records
 from gracekit.cli.text import duration, json_text, plural, safe, table
@@ -65,7 +71,7 @@ def _row(hold: dict[str, Any]) -> tuple[str, ...]:
 @holds.command()
 @click.argument("name")
 @click.argument("key")
-@click.option("--reason", metavar="TEXT", required=True, help="Why: for the record.")
+@reason_option("Why: for the record.")
 @common
 def end(options: Options, /, *, name: str, key: str, reason: str) -> None:
     """End the hold NAME of KEY: it keeps nobody any more.

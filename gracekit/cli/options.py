@@ -54,6 +54,19 @@ config_option: Final = click.option(
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
+def reason_option(meaning: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """`--reason`, which must say something: it is what others read on record."""
+    return click.option(
+        "--reason", metavar="TEXT", required=True, callback=_need_words, help=meaning
+    )
+
+
+def _need_words(_ctx: click.Context, _parameter: click.Parameter, given: str) -> str:
+    if not given.strip():
+        raise click.BadParameter("it is empty; write in a few words what others should know")
+    return given
+
+
 class HintingGroup(click.Group):
     """A group that names the nearest command for a wrong one."""
 

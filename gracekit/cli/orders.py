@@ -22,7 +22,7 @@ from typing import Any, Final
 import click
 
 from gracekit.cli.main import ERROR, UNREACHABLE
-from gracekit.cli.options import Options, common
+from gracekit.cli.options import Options, common, reason_option
 from gracekit.cli.reach import Desk
 from gracekit.cli.records import Records, doubt
 from gracekit.cli.subject import Subject, find
@@ -58,9 +58,7 @@ MOVES: Final = 50
 """A task may change hands so often before we give up."""
 
 _id = click.argument("task_id", metavar="ID")
-_must_say_why = click.option(
-    "--reason", metavar="TEXT", required=True, help="Why: for the record and for the caller."
-)
+_must_say_why = reason_option("Why: for the record and for the caller.")
 _may_say_why = click.option("--reason", metavar="TEXT", default="", help="Why: for the record.")
 _yes = click.option("--yes", is_flag=True, help="Do not ask back about an abbreviated ID.")
 _wait = click.option(

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from gracekit.cli.options import HintingGroup, Options, common
+from gracekit.cli.options import HintingGroup, Options, common, reason_option
 from gracekit.cli.orders import who
 from gracekit.cli.records import Records, is_named, label
 from gracekit.cli.text import json_text, safe
@@ -28,7 +28,7 @@ def runs() -> None:
 
 @runs.command("gone")
 @click.argument("word", metavar="RUN")
-@click.option("--reason", metavar="TEXT", required=True, help="How you know: for the record.")
+@reason_option("How you know: for the record.")
 @common
 def declare_gone(options: Options, /, *, word: str, reason: str) -> None:
     """Say that a run is gone whose death nobody can prove from here.

@@ -179,6 +179,7 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
         return
     yield from _in("store", *_place_checks(path))
     if not path.is_file():  # opening a pipe would wait for ever; `place` has told
+        yield from _in("store", lambda: runs.check_lost(path))
         return
     known = len(load_migrations(MIGRATIONS))
 

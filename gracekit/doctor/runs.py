@@ -116,6 +116,18 @@ def check_epoch(look: Look) -> Iterator[Finding]:
         yield ok("history", "it is the last one that was here")
 
 
+def check_lost(path: Path) -> Iterator[Finding]:
+    """Whether a store was where none is now."""
+    directory = path.with_name(f"{path.name}-runs")
+    if not path.exists() and read_mark(directory):
+        yield fail(
+            "history",
+            f"{path} is lost: services have used a store there, as {directory} knows",
+            "put the store or its newest backup back, as docs/backup.md tells; a start without it "
+            "begins a new one and knows no request of before",
+        )
+
+
 def pids_here(runs: Runs) -> list[int]:
     """Living processes that can be looked at from this pid namespace."""
     here = Process().identify().pid_ns

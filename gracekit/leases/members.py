@@ -10,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.errors import AlreadyRunningError
 from gracekit.exits import Evidence, Verdict, classify
-from gracekit.life import Answer, Identity, Judgement, Life, LifeLock, LockFile
+from gracekit.life import Answer, Identity, Judgement, Life, LifeLock, LockFile, read_word
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine
 
 MAX_SLOTS: Final = 1000
+BACK_WITHIN_S: Final = 300.0
+"""So long after the end of a run, its instance may be about to start again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,11 @@ class Seat:
         """Why others cannot see any more that this run lives, as a sentence; None if they can."""
         locks = [lock for lock in (self._own, self._slot) if lock is not None]
         return next((seen for lock in locks if (seen := lock.trouble()) is not None), None)
+
+    def leave_word(self, code: int) -> None:
+        """The store cannot take our stop record: write the exit code into our lock file."""
+        if self._own is not None:
+            self._own.leave_word(code)
 
     def leave(self, *, is_recorded: bool) -> None:
         """Give the locks up; may be called twice.
@@ -363,15 +370,29 @@ class Members:
         return list(map(_run, rows))
 
     async def siblings(self) -> list[tuple[Run, str | None]]:
-        """Other runs of this service that are not proven dead, with the methods they wrote down."""
+        """Other runs of this service that may serve now or again, with the methods they wrote down.
+
+        They are those that are not proven dead, and those that ended less than `BACK_WITHIN_S` ago
+        and whose instance has no run now: it may be starting again, in an upgrade for example.
+        """
         rows = await self._engine.query(
-            f"SELECT {_COLUMNS}, methods FROM run "  # noqa: S608 - a constant
-            "WHERE service = ? AND adopted_at IS NULL AND ended_at IS NULL AND run_id <> ?",
+            f"SELECT {_COLUMNS}, methods FROM run WHERE service = ? "  # noqa: S608 - a constant
+            "AND (coalesce(ended_at, adopted_at) IS NULL OR coalesce(ended_at, adopted_at) >= ?) "
+            "ORDER BY generation DESC",
             self._service,
-            self.run_id,
+            self._clock.wall() - BACK_WITHIN_S,
         )
         found = [(_run(row[:-1]), None if row[-1] is None else str(row[-1])) for row in rows]
-        return [(run, methods) for run, methods in found if not self.judge(run).is_dead]
+        living = [
+            one for one in found if one[0].ended_at is None and not self.judge(one[0]).is_dead
+        ]
+        last: dict[str, tuple[Run, str | None]] = {}
+        for one in found:
+            last.setdefault(one[0].instance, one)
+        for run, _ in living:
+            last.pop(run.instance, None)
+        others = [one for one in living if one[0].run_id != self.run_id]
+        return [*others, *last.values()]
 
     async def survey(self) -> tuple[list[Run], list[tuple[Run, Judgement]]]:
         """Runs of this service that are not yet adopted, this one excepted, oldest first.
@@ -401,13 +422,27 @@ class Members:
 
     def forget(self, run: Run) -> None:
         """Remove the lock file of a run that was adopted: nobody asks for it any more."""
-        if self._lock_directory is not None and run.lock_path.name == lock_name(run.run_id):
+        if (path := self._lock_of(run)) is not None:
             with contextlib.suppress(OSError):
-                (self._lock_directory / run.lock_path.name).unlink()
+                path.unlink()
+
+    def _word_of(self, run: Run) -> int | None:
+        """The exit code in its lock file, if the store could not take its stop record."""
+        path = self._lock_of(run)
+        return None if path is None else read_word(path)
+
+    def _lock_of(self, run: Run) -> Path | None:
+        """Its own lock file, as this process sees it; an older gracekit wrote none."""
+        if self._lock_directory is None or run.lock_path.name != lock_name(run.run_id):
+            return None
+        return self._lock_directory / run.lock_path.name
 
     def add_adoption(self, batch: Batch, run: Run) -> Verdict:
         """Write the verdict on a dead run, once; a second adopter's batch rolls back."""
-        verdict = classify(run.evidence)
+        evidence = run.evidence
+        if evidence.exit_code is None:
+            evidence = replace(evidence, exit_code=self._word_of(run))
+        verdict = classify(evidence)
         batch.add(
             "UPDATE run SET adopted_at = ?, adopted_by = ?, verdict = ? "
             "WHERE run_id = ? AND adopted_at IS NULL",

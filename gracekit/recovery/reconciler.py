@@ -26,6 +26,7 @@ import msgspec
 from gracekit.clock import Clock
 from gracekit.config import Settings
 from gracekit.errors import ConflictError, InvalidArgumentsError, RpcError, StoreError
+from gracekit.exits import Verdict
 from gracekit.leases.leases import Guard, Leases
 from gracekit.leases.lines import Kind, Lines
 from gracekit.leases.members import Members, Run
@@ -138,6 +139,7 @@ class Reconciler:
         self._aside: dict[str, asyncio.Task[None]] = {}
         self._asked_again: set[str] = set()
         self._doubts: dict[str, str] = {}  # runs of whom nothing is proven, and why
+        self._left: dict[int, float] = {}  # row id to the loop time until which a sibling has it
         self._looked_after: set[str] = set()  # runs, within the last beat
 
     # -- life ---------------------------------------------------------------------------
@@ -253,7 +255,7 @@ class Reconciler:
         ):
             return longest  # whatever is due, nothing would be claimed before the next poke
         with contextlib.suppress(StoreError):
-            moment = await self._claims.next_look()
+            moment = await self._claims.next_look(self._others())
             if moment is not None:
                 return max(0.05, min(longest, moment - self._clock.wall()))
         return longest
@@ -298,7 +300,12 @@ class Reconciler:
         batch = Batch(Point.ADOPT)
         verdict = self._members.add_adoption(batch, run)
         self._leases.add_take_away(batch, run.run_id)
-        started = self._claims.add_adopt(batch, run.run_id, crashed=run.exit_code is None)
+        started = self._claims.add_adopt(
+            batch,
+            run.run_id,
+            crashed=verdict is Verdict.KILLED,
+            charged=verdict is Verdict.KILLED or run.exit_code is not None,
+        )
         rows = await self._journal.commit(batch)
         self._members.forget(run)
         self._telemetry.emit(
@@ -376,7 +383,9 @@ class Reconciler:
         """Start up to so many, whose seats were taken; returns how many there were."""
         found = 0
         try:
-            rows = await self._claims.claim(TaskState.ACCEPTED, limit=seats, lane=lane, look=look)
+            rows = await self._claims.claim(
+                TaskState.ACCEPTED, limit=seats, lane=lane, look=look, without=self._others()
+            )
             found = len(rows)
             for row in rows:
                 seats -= 1
@@ -423,9 +432,19 @@ class Reconciler:
     async def _leave_or_end(self, row: TaskRow, method: Method[Any, Any] | None, why: str) -> None:
         """This version cannot run the row: it is left to a living sibling that can, or ended."""
         if await self._is_served_elsewhere(row):
-            await self._postpone(row, self._settings.reconcile_every_s)
+            # We must not claim it again soon: we might be first each time, and the sibling never.
+            left_for_s = 2 * self._settings.reconcile_every_s
+            self._left[row.id] = self._clock.loop() + left_for_s
+            await self._postpone(row, 0.0)
         else:
             await self._end(row, self._hands.errored(row, Reason.METHOD_GONE, why), method)
+
+    def _others(self) -> Collection[int]:
+        """Ids of rows that are left to siblings for the time being."""
+        if self._left:
+            now = self._clock.loop()
+            self._left = {row_id: until for row_id, until in self._left.items() if now < until}
+        return self._left.keys()
 
     async def _is_served_elsewhere(self, row: TaskRow) -> bool:
         """Whether a living sibling may claim the row, and serves it."""
@@ -455,7 +474,9 @@ class Reconciler:
     async def _settle_rows(self) -> None:
         while not self._paused and len(self._settling) < CLAIM_AT_ONCE:
             limit = CLAIM_AT_ONCE - len(self._settling)
-            rows = await self._claims.claim(TaskState.HANDED_OVER, limit=limit)
+            rows = await self._claims.claim(
+                TaskState.HANDED_OVER, limit=limit, without=self._others()
+            )
             if self.is_paused():  # since the claim was submitted
                 await self._let_go(*rows)
                 return

@@ -72,7 +72,7 @@ class Detour:
         return any(
             can_serve(methods, *asked)
             for run, methods in await self._members.siblings()
-            if methods is not None and run.stop_at is None and _reads(run, queue)
+            if methods is not None and _reads(run, queue)
         )
 
 

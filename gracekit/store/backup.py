@@ -58,7 +58,9 @@ def back_up(store: Path, target: Path, *, now: float) -> Backup:
         made = _copy(store, part, now)
         _publish(part, target)
     except (apsw.Error, OSError) as error:
-        raise DependencyError(f"{store} could not be copied to {target}: {error}") from error
+        # SQLite's own text for a full disk is about the last statement, which was none.
+        why = "the disk is full" if isinstance(error, apsw.FullError) else str(error)
+        raise DependencyError(f"{store} could not be copied to {target}: {why}") from error
     finally:
         for suffix in ("", "-journal", "-wal", "-shm"):
             part.with_name(part.name + suffix).unlink(missing_ok=True)

@@ -6,7 +6,8 @@ try and exactly one acts. Rows of a living run are never touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -25,9 +26,9 @@ from gracekit.tracker.journal import (
 )
 from gracekit.tracker.task import Lane, TaskState
 
-# What a dead run left. A run with a stop record lost nothing by crashing: its handed-over rows
-# cost no attempt; a handler or probe that was under way did end with the process. A row that it
-# had only claimed keeps its cut: a stop at a safe point is no interruption, whoever died since.
+# What a dead run left. If it wrote a stop record, its handed-over rows are not charged; only a
+# handler or probe that was under way ended with the process. A row that was only claimed keeps
+# `cut`: if its handler stopped at a safe point, a later crash of the claimer does not count.
 _ADOPT: Final = (
     f"""
 INSERT INTO incident (at, run_id, what, request_id, method, detail)
@@ -46,11 +47,12 @@ UPDATE hold SET alone = 0 WHERE asker = ?1
         AND (state = 'running' OR probing))""",  # noqa: S608 - a constant
     f"""
 UPDATE task SET owner = NULL,
-    alone = iif(state = 'running' OR (?1 AND probing), iif(alone = 1, 2, 0), alone),
-    crashes = crashes + (state = 'running' OR (?1 AND probing)), probing = 0,
-    not_before = CASE WHEN state = 'running' OR cut = 'unclean' THEN ?2 + settle_s END,
+    alone = CASE WHEN (?2 AND state = 'running') OR (?1 AND probing) THEN iif(alone = 1, 2, 0)
+        ELSE iif(alone = 1, 0, alone) END,
+    crashes = crashes + ((?2 AND state = 'running') OR (?1 AND probing)), probing = 0,
+    not_before = CASE WHEN state = 'running' OR cut = 'unclean' THEN ?3 + settle_s END,
     cut = CASE WHEN state = 'running' THEN 'unclean' ELSE cut END, state = 'handed_over'
-WHERE owner = ?3 AND state IN ('running', 'handed_over') AND {IS_OPEN}""",  # noqa: S608
+WHERE owner = ?4 AND state IN ('running', 'handed_over') AND {IS_OPEN}""",  # noqa: S608
     f"UPDATE task SET owner = NULL WHERE owner = ?1 AND state = 'accepted' AND {IS_OPEN}",  # noqa: S608
     "UPDATE hold SET owner = NULL, next_check = NULL WHERE owner = ?1 AND ended_at IS NULL",
     """
@@ -69,6 +71,7 @@ _CLAIMABLE: Final = f"""
 SELECT id FROM task WHERE owner IS NULL AND state = ? AND {IS_OPEN} AND service = ?
     AND target IN ('', ?, ?) AND lane IN (?, ?) AND coalesce(next_check, 0) <= ?
     AND (on_interrupt = 'error' OR coalesce(not_before, 0) <= ?)
+    AND id NOT IN (SELECT value FROM json_each(?))
 ORDER BY id LIMIT ?"""  # noqa: S608 - a constant
 _CLAIM: Final = f"""
 UPDATE task SET owner = ? WHERE id IN ({_CLAIMABLE})
@@ -84,7 +87,7 @@ _NEXT_LOOK: Final = f"""
 SELECT min(max(iif(on_interrupt = 'error', 0, coalesce(not_before, 0)), coalesce(next_check, 0)))
 FROM task
 WHERE owner IS NULL AND state = 'handed_over' AND {IS_OPEN} AND service = ?
-    AND target IN ('', ?, ?)"""  # noqa: S608 - a constant
+    AND target IN ('', ?, ?) AND id NOT IN (SELECT value FROM json_each(?))"""  # noqa: S608 - a constant
 # An operator ended a row that nobody owned: what it owes is anyone's.
 _OWING: Final = """
 owner IS NULL AND finished_at IS NOT NULL AND service = ? AND id IN (
@@ -111,11 +114,18 @@ class Claims:
         self._on_damage = on_damage
         self._targets = (host, instance)
 
-    def add_adopt(self, batch: Batch, dead_run: str, *, crashed: bool) -> int:
+    def add_adopt(self, batch: Batch, dead_run: str, *, crashed: bool, charged: bool) -> int:
         """Take over what *dead_run* left.
 
         Started rows become HANDED_OVER unclean, accepted ones ownerless, holds
         left over; replies and errored hooks that are due become ours.
+
+        Args:
+            batch: What is to be done.
+            dead_run: Its id.
+            crashed: Whether it died unasked: what was under way may have killed it.
+            charged: Whether a crash is counted for each started row: also where the run ended
+                by itself, and yet left it running.
 
         Returns:
             Index of the statement that lists how many were unclean.
@@ -126,7 +136,7 @@ class Claims:
         batch.add(note, me, now, dead_run)
         batch.add(company, dead_run)
         batch.add(beside, dead_run)
-        index = batch.ask(cut + " RETURNING id", int(crashed), now, dead_run)
+        index = batch.ask(cut + " RETURNING id", int(crashed), int(charged), now, dead_run)
         batch.ask(free + " RETURNING id", dead_run)
         batch.add(holds, dead_run)
         batch.add(asked, dead_run, int(crashed))
@@ -135,7 +145,13 @@ class Claims:
         return index
 
     async def claim(
-        self, state: TaskState, *, limit: int, lane: Lane | None = None, look: bool = True
+        self,
+        state: TaskState,
+        *,
+        limit: int,
+        lane: Lane | None = None,
+        look: bool = True,
+        without: Collection[int] = (),
     ) -> list[TaskRow]:
         """Make up to *limit* ownerless rows of that state ours, oldest first; of one lane or both.
 
@@ -147,10 +163,12 @@ class Claims:
             limit: At most so many.
             lane: None for both.
             look: First look whether there are any; not where there are.
+            without: Ids of rows that are left to others.
         """
         now = self._journal.clock.wall()
         lanes = (lane or Lane.REQUESTS).value, (lane or Lane.OPS).value
-        which = (state.value, self._journal.service, *self._targets, *lanes, now, now)
+        others = json.dumps(list(without))
+        which = (state.value, self._journal.service, *self._targets, *lanes, now, now, others)
         # Mostly there is nothing: a look is cheap, and keeps no sibling from writing.
         if look and not await self._journal.engine.query(_CLAIMABLE, *which, 1):
             return []
@@ -159,9 +177,15 @@ class Claims:
         rows = await self._journal.commit(batch)
         return sorted(self._readable(rows[0]), key=lambda row: row.id)
 
-    async def next_look(self) -> float | None:
-        """Wall time at which the next HANDED_OVER row may be claimed; None if there is none."""
-        rows = await self._journal.engine.query(_NEXT_LOOK, self._journal.service, *self._targets)
+    async def next_look(self, without: Collection[int] = ()) -> float | None:
+        """Wall time at which the next HANDED_OVER row may be claimed; None if there is none.
+
+        Rows *without* are left to others.
+        """
+        others = json.dumps(list(without))
+        rows = await self._journal.engine.query(
+            _NEXT_LOOK, self._journal.service, *self._targets, others
+        )
         return None if rows[0][0] is None else float(rows[0][0])
 
     async def unfinished_resources(self) -> list[tuple[int, tuple[str, str]]]:

@@ -122,3 +122,14 @@ def test_a_run_that_lives_after_all_ends_when_it_was_said_to_be_gone(directory: 
         run.wait_line("run.lost")
         assert run.wait() == 70
     assert "me@here said that this run is gone: no light" in run.rest() + "\n".join(run.seen)
+
+
+@pytest.mark.parametrize("command", ["runs gone api-1", "holds end migration v1", "tasks fail x"])
+def test_an_order_without_a_reason_is_refused(directory: Path, command: str):
+    """
+    It is what others read on record.
+    """
+    told = gracekit(directory, *command.split(), "--reason", " ")
+
+    assert told.code == 2
+    assert "write in a few words" in told.err

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import apsw
 import pytest
 
-from tests.cli.kit import Running, gracekit, write_service
+from tests.cli.kit import GRACEKIT, Running, environment, gracekit, write_service
 
 pytestmark = pytest.mark.process
+
+UNSHARE = ("unshare", "--mount", "sh", "-c")
+BACKUP = (*GRACEKIT, "store", "backup", "small/copy.db")
 
 
 @pytest.fixture
@@ -56,6 +60,46 @@ def test_what_cannot_be_backed_up_leaves_nothing_behind(directory: Path):
     assert (missing.code, "there is no store at" in missing.err) == (2, True)
     assert (nowhere.code, "cannot be created" in nowhere.err) == (2, True)
     assert list(directory.glob("*copy*")) == []
+
+
+def test_a_backup_onto_a_full_disk_says_so(directory: Path):
+    """
+    And leaves nothing behind.
+    """
+    (directory / "small").mkdir()
+    mounted = "mount -t tmpfs -o size=16k none small || exit 9"
+    with Running(directory, "--instance", "api-1"):
+        done = subprocess.run(
+            [*UNSHARE, f'{mounted}; "$@"; echo exit $?; ls -A small', "sh", *BACKUP],
+            cwd=directory,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode == 9 or "unshare" in done.stderr:
+        pytest.skip(f"this user may not mount: {done.stderr.strip()}")
+
+    assert "could not be copied to" in done.stderr
+    assert "the disk is full" in done.stderr
+    assert done.stdout == "exit 4\n"
+
+
+def test_doctor_says_that_a_store_is_lost(directory: Path):
+    """
+    The run locks beside it know that there was one.
+    """
+    fresh = gracekit(directory, "doctor")
+    with Running(directory, "--instance", "api-1"):
+        gracekit(directory, "call", "compute", "echo")
+    for path in directory.glob("gracekit-store.db*"):
+        if path.is_file():
+            path.unlink()
+    lost = gracekit(directory, "doctor")
+
+    assert "is lost: services have used a store there" not in fresh.out
+    assert "is lost: services have used a store there" in lost.out
+    assert (fresh.code, lost.code) == (0, 78)
 
 
 def test_doctor_says_that_a_store_is_a_backup_or_an_older_one(directory: Path):

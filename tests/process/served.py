@@ -11,6 +11,7 @@ import ctypes
 import logging
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -317,6 +318,22 @@ def forks_in_thread(ctx: Context, key: str) -> int:
     if pid:
         effect("child", key, pid)
     return pid
+
+
+@svc.rpc(on_interrupt="retry", settle=0)
+async def replaces_process(ctx: Context, key: str) -> None:
+    """Replaces its process by another one of this service once, as a self-upgrade does."""
+    effect("start", key, ctx.attempt)
+    if ctx.attempt == 1:
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+@svc.rpc
+async def fills_disk(ctx: Context, key: str) -> None:
+    """No file of this process may grow any more."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+    effect("full", key)
+    await asyncio.sleep(60)
 
 
 # -- life -------------------------------------------------------------------------

@@ -171,6 +171,22 @@ async def test_an_orphaned_child_does_not_keep_its_dead_parent_alive(
             os.kill(child, signal.SIGKILL)
 
 
+async def test_a_process_that_replaced_itself_is_proven_dead_to_its_successor(
+    site: Site, client: RpcClient
+) -> None:
+    """
+    Pid and start are the same after an exec; the former program's lock is gone, and its tasks are
+    the next one's.
+    """
+    service = await site.start(instance="first").serving()
+    request_id = await client.cast(served.replaces_process, key="r")
+    await service.wait_log("service.serving", times=2)
+
+    await site.in_state(request_id, "succeeded")
+    assert {effect.pid for effect in site.seen("start")} == {service.pid}
+    assert await service.stop() == 0
+
+
 async def test_a_runtime_that_was_built_before_its_daemon_forked_is_seen_to_live(
     site: Site, client: RpcClient
 ) -> None:

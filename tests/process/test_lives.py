@@ -255,3 +255,22 @@ def adopted(site: Site, run_id: str) -> set[str]:
         f"% of run {run_id}",
     )
     return {row["request_id"] for row in rows}
+
+
+async def test_a_full_disk_is_no_tasks_crash(site: Site, client: RpcClient) -> None:
+    """
+    The store cannot take the record of the end; the code stands in the run's lock file.
+    """
+    first = await site.start(instance="api").serving()
+    request_id = await client.cast(served.retried, key="r", vm="v", s=60, again_s=0.1)
+    await site.effect("start", "r")
+    await client.cast(served.fills_disk, key="f")
+
+    assert await first.exit_code() == 70
+    assert first.run["exit_code"] is None
+    second = await site.start(instance="api").serving()
+    await site.in_state(request_id, "succeeded")
+
+    assert first.run["verdict"] == "failed"
+    assert site.task(request_id)["crashes"] == 0
+    assert await second.stop() == 0

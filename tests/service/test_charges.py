@@ -438,6 +438,31 @@ async def test_a_drain_between_crashes_changes_nothing(world: World, svc: Servic
     assert site.given_up() == ["p"]
 
 
+async def test_a_stop_that_was_cut_short_is_nobodys_crash(world: World, svc: Service):
+    """
+    An impatient supervisor kills the process in its drain: no task has caused that.
+    """
+    site = Site(world, svc)
+    site.poison = set()
+    site.lasting_s = 3600
+    await site.live()
+    await site.send("s")
+    for number in range(4):
+        await world.until(lambda number=number: len(site.starts) == number + 1)
+        drain = asyncio.create_task(site.lives[-1].drain())
+        await world.until(lambda: world.rows("SELECT 1 FROM run WHERE stop_at NOT NULL") != [])
+        await asyncio.sleep(1)
+        await site.lives[-1].crash()
+        await asyncio.gather(drain, return_exceptions=True)
+        await site.live()
+    site.lasting_s = 1
+    await world.until(lambda: world.state("s") == "running")
+
+    runs = world.rows("SELECT verdict FROM run ORDER BY started_at")
+    assert [run["verdict"] for run in runs] == [*["stop_timeout"] * 4, None]
+    assert world.task("s")["crashes"] == 0
+
+
 async def test_progress_clears_a_suspect(world: World, svc: Service):
     """
     Whoever got on since its last crash has not caused it.
@@ -532,6 +557,43 @@ async def test_what_comes_beside_many_suspects_is_run_within_a_bound(world: Worl
     await world.until(lambda: (len(site.lives) - 1, "late") in site.starts)
 
     assert asyncio.get_running_loop().time() - begun < 4 * ALONE_S
+
+
+MANY: Final = [f"m{n}" for n in range(60)]
+
+
+async def test_after_two_power_cuts_all_begin_again_within_two_minutes(world: World, svc: Service):
+    """
+    All are suspects, innocent and long: each would wait in vain for those before it to end.
+    """
+    site = Site(world, svc)
+    site.poison = set()
+    site.lasting_s = 3600
+    await site.live()
+    await site.send(*MANY)
+    for _ in range(2):
+        await asyncio.sleep(2)
+        await site.lives[-1].crash()
+        await site.live()
+    begun = asyncio.get_running_loop().time()
+    await world.until(lambda: sum(life == 2 for life, _ in site.starts) == len(MANY))
+
+    assert asyncio.get_running_loop().time() - begun < 120
+    assert site.given_up() == []
+
+
+async def test_a_killer_among_many_long_requests_is_found(world: World, svc: Service):
+    """
+    None of the sixty beside it is given up, and it does not take as many crashes as there are.
+    """
+    site = Site(world, svc)
+    site.lasting_s = 3600
+    await site.live()
+    await site.send(*MANY[:40], "p", *MANY[40:])
+    lives = 1 + await site.live_on(until=lambda: site.given_up() != [])
+
+    assert site.given_up() == ["p"]
+    assert lives <= 16
 
 
 # -- hooks ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from gracekit import Context, Done, RemoteError, Service
 from gracekit.errors import GracekitError
+from gracekit.leases.members import BACK_WITHIN_S
 from gracekit.request.refusals import PASS_ON_FOR_S
 from tests.service.kit import World
 
@@ -62,16 +63,17 @@ async def leave_begun(world: World, name: str, **options: Any) -> None:
 
 async def test_a_method_that_nobody_serves_any_more_ends_though_siblings_live(world: World):
     """
-    Two workers know that neither has it: its row ends, and its resource is free for others.
+    Two workers know that neither has it: when the run that had it is not expected back any more,
+    its row ends, and its resource is free for others.
     """
     await leave_begun(world, "removed", resource="vm", on_interrupt="retry", settle=0)
     svc = version("other", resource="vm", on_interrupt="retry", settle=0)
     await world.start(svc, instance="a")
     await world.start(svc, instance="b")
     client = await world.client(svc)
-    call = asyncio.create_task(client.prepare(timeout=300).call("other", vm="v"))
+    call = asyncio.create_task(client.prepare(timeout=600).call("other", vm="v"))
 
-    await world.until(lambda: world.state("w") == "errored", within_s=90)
+    await world.until(lambda: world.state("w") == "errored", within_s=BACK_WITHIN_S + 90)
     assert world.task("w")["reason"] == "method_gone"
     await call
 
@@ -173,6 +175,53 @@ async def test_what_a_sibling_serves_goes_back_for_it(world: World, change: str)
     await world.until(lambda: list(world.states().values()) == ["succeeded"] * 15)
 
     assert world.tally().get("rejected", 0) == 0
+
+
+async def test_what_a_sibling_served_a_moment_ago_waits_for_its_return(world: World):
+    """
+    In a rolling upgrade it is starting again; neither delivery nor row is ended meanwhile.
+    """
+    new = version("work", "added", on_interrupt="retry", settle=0)
+    second = await world.start(new, instance="b")
+    await leave_begun(world, "added", on_interrupt="retry", settle=0)
+    client = await world.client(new)
+    await second.drain()
+    await world.start(version("work"), instance="a")
+    await client.prepare(request_id="d").cast("added", vm="v")
+    await asyncio.sleep(20)
+
+    assert world.tally().get("rejected", 0) == 0
+    await world.start(new, instance="b")
+    await world.until(lambda: world.states() == {"w": "succeeded", "d": "succeeded"})
+
+
+async def test_a_method_that_the_next_version_of_an_instance_lacks_is_refused_at_once(
+    world: World,
+):
+    """
+    Nobody is expected back who served it: its instance has a run.
+    """
+    former = await world.start(version("work", "removed"), instance="a")
+    await former.drain()
+    await world.start(version("work"), instance="a")
+    client = await world.client(version("work", "removed"))
+    begun = asyncio.get_running_loop().time()
+
+    with pytest.raises((RemoteError, GracekitError)):
+        await client.prepare(timeout=30).call("removed", vm="v")
+    assert asyncio.get_running_loop().time() - begun < 1
+
+
+async def test_what_nobody_serves_any_more_is_refused_within_minutes(world: World):
+    """
+    The run that served it does not come back, and its body is kept.
+    """
+    former = await world.start(version("work", "removed"), instance="a")
+    await former.drain()
+    await world.start(version("work"), instance="b")
+    client = await world.client(version("work", "removed"))
+    await client.prepare(request_id="w").cast("removed", vm="v")
+    await world.until(lambda: world.tally().get("rejected") == 1, within_s=BACK_WITHIN_S + 30)
 
 
 async def test_what_no_sibling_serves_is_refused_at_once(world: World):

@@ -34,7 +34,7 @@ class Run(Book):
 
     async def adopt(self, dead_run: str, *, crashed: bool = True) -> int:
         batch = Batch(Point.ADOPT)
-        index = self.claims.add_adopt(batch, dead_run, crashed=crashed)
+        index = self.claims.add_adopt(batch, dead_run, crashed=crashed, charged=True)
         return len((await self.journal.commit(batch))[index])
 
     async def do(self, add: Add, row: TaskRow) -> None:

@@ -84,7 +84,7 @@ async def recover(book: Book) -> None:
     claims = Claims(book.journal, host="h", instance="i", on_damage=lambda error: None)
     batch = Batch(Point.ADOPT)
     book.leases.add_take_away(batch, "run-1")
-    claims.add_adopt(batch, "run-1", crashed=True)
+    claims.add_adopt(batch, "run-1", crashed=True, charged=True)
     await book.journal.commit(batch)
     await claims.take_duties()
     await claims.due_replies()
