@@ -401,6 +401,12 @@ class Steps:
         cursor, source = self._ctx.cursor, self._source
         if not isinstance(source, Sequence):
             return source(cursor)
+        if before is None and self._ctx._task.safe_point_at is not None:  # noqa: SLF001
+            raise DeclarationError(
+                f"{self._ctx.method}() calls ctx.safe_point({cursor!r}) and then loops over "
+                "ctx.steps(sequence), which takes the cursor for an index and would pass items "
+                "over; give ctx.steps() a callable of the cursor, or leave the safe point out"
+            )
         start = 0 if cursor is None else int(cursor) + 1
         self._last = len(source) - 1
         return ((n, source[n]) for n in range(start, len(source)))

@@ -1221,6 +1221,26 @@ async def test_a_second_loop_over_steps_is_refused(world: World, svc: Service, a
         await client.prepare(timeout=60).call(copy)
 
 
+async def test_a_safe_point_by_hand_before_a_loop_over_a_sequence_is_refused(
+    world: World, svc: Service
+):
+    """
+    The loop would begin behind that cursor, as if it were an index.
+    """
+
+    @svc.rpc
+    async def copy(ctx: Context) -> None:
+        await ctx.safe_point(1)
+        async for _ in ctx.steps(range(3)):
+            await asyncio.sleep(1)
+
+    await world.start(svc)
+    client = await world.client(svc)
+
+    with pytest.raises(DeclarationError, match=r"give ctx\.steps\(\) a callable"):
+        await client.prepare(timeout=60).call(copy)
+
+
 async def test_a_loop_over_steps_that_was_left_may_be_begun_again(world: World, svc: Service):
     """
     It goes on behind its last safe point.
