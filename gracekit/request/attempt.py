@@ -168,12 +168,35 @@ def _is_interruption(task: TrackedTask, method: Method[Any, Any], error: BaseExc
 
     Somebody has cancelled its asyncio task; or what it awaited was cancelled, perhaps with another
     handler that awaits it too. A thread does not notice a cancellation of its task.
+
+    The task's count of cancellations alone is no proof: before Python 3.13, a TaskGroup leaves
+    its own in it when a child fails while the group is waited for.
     """
     if isinstance(error, asyncio.CancelledError):
         return True
     if task.handler is None or not task.handler.cancelling() or isinstance(error, _EXITS):
         return False
-    return method.is_async
+    return method.is_async and _comes_of_cancellation(error)
+
+
+def _comes_of_cancellation(error: BaseException) -> bool:
+    """Whether *error* was raised while a CancelledError was handled; of a group, all its errors.
+
+    What `asyncio.timeout` makes of its own CancelledError is a timeout.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_comes_of_cancellation, error.exceptions))
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, asyncio.CancelledError):
+            return True
+        before = link.__cause__ or link.__context__
+        if isinstance(link, TimeoutError) and isinstance(before, asyncio.CancelledError):
+            return False
+        link = before
+    return False
 
 
 def errored(task: str, reason: Reason, detail: str = "") -> Outcome:

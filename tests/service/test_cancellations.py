@@ -394,6 +394,76 @@ async def test_what_a_cancelled_handler_raises_does_not_hide_the_operators_order
     assert world.state(request_id) == "cancelled"
 
 
+@pytest.mark.parametrize("then", ["raised", "caught", "timeout"])
+async def test_a_child_that_fails_while_its_group_is_waited_for_fails_the_task(
+    world: World, svc: Service, then: str
+):
+    """
+    TaskGroup cancels its parent and, before Python 3.13, does not take that back: the count of
+    cancellations says nothing then.
+    """
+    starts: list[int] = []
+
+    async def child() -> None:
+        await asyncio.sleep(1)
+        raise KeyError("missing")
+
+    @svc.rpc(on_interrupt="retry", settle=1)
+    async def work(ctx: Context) -> None:
+        starts.append(ctx.attempt)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(child())
+                group.create_task(asyncio.sleep(3600))
+        except* KeyError:
+            if then == "raised":
+                raise
+        if then == "timeout":
+            async with asyncio.timeout(1):
+                await asyncio.sleep(3600)
+        raise RuntimeError("something else")
+
+    await world.start(svc)
+    client = await world.client(svc)
+    with pytest.raises((RpcError, RuntimeError, TimeoutError)):
+        await client.prepare(request_id="w", timeout=60).call(work)
+
+    assert (world.state("w"), starts) == ("failed", [1])
+    detail = {"raised": "unhandled errors", "caught": "something else", "timeout": ""}[then]
+    assert detail in world.task("w")["detail"]
+
+
+async def test_what_children_raise_when_somebody_cancels_their_group_is_no_failure(
+    world: World, svc: Service
+):
+    """
+    Their clean-up fails because of the cancellation, and only because of it.
+    """
+    starts: list[int] = []
+
+    async def child() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            raise ConnectionError("closed")
+
+    @svc.rpc(on_interrupt="retry", settle=1)
+    async def work(ctx: Context) -> None:
+        starts.append(ctx.attempt)
+        if ctx.attempt == 1:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(child())
+                await asyncio.sleep(1)
+                await cancel_me_soon()
+
+    await world.start(svc)
+    client = await world.client(svc)
+    request_id = await client.cast(work)
+    await world.until(lambda: world.state(request_id) == "succeeded")
+
+    assert starts == [1, 2]
+
+
 async def test_an_error_of_its_own_is_a_failure_as_ever(world: World, svc: Service):
     """
     Nobody cancelled the handler: it failed.
