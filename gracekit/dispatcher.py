@@ -487,6 +487,15 @@ class Dispatcher:
             message_id=task.request_id,
             attempt=task.attempt,
         )
+        if job.apart_s is not None:
+            self._telemetry.emit(
+                "task.apart",
+                task_id=task.request_id,
+                method=task.method,
+                attempt=task.attempt,
+                alone=job.alone,
+                for_s=job.apart_s,
+            )
         self._telemetry.emit(
             "task.started", task_id=task.request_id, method=task.method, attempt=task.attempt
         )
@@ -502,6 +511,14 @@ class Dispatcher:
         end = _NO_END
         try:
             end = await run_attempt(method, ctx, task, job.args, job.gate.threads)
+            if end.interrupted_by:
+                self._telemetry.emit(
+                    "task.interrupted",
+                    task_id=task.request_id,
+                    method=task.method,
+                    attempt=task.attempt,
+                    error=end.interrupted_by,
+                )
             return end
         finally:
             if timer is not None:

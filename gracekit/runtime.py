@@ -109,7 +109,10 @@ DEAD_AFTER_FAILURES: Final = 3
 COLLECT_AFTER: Final = (20_000, 5, 10)
 """Objects more than before, and collections of the younger; Python's own are 700, 10 and 10."""
 
-_FOREIGN: Final = "something in this process cancelled gracekit's own task"
+_FOREIGN: Final = (
+    "something in this process cancelled gracekit's own task: the program ends (by SystemExit in "
+    "another task, for example), or it cancels all tasks"
+)
 
 StopSource = Literal["signal", "operator", "user", "error"]
 

@@ -107,9 +107,21 @@ _EVENTS: Final = (
     _event("intake.closed", _I, "Requests are no longer taken.", "channel given_back not_started"),
     # a request
     _event("task.started", _D, "Its handler runs.", _TASK),
+    _event(
+        "task.apart",
+        _W,
+        "Processes died around it: it begins apart, and nothing else begins for a while.",
+        f"{_TASK} alone for_s",
+    ),
+    _event(
+        "task.interrupted",
+        _W,
+        "Something other than gracekit cancelled its handler: it counts as crashed.",
+        f"{_TASK} error",
+    ),
     _event("task.finished", _D, "Its handler has ended.", f"{_TASK} outcome ran_s"),
     _event("task.ordered", _I, "An operator's word about a task.", f"{_TASK} verb by reason state"),
-    _event("task.rejected", _W, "A request was refused for good.", "method reason error"),
+    _event("task.rejected", _W, "A request was refused for good.", "task_id method reason error"),
     _event("dispatch.failed", _E, "A request met a fault of gracekit itself.", "error"),
     _event("reply.given_up", _W, "A reply found no way to its caller.", "queue error"),
     _event("heartbeat.lost", _W, "A heartbeat found no way to its caller.", "queue error"),

@@ -284,5 +284,11 @@ def _exit_row(run: Run) -> tuple[object, ...]:
         report.get("finished"),
         handed_over if report else None,
         len(report.get("not_started", ())) if report else None,
-        run.stop_reason or report.get("failure"),
+        _why_ended(run),
     )
+
+
+def _why_ended(run: Run) -> str | None:
+    if run.gone_by is not None:
+        return f"gone, said {run.gone_by}: {run.gone_reason}"
+    return run.stop_reason or (run.report or {}).get("failure")

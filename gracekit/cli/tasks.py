@@ -25,6 +25,7 @@ from gracekit.clock import age_s
 from gracekit.leases.members import Run
 from gracekit.life import Answer as LifeAnswer
 from gracekit.life import Judgement
+from gracekit.recovery.suspects import SUSPECTED
 from gracekit.store.batch import Row, Value
 from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.task import TRANSIENT, TaskState
@@ -37,8 +38,9 @@ _HEADERS: Final = (
 _NAMES: Final = (
     "request_id", "recipient", "service", "lane", "method", "resource_kind", "resource_id", "state",
     "reason", "detail", "owner", "cut", "attempts", "crashes", "cursor", "cursor_at", "accepted_at",
-    "started_at", "finished_at", "not_before", "next_check",
+    "started_at", "finished_at", "not_before", "next_check", "alone",
 )  # fmt: skip
+_APART: Final = f"SELECT owner, request_id FROM task WHERE alone = 1 AND {IS_OPEN}"  # noqa: S608
 _SHORT_ID: Final = 12
 _HEX_ID: Final = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
 _LONGEST_ID: Final = 40
@@ -57,6 +59,7 @@ class Entry:
         doubtful: Whether its owner is neither proven dead nor alive.
         live: What its process says of it; None if it does not, or does not answer.
         journaled: Whether it has a row.
+        apart: Why it runs apart, or waits for what does; else empty.
     """
 
     columns: Mapping[str, Any]
@@ -65,6 +68,7 @@ class Entry:
     doubtful: bool
     live: Answer | None
     journaled: bool = True
+    apart: str = ""
 
     @property
     def age_s(self) -> float:
@@ -95,6 +99,7 @@ class Entry:
             "age_s": round(self.age_s, 1),
             "live": self.live is not None,
             "expected_s": self.live and self.live.get("expected_s"),
+            "apart": self.apart,
         }
 
     @property
@@ -167,7 +172,8 @@ async def _look(
         for run_id, answer in answers.items()
         for task in answer.get("tasks", ())
     }
-    entries = [_entry(row, runs, judged, live) for row in rows[:limit]]
+    apart = {str(owner): str(task) for owner, task in await records.engine.query(_APART)}
+    entries = [_entry(row, runs, judged, live, apart) for row in rows[:limit]]
     if not states or "running" in states or "all" in states:
         entries += await _unjournaled(records, runs, live, resource)
     return entries[:limit], len(rows) > limit or len(entries) > limit
@@ -208,6 +214,7 @@ def _entry(
     runs: Mapping[str, Run],
     judged: Mapping[str, Judgement],
     live: Mapping[tuple[str, str], Answer],
+    apart: Mapping[str, str],
 ) -> Entry:
     columns = dict(zip(_NAMES, row, strict=True))
     run_id = None if columns["owner"] is None else str(columns["owner"])
@@ -222,7 +229,22 @@ def _entry(
         orphaned=is_owned and (judgement is None or judgement.is_dead),
         doubtful=is_owned and judgement is not None and judgement.answer is LifeAnswer.NOT_PROVEN,
         live=found,
+        apart=_apart(columns, apart),
     )
+
+
+def _apart(columns: Mapping[str, Any], apart: Mapping[str, str]) -> str:
+    """Why a task runs apart or waits for one that does, by what is on record."""
+    state, crashes = columns["state"], int(columns["crashes"] or 0)
+    died = f"processes died around it, {crashes} times"
+    if state == TaskState.RUNNING.value and columns["alone"] == 1:
+        return f"runs apart: {died}"
+    if state != TaskState.ACCEPTED.value or columns["owner"] is None:
+        return ""
+    if crashes >= SUSPECTED:
+        return f"waits to run apart: {died}"
+    other = apart.get(str(columns["owner"]))
+    return f"waits: {_short_id(other)} runs apart" if other else ""
 
 
 async def _unjournaled(
@@ -319,4 +341,5 @@ def _reason(entry: Entry) -> str:
         wait_s = (columns["not_before"] or 0.0) - time.time()
         return f"cut: {columns['cut']}" + (f", left for {duration(wait_s)}" if wait_s > 0 else "")
     words = ": ".join(str(columns[name]) for name in ("reason", "detail") if columns[name])
+    words = words or entry.apart
     return safe(words, longest=_LONGEST_TEXT)

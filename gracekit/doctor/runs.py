@@ -19,14 +19,13 @@ from gracekit.leases.epoch import mark_of, read_mark
 from gracekit.leases.members import Run, judge_run, list_runs
 from gracekit.life import Judgement
 from gracekit.process import Process
+from gracekit.recovery.suspects import SUSPECTED
 from gracekit.store.reader import StoreReader
 from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
 
 LAST_RUNS: Final = 1000
 SHOWN: Final = 5
-SUSPECTED: Final = 2
-"""Processes that ended while something ran, from which on it is named."""
 
 _OPEN: Final = ", ".join(f"'{state.value}'" for state in sorted(TRANSIENT, key=lambda s: s.value))
 _ENDED: Final = ", ".join(

@@ -78,7 +78,7 @@ class Epoch:
             self._telemetry.emit(
                 "store.older",
                 store=self._name,
-                reason="it is a backup" if is_copy else "a newer one was here",
+                reason=_why(mark, is_copy=is_copy),
             )
         await self.rise()
 
@@ -121,6 +121,15 @@ class Epoch:
             if mark > read_mark(self._directory):
                 new.write_text(f"{mark}\n")
                 new.replace(self._directory / FILE)
+
+
+def _why(mark: int, *, is_copy: bool) -> str:
+    """What the store is, for the log."""
+    if is_copy:
+        return "it is a backup"
+    if mark == 0:
+        return "it is new and empty, and another one was here: restore that, or its backup"
+    return "a newer one was here"
 
 
 def read_mark(directory: Path) -> int:

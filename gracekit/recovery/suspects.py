@@ -31,6 +31,8 @@ ALONE_S: Final = 5.0
 long with each further crash, so that a slow killer is met alone in the end. Short at first:
 whatever else the process has to do waits meanwhile, and after two power cuts all are suspects."""
 LONGEST_S: Final = 86_400.0
+SUSPECTED: Final = 2
+"""So many crashes make a suspect, unless its method allows fewer attempts than that and one."""
 HOPELESS: Final = 10
 """So many times `max_attempts` crashes end a row, whoever caused them: nothing goes on for ever."""
 AGAIN_S: Final = 1.0
@@ -42,7 +44,7 @@ Parole = Callable[[SuspectRow], Coroutine[Any, Any, None]]
 
 def apart_s(crashes: int, max_attempts: int) -> float | None:
     """How long a row with so many crashes is kept apart; None if it may run beside others."""
-    known = max(1, min(2, max_attempts - 1))
+    known = max(1, min(SUSPECTED, max_attempts - 1))
     if crashes < known:
         return None
     return float(min(LONGEST_S, ALONE_S * 2 ** min(crashes - known, 20)))

@@ -47,10 +47,12 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         outcome: None if it was cut.
         cut: None if it ended.
+        interrupted_by: What the handler raised, if something other than gracekit cancelled it.
     """
 
     outcome: Outcome | None = None
     cut: Cut | None = None
+    interrupted_by: str = ""
 
 
 def error_type_of(end: End) -> str | None:
@@ -159,7 +161,7 @@ def _judge(task: TrackedTask, method: Method[Any, Any], error: BaseException) ->
     if task.order is not None:
         return End(outcome=ordered(str(task), task.order, task.state))
     if _is_interruption(task, method, error):
-        return End(cut=Cut.UNCLEAN)
+        return End(cut=Cut.UNCLEAN, interrupted_by=words_of(error) or type(error).__name__)
     return End(outcome=failed(error))
 
 

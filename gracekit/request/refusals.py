@@ -171,7 +171,13 @@ class Refusals:
             await asyncio.sleep(GIVE_BACK_PAUSE_S)
             await settle(delivery.give_back(), self._telemetry)
             return
-        self._telemetry.emit("task.rejected", reason=reason, error=str(error))
+        self._telemetry.emit(
+            "task.rejected",
+            task_id=detail["request_id"],
+            method=detail["method"],
+            reason=reason,
+            error=str(error),
+        )
         await self._answers.refuse(_address(request.reply if request else caller), error)
         kept = keep or request is None
         settlement = delivery.dead_letter(f"{reason}: {error}") if kept else delivery.ack()

@@ -593,7 +593,8 @@ def _take_exception(done: asyncio.Future[Any]) -> None:
 
 ERRORED_SENTENCES: Final[Mapping[Reason, str]] = {
     Reason.INTERRUPTED: "it was started and its end is not known",
-    Reason.ATTEMPTS: "each of its attempts ended with the process",
+    Reason.ATTEMPTS: "each of its attempts ended with the process, or was cancelled by something "
+    "other than gracekit",
     Reason.EXPIRED: "its caller stopped waiting before it could be started",
     Reason.GAVE_UP: "its truth could not be found out in time",
     Reason.METHOD_GONE: "this version of the service has no such method",

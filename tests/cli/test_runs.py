@@ -86,6 +86,8 @@ def test_recovery_leaves_it_alone_until_an_operator_says_that_it_is_gone(
         assert said.code == 0, said
         run.wait_line("at work")
         exits = gracekit(directory, "status", "--json").json["last_exits"]
+        shown = gracekit(directory, "status").out
+    assert "host b7 was scrapped" in shown
     assert [(one["run_id"], one["verdict"]) for one in exits] == [(left, "killed")]
     assert exits[0]["gone_reason"] == "host b7 was scrapped"
     assert "@" in exits[0]["gone_by"]

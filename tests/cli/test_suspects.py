@@ -102,3 +102,37 @@ def test_an_operator_ends_a_hold_whose_probe_kills_its_process(tmp_path):
     assert [ended.code, again.code] == [0, 1], (ended, again)
     assert "no holds" in gracekit(tmp_path, "holds").out
     assert lives(tmp_path)
+
+
+def test_tasks_says_who_runs_apart_and_who_waits_for_that(tmp_path):
+    """
+    And the log names the one that was running when processes died.
+    """
+    write_service(tmp_path)
+    work = ("cast", "compute", "work")
+    options = {
+        "GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "0",
+        "GRACEKIT_MAX_ATTEMPTS": "10",
+    }
+    for number in range(4):  # after four, old-a is alone for 20 s
+        with Running(tmp_path, **options) as run:
+            if number == 0:
+                gracekit(tmp_path, *work, "vm=a", "--id", "old-a")
+                gracekit(tmp_path, *work, "vm=b", "--id", "old-b")
+            for _ in range(2 if number < 2 else 1):
+                run.wait_line("at work")
+            run.process.send_signal(signal.SIGKILL)
+            run.wait()
+    with Running(tmp_path, **options) as run:
+        line = run.wait_line("task.apart")
+        run.wait_line("at work")
+        gracekit(tmp_path, *work, "vm=c", "--id", "new-c")
+        listed = gracekit(tmp_path, "tasks").out
+        run.process.send_signal(signal.SIGKILL)
+        run.wait()
+
+    assert "old-a" in line
+    rows = {row.split()[0]: " ".join(row.split()) for row in listed.splitlines()[1:] if row.strip()}
+    assert rows["old-a"].endswith("runs apart: processes died around it, 4 times")
+    assert rows["old-b"].endswith("waits to run apart: processes died around it, 2 times")
+    assert rows["new-c"].endswith("waits: old-a runs apart")

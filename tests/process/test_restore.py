@@ -61,6 +61,7 @@ async def test_an_older_store_is_said_to_be_one_and_its_tokens_rise(
     again = await site.start().serving()
 
     assert again.log.count("store.older") == 1
+    assert ("it is new and empty" in again.log) == lost.startswith("deleted")
     after = await fence(site, client, "d")
     assert after > 3
     assert await again.stop() == 0
