@@ -487,14 +487,15 @@ class Dispatcher:
             message_id=task.request_id,
             attempt=task.attempt,
         )
-        if job.apart_s is not None:
+        if job.suspicion is not None:
             self._telemetry.emit(
                 "task.apart",
                 task_id=task.request_id,
                 method=task.method,
                 attempt=task.attempt,
                 alone=job.alone,
-                for_s=job.apart_s,
+                crashes=job.suspicion.crashes,
+                for_s=job.suspicion.apart_s,
             )
         self._telemetry.emit(
             "task.started", task_id=task.request_id, method=task.method, attempt=task.attempt

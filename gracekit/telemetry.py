@@ -111,7 +111,7 @@ _EVENTS: Final = (
         "task.apart",
         _W,
         "Processes died around it: it begins apart, and nothing else begins for a while.",
-        f"{_TASK} alone for_s",
+        f"{_TASK} crashes alone for_s",
     ),
     _event(
         "task.interrupted",

@@ -33,7 +33,7 @@ from gracekit.leases.members import Members, Run
 from gracekit.life import Judgement
 from gracekit.process import Point
 from gracekit.recovery.seats import Seats
-from gracekit.recovery.suspects import Suspects, apart_s, is_guilty
+from gracekit.recovery.suspects import Suspects, is_guilty, suspicion
 from gracekit.recovery.verdicts import Done, Fail, Retry, Step, Wait, back_off_s, decide, policy_of
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method, MethodTable
@@ -578,9 +578,9 @@ class Reconciler:
 
     async def _probe(self, row: TaskRow, method: Method[Any, Any]) -> None:
         """Ask the truth under the resource's lease, and act on the answer."""
-        apart = apart_s(row.crashes, self._cap_of(method))
+        about = suspicion(row.crashes, self._cap_of(method), row.started_at)
         try:
-            async with self._suspects.beginning(("task", row.id), apart) as alone:
+            async with self._suspects.beginning(("task", row.id), about) as alone:
                 guard = await self._begin_probe(row, alone=alone)
                 answer = await self._ask(row, method, guard)
         except ConflictError:  # the resource is settling still, or held elsewhere
@@ -764,8 +764,8 @@ class Reconciler:
             why = self._give_up(f"{row.method}.errored", row.hook_crashes)
             await self._claims.errored_done(row, given_up=why)
             return
-        apart = apart_s(row.hook_crashes, cap)
-        async with self._suspects.beginning(("task", row.id), apart) as alone:
+        about = suspicion(row.hook_crashes, cap)
+        async with self._suspects.beginning(("task", row.id), about) as alone:
             if self._paused:
                 return
             with contextlib.suppress(ConflictError):  # an operator has ended it
@@ -832,8 +832,8 @@ class Reconciler:
     @contextlib.asynccontextmanager
     async def _calling(self, hold: Hold, method: Method[Any, Any]) -> AsyncIterator[bool]:
         """Around a call of a hold's probe or errored hook; whether it is to be called here."""
-        apart = apart_s(hold.crashes, self._cap_of(method))
-        async with self._suspects.beginning(("hold", hold.id), apart) as alone:
+        about = suspicion(hold.crashes, self._cap_of(method))
+        async with self._suspects.beginning(("hold", hold.id), about) as alone:
             yield not self._paused and await self._holds.begin(hold, alone=alone)
 
     async def _settle_hold(self, hold: Hold) -> None:

@@ -6,8 +6,9 @@ in its process, and for a while nothing else begins beside it; the row says so (
 row that was alone when its process died is given up, so only what has caused a crash can be.
 
 If something else runs for long, no suspect can be alone. Then two suspects begin together, then
-four, then eight. Those with the most crashes begin first, so that a further crash is charged to
-fewer of them each time.
+four, then eight. Those with the most crashes begin first, and of these the ones that had begun
+last before the crash. So the group that holds the killer halves with most crashes, until the killer
+is the first to begin, and alone.
 
 Every part of a process in which the application's code begins passes here: handlers, probes,
 errored hooks, periodic jobs. Ops requests are let through, because whoever runs may need their
@@ -18,19 +19,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import zlib
+import hashlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gracekit.clock import Clock
 from gracekit.errors import StoreError
 
 ALONE_S: Final = 5.0
-"""A suspect waits so long at most for others to end, and is alone for so long at most; twice as
-long with each further crash, so that a slow killer is met alone in the end. Short at first:
-whatever else the process has to do waits meanwhile, and after two power cuts all are suspects."""
+"""A suspect waits so long at most for others to end, and is alone for so long at most. Whatever
+else the process has to do waits meanwhile, and after two power cuts all are suspects."""
+SHORT: Final = 3
+"""After so many crashes of a suspect, both times double with each further one, so that a slow
+killer is met alone in the end. Most killers are fast, and are found before."""
 LONGEST_S: Final = 86_400.0
+TOGETHER_S: Final = 2.5
+"""Suspects whose last attempts began within the same span of this length began together."""
 SUSPECTED: Final = 2
 """So many crashes make a suspect, unless its method allows fewer attempts than that and one."""
 HOPELESS: Final = 10
@@ -42,12 +47,27 @@ SuspectRow = tuple[str, int]
 Parole = Callable[[SuspectRow], Coroutine[Any, Any, None]]
 
 
-def apart_s(crashes: int, max_attempts: int) -> float | None:
-    """How long a row with so many crashes is kept apart; None if it may run beside others."""
+class Suspicion(NamedTuple):
+    """What is known of a suspect.
+
+    Attributes:
+        crashes: That met it while it ran.
+        apart_s: How long it is kept apart from others.
+        began_at: Wall time at which its last attempt began; 0 if unknown.
+    """
+
+    crashes: int
+    apart_s: float
+    began_at: float
+
+
+def suspicion(crashes: int, max_attempts: int, began_at: float | None = None) -> Suspicion | None:
+    """Whether a row with so many crashes is a suspect; None if it may run beside others."""
     known = max(1, min(SUSPECTED, max_attempts - 1))
     if crashes < known:
         return None
-    return float(min(LONGEST_S, ALONE_S * 2 ** min(crashes - known, 20)))
+    doubled = max(0, min(crashes - known - SHORT, 20))
+    return Suspicion(crashes, float(min(LONGEST_S, ALONE_S * 2**doubled)), began_at or 0.0)
 
 
 def is_guilty(crashes: int, max_attempts: int, *, alone: bool) -> bool:
@@ -61,19 +81,22 @@ class _Waiting:
 
     who: object
     row: SuspectRow
-    for_s: float
+    about: Suspicion
     admitted: asyncio.Future[bool]
 
     @property
-    def rank(self) -> tuple[float, int]:
-        """Suspects with the most crashes first.
+    def rank(self) -> tuple[int, float, str]:
+        """Suspects with the most crashes first; of these, the ones that had begun last.
 
-        Equal ones begin in the order of their arrival. After a further crash that order is
+        Those that had run for longer did not kill soon, as most killers do. Ones that had begun
+        together begin in the order of their arrival. After a further crash that order is
         shuffled, differently each time: otherwise a killer would begin beside the same ones again.
         """
-        if self.for_s <= ALONE_S:
-            return -self.for_s, 0
-        return -self.for_s, zlib.crc32(repr((self.row, self.for_s)).encode())
+        crashes, _, began_at = self.about
+        if crashes <= SUSPECTED:
+            return -crashes, 0.0, ""
+        shuffled = hashlib.blake2b(repr((self.row, crashes)).encode(), digest_size=8).hexdigest()
+        return -crashes, -(began_at // TOGETHER_S), shuffled
 
     @property
     def is_waiting(self) -> bool:
@@ -113,23 +136,23 @@ class Suspects:
         self._inside[who] = None
         return True
 
-    async def enter(self, who: object, row: SuspectRow, for_s: float | None) -> bool:
+    async def enter(self, who: object, row: SuspectRow, about: Suspicion | None) -> bool:
         """Wait until *who* may begin.
 
         Args:
             who: Passed to `leave` at its end.
             row: Says whether it is alone.
-            for_s: As `apart_s` says; None for an innocent one.
+            about: As `suspicion` says; None for an innocent one.
 
         Returns:
             Whether it is alone, and its row must say so before it begins.
         """
-        if for_s is None:
+        if about is None:
             while not self.enter_nowait(who):
                 await self._wait_change()
             return False
         admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting[who] = _Waiting(who, row, for_s, admitted)
+        self._waiting[who] = _Waiting(who, row, about, admitted)
         self._look()
         if self._admitting is None:
             self._admitting = asyncio.create_task(self._admit_all())
@@ -153,10 +176,10 @@ class Suspects:
         self._look()
 
     @contextlib.asynccontextmanager
-    async def beginning(self, row: SuspectRow, for_s: float | None) -> AsyncIterator[bool]:
+    async def beginning(self, row: SuspectRow, about: Suspicion | None) -> AsyncIterator[bool]:
         """`enter` and `leave` around a block; as its value whether the block is alone."""
         who = object()
-        alone = await self.enter(who, row, for_s)
+        alone = await self.enter(who, row, about)
         try:
             yield alone
         finally:
@@ -213,7 +236,7 @@ class Suspects:
     def _admit_alone(self, one: _Waiting) -> None:
         self._alone = one.who
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(one.for_s, self._time_up, one.who, one.row)
+        self._timer = loop.call_later(one.about.apart_s, self._time_up, one.who, one.row)
         self._admit(one, alone=True)
 
     def _admit(self, one: _Waiting, *, alone: bool) -> None:
@@ -226,9 +249,9 @@ class Suspects:
         """Wait until nothing runs, but for no longer than it may; whether it can be alone."""
         while self._alone is not None:
             await self._wait_change()
-        await self._rest(one.for_s)
+        await self._rest(one.about.apart_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(one.for_s):
+            async with asyncio.timeout(one.about.apart_s):
                 while self._inside and one.is_waiting:
                     await self._wait_change()
         return not self._inside and one.is_waiting

@@ -13,7 +13,7 @@ from msgspec import structs
 from gracekit.clock import Clock
 from gracekit.config import Settings
 from gracekit.errors import BadMessageError, Draining, GracekitError, MessageTooLargeError, RpcError
-from gracekit.recovery.suspects import apart_s
+from gracekit.recovery.suspects import suspicion
 from gracekit.request.heartbeats import monitor_of
 from gracekit.request.lanes import Job, LaneGate
 from gracekit.request.refusals import Refusals
@@ -205,8 +205,10 @@ class Arrivals:
             caller=row.context or {},
             settle_s=row.settle_s,
             expires_at=expires_at,
-            apart_s=apart_s(
-                row.crashes, method.options.max_attempts or self._settings.max_attempts
+            suspicion=suspicion(
+                row.crashes,
+                method.options.max_attempts or self._settings.max_attempts,
+                row.started_at,
             ),
         )
 

@@ -19,7 +19,7 @@ import msgspec
 from gracekit.leases.lines import Kind, Lines
 from gracekit.process import Threads
 from gracekit.recovery.seats import Seats
-from gracekit.recovery.suspects import Suspects
+from gracekit.recovery.suspects import Suspects, Suspicion
 from gracekit.rpc.methods import Method
 from gracekit.rpc.server import Places
 from gracekit.rpc.transport import Delivery
@@ -74,7 +74,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
         answered: Its callers were answered before it ended.
         stuck: The drain recorded it without waiting for it any longer.
         in_doubt: An entry of it failed: its row, if there is one, may be nobody's work.
-        apart_s: How long it is kept apart from others; None for no suspect.
+        suspicion: None if it may run beside others.
         alone: Whether nothing else runs beside it, as its row will say.
     """
 
@@ -96,7 +96,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     answered: bool = False
     stuck: bool = False
     in_doubt: bool = False
-    apart_s: float | None = None
+    suspicion: Suspicion | None = None
     alone: bool = False
 
     def leave_seat(self) -> None:
@@ -131,7 +131,7 @@ class Turns:
                     job.inside.append(key)
             if _asks_whether_apart(job) and not self._enters_beside_others(job):
                 row = ("task", job.task.row_id or 0)
-                job.alone = await self._suspects.enter(job, row, job.apart_s)
+                job.alone = await self._suspects.enter(job, row, job.suspicion)
         except asyncio.CancelledError:
             return False
         finally:
@@ -139,7 +139,7 @@ class Turns:
         return job.gate.is_open
 
     def _enters_beside_others(self, job: Job) -> bool:
-        return job.apart_s is None and self._suspects.enter_nowait(job)
+        return job.suspicion is None and self._suspects.enter_nowait(job)
 
     def _is_its_own(self, job: Job, key: Hashable) -> bool:
         """Whether that line is not the lane's, and no matter of who waits for the lane."""
@@ -206,4 +206,4 @@ class Turns:
 
 def _asks_whether_apart(job: Job) -> bool:
     """Ops requests do not, unless they are suspects: whoever is alone may need their answer."""
-    return job.gate.lane is not Lane.OPS or job.apart_s is not None
+    return job.gate.lane is not Lane.OPS or job.suspicion is not None
