@@ -125,7 +125,6 @@ def test_tasks_says_who_runs_apart_and_who_waits_for_that(tmp_path):
             run.wait()
     with Running(tmp_path, **options) as run:
         line = run.wait_line("task.apart")
-        run.wait_line("at work")
         gracekit(tmp_path, *work, "vm=c", "--id", "new-c")
         listed = gracekit(tmp_path, "tasks").out
         run.process.send_signal(signal.SIGKILL)
