@@ -321,7 +321,6 @@ def _compare_start(theirs: Identity, mine: Identity) -> Pid:
 # -- the lock -------------------------------------------------------------------------
 
 
-_ENDED: Final = "ended with "
 _ROOM: Final = 64  # bytes
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 
@@ -339,13 +338,12 @@ def _is_locked(fd: int) -> bool:
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
-def read_word(path: Path) -> int | None:
-    """The exit code that a process wrote into its lock file; None if it wrote none."""
+def read_note(path: Path) -> str:
+    """The note that a process wrote into its lock file; empty if there is none."""
     try:
-        text = path.read_text("ascii")
-        return int(text.removeprefix(_ENDED)) if text.startswith(_ENDED) else None
+        return path.read_text("ascii").strip()
     except (OSError, ValueError):
-        return None
+        return ""
 
 
 class LifeLock:
@@ -407,14 +405,14 @@ class LifeLock:
         """Whether this process holds the lock of a file of that name."""
         return any(lock.path.name == name for lock in list(cls._held))
 
-    def leave_word(self, code: int) -> None:
-        """Write the exit code into the lock file, when the store cannot take it.
+    def write_note(self, note: str) -> None:
+        """Write a short note into the lock file, for what the store may be unable to take.
 
         The bytes were reserved by `acquire`, so this works on a full disk too.
         """
         if self._fd is not None:
             with contextlib.suppress(OSError):
-                os.pwrite(self._fd, f"{_ENDED}{code}".encode().ljust(_ROOM), 0)
+                os.pwrite(self._fd, note.encode().ljust(_ROOM)[:_ROOM], 0)
 
     def trouble(self) -> str | None:
         """Why others cannot see the lock any more, as a sentence; None if they can."""

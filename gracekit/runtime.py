@@ -609,7 +609,7 @@ class Runtime:
             ops=self.ops,
             background=(self._jobs, self.reconciler),
             record_intent=self._record_intent,
-            withdraw_intent=self.members.withdraw_stop,
+            withdraw_intent=self._withdraw_intent,
             count_holds=self._count_holds,
             free_forgotten=self.reconciler.free_forgotten,
             stop_rest=self._stop_rest,
@@ -798,7 +798,16 @@ class Runtime:
         batch = self.members.stop_intent(
             source=request.source, by=request.by, reason=request.reason
         )
+        if self._seat is not None:
+            self._seat.note_stop()  # the commit may fail, or wait for longer than we live
         await self._engine.commit(batch)
+        if self._seat is not None:
+            self._seat.clear_note()
+
+    async def _withdraw_intent(self) -> None:
+        if self._seat is not None:
+            self._seat.clear_note()
+        await self.members.withdraw_stop()
 
     async def _count_holds(self) -> int:
         return len(await self.holds.mine())
@@ -846,7 +855,7 @@ class Runtime:
             await self._ring_siblings()
         finally:
             if self._seat is not None and not is_recorded:
-                self._seat.leave_word(code)
+                self._seat.note_stop(code)
             if self._signals is not None and self._signals.for_good:
                 self._process.exit_within(LAST_STEPS * self.settings.exit_margin_s, code)
             self.telemetry.emit("service.stopped", run=self.run_id, exit_code=code)

@@ -26,7 +26,7 @@ from gracekit.life import (
     judge,
     look,
     read_identity,
-    read_word,
+    read_note,
 )
 
 ALIVE, DEAD, OPEN = Answer.ALIVE, Answer.DEAD, Answer.NOT_PROVEN
@@ -222,28 +222,30 @@ def test_what_cannot_be_read_proves_nothing(lock: LifeLock, tmp_path: Path):
     assert lock.trouble() is None
 
 
-def test_the_word_of_an_end_is_read_from_the_file(lock: LifeLock):
+def test_a_note_is_read_from_the_file(lock: LifeLock):
     """
     The file has room for it from the start, and says nothing until then.
     """
     size = lock.path.stat().st_size
-    assert (size, read_word(lock.path)) == (64, None)
+    assert (size, read_note(lock.path)) == (64, "")
 
-    lock.leave_word(70)
+    lock.write_note("ended with 70")
 
-    assert (lock.path.stat().st_size, read_word(lock.path)) == (size, 70)
-    assert read_word(lock.path.with_name("missing")) is None
+    assert (lock.path.stat().st_size, read_note(lock.path)) == (size, "ended with 70")
+    lock.write_note("")
+    assert read_note(lock.path) == ""
+    assert read_note(lock.path.with_name("missing")) == ""
 
 
 def test_a_lock_taken_again_by_a_name_says_nothing(lock: LifeLock):
     """
     A slot has the same file for all its runs.
     """
-    lock.leave_word(70)
+    lock.write_note("ended with 70")
     lock.release()
     assert lock.acquire()
 
-    assert read_word(lock.path) is None
+    assert read_note(lock.path) == ""
 
 
 def test_closing_another_descriptor_does_not_drop_the_lock(lock: LifeLock):

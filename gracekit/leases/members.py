@@ -17,12 +17,17 @@ from typing import Any, Final
 from gracekit.clock import Clock
 from gracekit.errors import AlreadyRunningError
 from gracekit.exits import Evidence, Verdict, classify
-from gracekit.life import Answer, Identity, Judgement, Life, LifeLock, LockFile, read_word
+from gracekit.life import Answer, Identity, Judgement, Life, LifeLock, LockFile, read_note
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine
 
 MAX_SLOTS: Final = 1000
+# Notes in a lock file.
+_STOPPING: Final = "stopping"
+_ENDED: Final = "ended with "
+OFFERS: Final = 20
+"""So many different versions are remembered."""
 BACK_WITHIN_S: Final = 300.0
 """So long after the end of a run, its instance may be about to start again."""
 
@@ -164,10 +169,17 @@ class Seat:
         locks = [lock for lock in (self._own, self._slot) if lock is not None]
         return next((seen for lock in locks if (seen := lock.trouble()) is not None), None)
 
-    def leave_word(self, code: int) -> None:
-        """The store cannot take our stop record: write the exit code into our lock file."""
+    def note_stop(self, code: int | None = None) -> None:
+        """Note that a stop has begun, or ended with *code*, in case the store cannot take it."""
+        self._note(_STOPPING if code is None else f"{_ENDED}{code}")
+
+    def clear_note(self) -> None:
+        """The store has taken the stop-intent, or the stop was withdrawn."""
+        self._note("")
+
+    def _note(self, text: str) -> None:
         if self._own is not None:
-            self._own.leave_word(code)
+            self._own.write_note(text)
 
     def leave(self, *, is_recorded: bool) -> None:
         """Give the locks up; may be called twice.
@@ -394,6 +406,16 @@ class Members:
         others = [one for one in living if one[0].run_id != self.run_id]
         return [*others, *last.values()]
 
+    async def offers(self) -> list[str]:
+        """What runs on record have served, as texts of `gracekit.rpc.offer`; newest first."""
+        rows = await self._engine.query(
+            "SELECT methods FROM run WHERE service = ? AND methods IS NOT NULL "
+            "GROUP BY methods ORDER BY max(started_at) DESC LIMIT ?",
+            self._service,
+            OFFERS,
+        )
+        return [str(methods) for (methods,) in rows]
+
     async def survey(self) -> tuple[list[Run], list[tuple[Run, Judgement]]]:
         """Runs of this service that are not yet adopted, this one excepted, oldest first.
 
@@ -426,10 +448,13 @@ class Members:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def _word_of(self, run: Run) -> int | None:
-        """The exit code in its lock file, if the store could not take its stop record."""
+    def _evidence_of(self, run: Run) -> Evidence:
+        """What its row says; where that says nothing of a stop, the note in its lock file."""
         path = self._lock_of(run)
-        return None if path is None else read_word(path)
+        note = "" if path is None or run.exit_code is not None else read_note(path)
+        if note.startswith(_ENDED):
+            return replace(run.evidence, exit_code=int(note.removeprefix(_ENDED)))
+        return replace(run.evidence, stop_begun=run.evidence.stop_begun or note == _STOPPING)
 
     def _lock_of(self, run: Run) -> Path | None:
         """Its own lock file, as this process sees it; an older gracekit wrote none."""
@@ -439,10 +464,7 @@ class Members:
 
     def add_adoption(self, batch: Batch, run: Run) -> Verdict:
         """Write the verdict on a dead run, once; a second adopter's batch rolls back."""
-        evidence = run.evidence
-        if evidence.exit_code is None:
-            evidence = replace(evidence, exit_code=self._word_of(run))
-        verdict = classify(evidence)
+        verdict = classify(self._evidence_of(run))
         batch.add(
             "UPDATE run SET adopted_at = ?, adopted_by = ?, verdict = ? "
             "WHERE run_id = ? AND adopted_at IS NULL",

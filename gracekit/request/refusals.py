@@ -52,13 +52,16 @@ class Detour:
         self._since: dict[str, float] = {}  # loop time at which each was first passed on
 
     async def pause_s(self, request: Request, delivery: Delivery) -> float | None:
-        """Seconds after which the delivery goes back; 0 if it has for too long, None if nobody
-        else serves it.
+        """Seconds after which the delivery goes back to the queue for a sibling.
+
+        0 if it is refused, and its body is to be kept: it went back before, or it is a cast that an
+        earlier version served, and no caller waits for an answer. None if it is just refused.
         """
-        if not await self._is_served_elsewhere(request, delivery.queue):
-            return None
-        now = self._clock.loop()
         key = request.request_id or hashlib.blake2b(delivery.body, digest_size=16).hexdigest()
+        if not await self._is_served_elsewhere(request, delivery.queue):
+            went_back = self._since.pop(key, None) is not None
+            return 0.0 if went_back or await self._was_served(request) else None
+        now = self._clock.loop()
         since = self._since.setdefault(key, now)
         if now - since >= PASS_ON_FOR_S:
             del self._since[key]
@@ -66,6 +69,13 @@ class Detour:
         if len(self._since) > MOST_REMEMBERED:  # the oldest: its message is mostly long served
             del self._since[next(iter(self._since))]
         return min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, now - since))
+
+    async def _was_served(self, request: Request) -> bool:
+        """Whether it is a cast that some run on record could have served."""
+        if request.reply is not None:
+            return False
+        asked = (request.namespace, request.method, request.version, request.args)
+        return any(can_serve(text, *asked) for text in await self._members.offers())
 
     async def _is_served_elsewhere(self, request: Request, queue: Queue) -> bool:
         asked = (request.namespace, request.method, request.version, request.args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 
+import apsw
 import pytest
 
 from gracekit import RpcClient
@@ -272,5 +273,34 @@ async def test_a_full_disk_is_no_tasks_crash(site: Site, client: RpcClient) -> N
     await site.in_state(request_id, "succeeded")
 
     assert first.run["verdict"] == "failed"
+    assert site.task(request_id)["crashes"] == 0
+    assert await second.stop() == 0
+
+
+@pytest.mark.parametrize("trouble", ["full disk", "locked store"])
+async def test_a_stop_that_the_store_cannot_take_and_a_kill_are_no_tasks_crash(
+    site: Site, client: RpcClient, trouble: str
+) -> None:
+    """
+    The stop-intent stands in the run's lock file: a supervisor that lost patience is not charged
+    to what was running.
+    """
+    first = await site.start(instance="api").serving()
+    request_id = await client.cast(served.retried, key="r", vm="v", s=60, again_s=0.1)
+    await site.effect("start", "r")
+    store = apsw.Connection(str(site.store))
+    if trouble == "full disk":
+        await client.cast(served.fills_disk, key="f")
+        await first.wait_log("store.broken")
+    else:
+        store.execute("BEGIN IMMEDIATE")
+        first.terminate()
+    await first.wait_log("drain.started")
+    first.kill()
+    store.close()
+    second = await site.start(instance="api").serving()
+    await site.in_state(request_id, "succeeded")
+
+    assert first.run["verdict"] == "stop_timeout"
     assert site.task(request_id)["crashes"] == 0
     assert await second.stop() == 0

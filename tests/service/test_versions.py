@@ -212,16 +212,29 @@ async def test_a_method_that_the_next_version_of_an_instance_lacks_is_refused_at
     assert asyncio.get_running_loop().time() - begun < 1
 
 
-async def test_what_nobody_serves_any_more_is_refused_within_minutes(world: World):
+@pytest.mark.parametrize("back", [False, True], ids=["gone for good", "back as the new version"])
+async def test_casts_of_a_removed_method_are_kept_in_the_dead_letters(world: World, back: bool):
     """
-    The run that served it does not come back, and its body is kept.
+    Nobody waits for the answer to a cast: its body is kept, whenever in the upgrade it came.
     """
     former = await world.start(version("work", "removed"), instance="a")
+    client = await world.client(version("work", "removed"))
     await former.drain()
     await world.start(version("work"), instance="b")
-    client = await world.client(version("work", "removed"))
-    await client.prepare(request_id="w").cast("removed", vm="v")
+    await client.prepare(request_id="during").cast("removed", vm="v")
+    await asyncio.sleep(6)
+    if back:
+        await world.start(version("work"), instance="a")
     await world.until(lambda: world.tally().get("rejected") == 1, within_s=BACK_WITHIN_S + 30)
+    await asyncio.sleep(BACK_WITHIN_S)
+    await client.prepare(request_id="after").cast("removed", vm="v")
+    await world.until(lambda: world.tally().get("rejected") == 2)
+    await client.prepare(request_id="never").cast("nonsense", vm="v")
+    await world.until(lambda: world.tally().get("rejected") == 3)
+
+    kept = [body for letter in world.broker.dead_letters if b"removed" in (body := letter.body)]
+    assert len(kept) == 2
+    assert len(world.broker.dead_letters) == 2, "what no version has ever served is not kept"
 
 
 async def test_what_no_sibling_serves_is_refused_at_once(world: World):
