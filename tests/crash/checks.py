@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gracekit.errors import CallTimeoutError
+from gracekit.life import read_note
 from tests.crash.cell import Cell
 
 TERMINAL: Final = {"succeeded", "failed", "cancelled", "errored", "rejected"}
@@ -55,6 +56,7 @@ class Snapshot:
         leases: (kind:id) to (token, owner).
         starts: How often each request was started.
         done: Requests whose work was done at least once.
+        stopping: Runs whose lock file notes a stop that the store does not know.
     """
 
     tasks: dict[str, Task]
@@ -66,6 +68,7 @@ class Snapshot:
     leases: dict[str, tuple[int, str | None]]
     starts: Counter[str]
     done: set[str]
+    stopping: set[str]
 
     @property
     def on_record(self) -> set[str]:
@@ -84,6 +87,7 @@ def look(cell: Cell) -> Snapshot:
         "SELECT request_id, recipient, method, on_interrupt, state, reason, cut, attempts, owner "
         "FROM task"
     )
+    locks = cell.directory / "store.db-runs"
     return Snapshot(
         tasks={row[0]: Task(**dict(zip(Task.__slots__, row, strict=True))) for row in tasks},
         runs=[
@@ -103,6 +107,7 @@ def look(cell: Cell) -> Snapshot:
         },
         starts=Counter(one["id"] for one in cell.effects("start")),
         done={one["id"] for one in cell.effects("done")},
+        stopping={path.stem for path in locks.glob("*.lock") if read_note(path) == "stopping"},
     )
 
 
@@ -232,7 +237,7 @@ def check_end(cell: Cell, history: Sequence[Snapshot], *, retired: bool = False)
     assert sorted(end.dead) == sorted(cell.garbage)
     assert {owner for _, owner in end.leases.values()} <= {None}, f"owned by the dead: {end.leases}"
     check_answers(cell, end)
-    check_verdicts(crash, end)
+    check_verdicts(history)
 
 
 def check_outcome(task: Task, crash: Snapshot, end: Snapshot) -> None:
@@ -275,20 +280,21 @@ def check_answers(cell: Cell, end: Snapshot) -> None:
             assert (task.state == "succeeded") == (error is None), f"{task} answered {error!r}"
 
 
-def check_verdicts(crash: Snapshot, end: Snapshot) -> None:
+def check_verdicts(history: Sequence[Snapshot]) -> None:
     """P8: each end has the name that its evidence gives it; the last one drained."""
+    end, noted = history[-1], set[str]().union(*(death.stopping for death in history))
     assert end.runs[-1].exit_code == 0
     for run in end.runs[:-1]:
-        assert run.verdict == verdict_of(run), run
+        assert run.verdict == verdict_of(run, noted=run.run_id in noted), run
 
 
-def verdict_of(run: Run) -> str:
+def verdict_of(run: Run, *, noted: bool) -> str:
     match run.exit_code:
         case 0:
             return "drained"
         case 75:
             return "handed_over"
         case None:
-            return "stop_timeout" if run.stop_begun else "killed"
+            return "stop_timeout" if run.stop_begun or noted else "killed"
         case _:
             return "failed"

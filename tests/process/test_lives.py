@@ -19,6 +19,8 @@ SHORT = {
     "exit_margin": "0.5s",
 }
 
+AT_ONCE = SHORT | {"startup_reconciliation_wait_seconds": "0.1s"}
+
 
 async def test_term_before_the_start_has_finished_ends_in_one_clean_up(site: Site) -> None:
     """
@@ -262,14 +264,14 @@ async def test_a_full_disk_is_no_tasks_crash(site: Site, client: RpcClient) -> N
     """
     The store cannot take the record of the end; the code stands in the run's lock file.
     """
-    first = await site.start(instance="api").serving()
+    first = await site.start(instance="api", **AT_ONCE).serving()
     request_id = await client.cast(served.retried, key="r", vm="v", s=60, again_s=0.1)
     await site.effect("start", "r")
     await client.cast(served.fills_disk, key="f")
 
     assert await first.exit_code() == 70
     assert first.run["exit_code"] is None
-    second = await site.start(instance="api").serving()
+    second = await site.start(instance="api", **AT_ONCE).serving()
     await site.in_state(request_id, "succeeded")
 
     assert first.run["verdict"] == "failed"
@@ -285,7 +287,7 @@ async def test_a_stop_that_the_store_cannot_take_and_a_kill_are_no_tasks_crash(
     The stop-intent stands in the run's lock file: a supervisor that lost patience is not charged
     to what was running.
     """
-    first = await site.start(instance="api").serving()
+    first = await site.start(instance="api", **AT_ONCE).serving()
     request_id = await client.cast(served.retried, key="r", vm="v", s=60, again_s=0.1)
     await site.effect("start", "r")
     store = apsw.Connection(str(site.store))
@@ -298,7 +300,7 @@ async def test_a_stop_that_the_store_cannot_take_and_a_kill_are_no_tasks_crash(
     await first.wait_log("drain.started")
     first.kill()
     store.close()
-    second = await site.start(instance="api").serving()
+    second = await site.start(instance="api", **AT_ONCE).serving()
     await site.in_state(request_id, "succeeded")
 
     assert first.run["verdict"] == "stop_timeout"

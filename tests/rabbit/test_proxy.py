@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 
 import aio_pika
+import aiormq
 import pytest
 from aio_pika.exceptions import AMQPConnectionError
 
@@ -290,5 +291,5 @@ async def test_a_handshake_that_is_cut_fails(
     broker_proxy.cut_at_random(1, most=300)
     for _ in range(10):
         with pytest.raises((AMQPConnectionError, OSError)):
-            await aio_pika.connect(shared_broker.url_of(rabbit_vhost, port=broker_proxy.port))
+            await aiormq.connect(shared_broker.url_of(rabbit_vhost, port=broker_proxy.port))
     assert broker_proxy.counts.cut == 10
