@@ -101,6 +101,7 @@ async def test_a_stop_at_a_safe_point_holds_whatever_is_around_the_steps(
     assert world.task(request_id)["result"] == str(ITEMS)
 
 
+@pytest.mark.looptime(False)  # a thread takes real time, and virtual time would not wait for it
 async def test_a_stop_at_a_safe_point_holds_in_a_thread(world: World, svc: Service):
     """
     A plain handler that catches everything is handed over at its safe point too.

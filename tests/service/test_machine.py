@@ -212,7 +212,8 @@ class ServiceMachine(RuleBasedStateMachine):
     def drain_and_restart(self) -> None:
         async def restart() -> None:
             report = await self.life.drain()
-            assert report.exit_code in {0, 75}
+            # Three lost commits of one hand-over are final: the next start finds the row.
+            assert report.exit_code in {0, 75} or "could not be recorded" in str(report.failure)
             self.life = await self._start()
 
         self.run(restart())
