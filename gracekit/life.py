@@ -250,11 +250,14 @@ def look(life: Life, directory: Path | None) -> Evidence:
         mine = None  # for example, no descriptor is left to read with
     same_boot = mine is None or theirs.boot_id == mine.boot_id
     path = None if directory is None or not life.lock_name else directory / life.lock_name
+    # The process first. If it ended between the two looks, its lock would seem to outlive it, and
+    # to be held by something else.
+    pid = Pid.UNKNOWN if mine is None else _look_up(life, mine)
     return Evidence(
         lock=look_at_lock(path, life.lock_file, same_boot=same_boot),
         same_boot=same_boot,
         same_namespace=mine is None or theirs.pid_ns == mine.pid_ns,
-        pid=Pid.UNKNOWN if mine is None else _look_up(life, mine),
+        pid=pid,
     )
 
 
@@ -282,18 +285,27 @@ def look_at_lock(path: Path | None, expected: LockFile | None, *, same_boot: boo
 def _look_up(life: Life, mine: Identity) -> Pid:
     """Ask the process table for a process of our own pid namespace."""
     theirs = life.identity
-    try:
-        os.kill(theirs.pid, 0)  # also sees what /proc hides (hidepid)
-    except ProcessLookupError:
-        return Pid.GONE
-    except PermissionError:
-        pass  # it is there, and another user's
-    except (OSError, OverflowError):
-        return Pid.UNKNOWN
+    if (absent := _absence(theirs.pid)) is not None:
+        return absent
     seen = _compare_start(theirs, mine)
+    if seen is Pid.HIDDEN:
+        return _absence(theirs.pid) or seen  # it may have gone since we asked
     if seen is Pid.THERE and theirs.pid == mine.pid and _was_before_exec(life):
         return Pid.REPLACED
     return seen
+
+
+def _absence(pid: int) -> Pid | None:
+    """Why nothing can be said of a process with that pid; None if there is one."""
+    try:
+        os.kill(pid, 0)  # also sees what /proc hides (hidepid)
+    except ProcessLookupError:
+        return Pid.GONE
+    except PermissionError:
+        return None  # it is there, and another user's
+    except (OSError, OverflowError):
+        return Pid.UNKNOWN
+    return None
 
 
 def _was_before_exec(life: Life) -> bool:

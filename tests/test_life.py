@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
+import gracekit.life
 from gracekit.life import (
     Answer,
     Evidence,
@@ -346,6 +348,70 @@ def test_a_forked_child_does_not_hold_the_lock(lock: LifeLock):
     finally:
         go.set()
         process.join()
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from gracekit.life import LifeLock, read_identity
+lock = LifeLock(Path(sys.argv[1]))
+assert lock.acquire()
+print(read_identity().start_ticks, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Life]]:
+    """Another process, and its life."""
+    path = tmp_path / "held.lock"
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True)
+    assert process.stdout is not None
+    ticks = int(process.stdout.readline())
+    file = LockFile.at(path)
+    identity = replace(read_identity(), pid=process.pid, start_ticks=ticks)
+    yield process, Life(identity=identity, lock_name=path.name, lock_file=file)
+    process.kill()
+    process.communicate()
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_dead(
+    holder: tuple[subprocess.Popen[str], Life], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    The lock is looked at last: one that was held before its process had gone would seem to be held
+    by something else.
+    """
+    process, life = holder
+    assert judge(look(life, tmp_path)).is_alive
+    look_up = gracekit.life._look_up
+
+    def ends(*args: object) -> Pid:
+        process.kill()
+        process.wait()
+        return look_up(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gracekit.life, "_look_up", ends)
+
+    assert judge(look(life, tmp_path)).is_dead
+
+
+def test_a_process_that_goes_between_two_questions_is_gone(
+    holder: tuple[subprocess.Popen[str], Life], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    It can be signalled, and has no entry in /proc a moment later: it is not hidden, but gone.
+    """
+    process, life = holder
+    answers = [None]
+    process.kill()
+    process.wait()
+    kill = os.kill
+    monkeypatch.setattr(os, "kill", lambda *args: answers.pop() if answers else kill(*args))
+
+    assert look(life, tmp_path).pid is Pid.GONE
+    assert answers == []
 
 
 def test_an_identity_is_read_when_it_is_asked_for():
