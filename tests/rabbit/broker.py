@@ -287,12 +287,13 @@ class Broker:
             " || Pid <- rabbit_networking:local_connections()]"
         )
 
-    def delete_queue(self, name: str, vhost: str = "/") -> None:
-        """Delete it whatever it holds and whoever consumes from it."""
-        self.eval(
+    def delete_queue(self, name: str, vhost: str = "/") -> int:
+        """Delete it whatever it holds and whoever consumes from it; how many stood ready in it."""
+        ready = self.eval(
             f"{{ok, Q}} = rabbit_amqqueue:lookup({resource(vhost, 'queue', name)}),"
-            f" {{ok, _}} = rabbit_amqqueue:delete(Q, false, false, {binary(USER)})"
+            f" {{ok, Ready}} = rabbit_amqqueue:delete(Q, false, false, {binary(USER)}), Ready"
         )
+        return int(ready)
 
     def consumer_timeout(self, ms: int | None) -> None:
         """
