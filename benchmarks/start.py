@@ -20,8 +20,8 @@ PATIENCE_S: Final = 120.0
 """What is settled until then is enough to tell what a row takes."""
 
 
-# A run whose process is proven dead: it was one of ours. Its rows take turns in being judged
-# (`error`), run again (`retry`), and begun for the first time.
+# A run whose process is proven dead: a child of this program that has ended. One row in three is
+# judged (`error`), one is run again (`retry`), and one begins for the first time.
 _RUN: Final = """
 INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, pid_ns, pid,
     start_ticks, lock_path, phase, topic, ops_topic, transport, started_at, beat_at)

@@ -110,7 +110,7 @@ _EVENTS: Final = (
     _event(
         "task.apart",
         _W,
-        "Processes died around it: it begins apart, and nothing else begins for a while.",
+        "It was running when processes died: it begins apart, and other tasks wait for a while.",
         f"{_TASK} crashes alone for_s",
     ),
     _event(

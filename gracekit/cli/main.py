@@ -144,10 +144,10 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Put the null device where whoever started us has closed a standard stream.
+    """Open the null device for each standard stream that the calling process has closed.
 
-    Python has None for it. The next file or socket would get its number, and whatever is
-    written to the stream by number then.
+    Python sets such a stream to None. Otherwise the next file or socket would get its number, and
+    with it everything that is written to the stream by number.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:

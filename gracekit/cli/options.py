@@ -55,7 +55,7 @@ json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print
 
 
 def reason_option(meaning: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """`--reason`, which must say something: it is what others read on record."""
+    """The option `--reason`, which must not be empty: others read it on record."""
     return click.option(
         "--reason", metavar="TEXT", required=True, callback=_need_words, help=meaning
     )

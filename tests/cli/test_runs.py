@@ -131,7 +131,7 @@ def test_an_order_without_a_reason_is_refused(directory: Path, command: str):
     """
     It is what others read on record.
     """
-    told = gracekit(directory, *command.split(), "--reason", " ")
+    refused = gracekit(directory, *command.split(), "--reason", " ")
 
-    assert told.code == 2
-    assert "write in a few words" in told.err
+    assert refused.code == 2
+    assert "write in a few words" in refused.err

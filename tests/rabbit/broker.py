@@ -288,7 +288,7 @@ class Broker:
         )
 
     def delete_queue(self, name: str, vhost: str = "/") -> int:
-        """Delete it whatever it holds and whoever consumes from it; how many stood ready in it."""
+        """Delete it with all that it holds and all its consumers; returns how many were ready."""
         ready = self.eval(
             f"{{ok, Q}} = rabbit_amqqueue:lookup({resource(vhost, 'queue', name)}),"
             f" {{ok, Ready}} = rabbit_amqqueue:delete(Q, false, false, {binary(USER)}), Ready"

@@ -369,7 +369,7 @@ async def test_a_reply_waits_for_a_broker_that_is_away(site: RabbitSite) -> None
         await asyncio.sleep(7)  # longer than one try
         await asyncio.to_thread(site.broker.start)
         answer = await asyncio.wait_for(call, 40)
-        # Without the confirm of that try the service would send it once more, to nobody.
+        # Without the confirm, the service sends the answer again, and the caller would be gone.
         await until(lambda: not site.rows("SELECT 1 FROM reply"), "the confirm of the reply")
     code = await service.stop()
 

@@ -265,6 +265,13 @@ class Site:
                 return number
         raise AssertionError(f"not in {within} lives: {self.world.states()}")
 
+    async def cut_power_twice(self) -> None:
+        """Two seconds after each start, and start again."""
+        for _ in range(2):
+            await asyncio.sleep(2)
+            await self.lives[-1].crash()
+            await self.live()
+
     async def send(self, *ids: str, **options: Any) -> None:
         client = await self.world.client(self.svc)
         for one in ids:
@@ -522,10 +529,7 @@ async def test_an_ops_request_is_answered_beside_a_suspect(world: World, svc: Se
 
     await site.live()
     await site.send("s")
-    for _ in range(2):
-        await asyncio.sleep(2)
-        await site.lives[-1].crash()
-        await site.live()
+    await site.cut_power_twice()
     await world.until(lambda: world.rows("SELECT 1 FROM task WHERE alone = 1") != [])
     client = await world.client(svc)
 
@@ -547,10 +551,7 @@ async def test_what_comes_beside_many_suspects_is_run_within_a_bound(world: Worl
     site.lasting_s = 3600
     await site.live()
     await site.send(*INNOCENT)
-    for _ in range(2):
-        await asyncio.sleep(2)
-        await site.lives[-1].crash()
-        await site.live()
+    await site.cut_power_twice()
     await asyncio.sleep(5)
     await site.send("late")
     begun = asyncio.get_running_loop().time()
@@ -571,10 +572,7 @@ async def test_after_two_power_cuts_all_begin_again_within_two_minutes(world: Wo
     site.lasting_s = 3600
     await site.live()
     await site.send(*MANY)
-    for _ in range(2):
-        await asyncio.sleep(2)
-        await site.lives[-1].crash()
-        await site.live()
+    await site.cut_power_twice()
     begun = asyncio.get_running_loop().time()
     await world.until(lambda: sum(life == 2 for life, _ in site.starts) == len(MANY))
 
@@ -767,10 +765,7 @@ async def test_nothing_begins_beside_a_suspect_for_a_minute(
 
     await site.live()
     await site.send("s")
-    for _ in range(2):
-        await asyncio.sleep(2)
-        await site.lives[-1].crash()
-        await site.live()
+    await site.cut_power_twice()
     await world.until(lambda: len(site.starts) == 3)
     since = asyncio.get_running_loop().time()
     client = await world.client(svc)

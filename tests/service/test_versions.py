@@ -199,7 +199,7 @@ async def test_a_method_that_the_next_version_of_an_instance_lacks_is_refused_at
     world: World,
 ):
     """
-    Nobody is expected back who served it: its instance has a run.
+    Its instance has a run, so no run that served the method is expected back.
     """
     former = await world.start(version("work", "removed"), instance="a")
     await former.drain()
@@ -215,7 +215,7 @@ async def test_a_method_that_the_next_version_of_an_instance_lacks_is_refused_at
 @pytest.mark.parametrize("back", [False, True], ids=["gone for good", "back as the new version"])
 async def test_casts_of_a_removed_method_are_kept_in_the_dead_letters(world: World, back: bool):
     """
-    Nobody waits for the answer to a cast: its body is kept, whenever in the upgrade it came.
+    No caller waits for the answer to a cast, so its body is kept, whenever in the upgrade it came.
     """
     former = await world.start(version("work", "removed"), instance="a")
     client = await world.client(version("work", "removed"))
