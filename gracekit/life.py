@@ -74,7 +74,7 @@ class Pid(enum.Enum):
     THERE = "its process is there"
     GONE = "its process is gone"
     REUSED = "another process has its pid"
-    REPLACED = "its process has replaced itself by this one"
+    EXECED = "its process has replaced itself by this one"
     HIDDEN = "a process has its pid, and whether it is the same one is hidden from us"
     UNKNOWN = "the process table cannot be read"
 
@@ -101,7 +101,7 @@ def judge(evidence: Evidence) -> Judgement:
     table, seen = _table(evidence)
     reason = f"{evidence.lock.value}, and {seen}"
     match evidence.lock, table:
-        case Lock.HELD, (Pid.GONE | Pid.REUSED | Pid.REPLACED):
+        case Lock.HELD, (Pid.GONE | Pid.REUSED | Pid.EXECED):
             # A child that C code has forked may hold the lock that its parent left behind.
             return Judgement(Answer.NOT_PROVEN, f"{reason}: something else holds it")
         case Lock.HELD, _:
@@ -113,7 +113,7 @@ def judge(evidence: Evidence) -> Judgement:
             return Judgement(Answer.DEAD, reason)
         case (
             (Lock.MISSING | Lock.REPLACED | Lock.UNKNOWN),
-            (Pid.GONE | Pid.REUSED | Pid.REPLACED),
+            (Pid.GONE | Pid.REUSED | Pid.EXECED),
         ):
             return Judgement(Answer.DEAD, reason)
         case _:
@@ -291,7 +291,7 @@ def _look_up(life: Life, mine: Identity) -> Pid:
     if seen is Pid.HIDDEN:
         return _absence(theirs.pid) or seen  # it may have gone since we asked
     if seen is Pid.THERE and theirs.pid == mine.pid and _was_before_exec(life):
-        return Pid.REPLACED
+        return Pid.EXECED
     return seen
 
 

@@ -16,6 +16,8 @@ from subprocess import PIPE
 import pytest
 
 import gracekit.life
+import gracekit.process
+from gracekit.errors import DependencyError
 from gracekit.life import (
     Answer,
     Evidence,
@@ -30,6 +32,7 @@ from gracekit.life import (
     read_identity,
     read_note,
 )
+from gracekit.process import Process
 
 ALIVE, DEAD, OPEN = Answer.ALIVE, Answer.DEAD, Answer.NOT_PROVEN
 
@@ -51,7 +54,7 @@ TABLE = {
     Lock.UNKNOWN: (ALIVE, DEAD, DEAD, DEAD, OPEN, OPEN, OPEN),
     Lock.UNREADABLE: (ALIVE, OPEN, OPEN, OPEN, OPEN, OPEN, OPEN),
 }
-COLUMNS = (Pid.THERE, Pid.GONE, Pid.REUSED, Pid.REPLACED, Pid.HIDDEN, Pid.UNKNOWN)
+COLUMNS = (Pid.THERE, Pid.GONE, Pid.REUSED, Pid.EXECED, Pid.HIDDEN, Pid.UNKNOWN)
 
 
 def combinations() -> Iterator[tuple[Evidence, Answer]]:
@@ -77,7 +80,7 @@ def test_death_is_proven_by_no_missing_sign():
     for evidence, _ in combinations():
         if judge(evidence).is_dead:
             is_asked = evidence.same_boot and evidence.same_namespace
-            is_gone = is_asked and evidence.pid in {Pid.GONE, Pid.REUSED, Pid.REPLACED}
+            is_gone = is_asked and evidence.pid in {Pid.GONE, Pid.REUSED, Pid.EXECED}
             assert evidence.lock is Lock.FREE or is_gone
             assert evidence.lock is not Lock.HELD
 
@@ -412,6 +415,20 @@ def test_a_process_that_goes_between_two_questions_is_gone(
 
     assert look(life, tmp_path).pid is Pid.GONE
     assert answers == []
+
+
+def test_a_hidden_proc_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch):
+    """
+    A service without an identity could not prove that it lives.
+    """
+
+    def hidden() -> Identity:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/self/stat")
+
+    monkeypatch.setattr(gracekit.process, "read_identity", hidden)
+
+    with pytest.raises(DependencyError, match=r"/proc/self/stat cannot be read .* mount proc"):
+        Process().identify()
 
 
 def test_an_identity_is_read_when_it_is_asked_for():

@@ -452,8 +452,9 @@ class Members:
         """What its row says; where that says nothing of a stop, the note in its lock file."""
         path = self._lock_of(run)
         note = "" if path is None or run.exit_code is not None else read_note(path)
-        if note.startswith(_ENDED):
-            return replace(run.evidence, exit_code=int(note.removeprefix(_ENDED)))
+        code = note.removeprefix(_ENDED)
+        if note.startswith(_ENDED) and code.isdecimal():
+            return replace(run.evidence, exit_code=int(code))
         return replace(run.evidence, stop_begun=run.evidence.stop_begun or note == _STOPPING)
 
     def _lock_of(self, run: Run) -> Path | None:

@@ -255,7 +255,7 @@ class Reconciler:
         ):
             return longest  # whatever is due, nothing would be claimed before the next poke
         with contextlib.suppress(StoreError):
-            moment = await self._claims.next_look(self._others())
+            moment = await self._claims.next_look(self._left_to_siblings())
             if moment is not None:
                 return max(0.05, min(longest, moment - self._clock.wall()))
         return longest
@@ -384,7 +384,11 @@ class Reconciler:
         found = 0
         try:
             rows = await self._claims.claim(
-                TaskState.ACCEPTED, limit=seats, lane=lane, look=look, without=self._others()
+                TaskState.ACCEPTED,
+                limit=seats,
+                lane=lane,
+                look=look,
+                without=self._left_to_siblings(),
             )
             found = len(rows)
             for row in rows:
@@ -439,7 +443,7 @@ class Reconciler:
         else:
             await self._end(row, self._hands.errored(row, Reason.METHOD_GONE, why), method)
 
-    def _others(self) -> Collection[int]:
+    def _left_to_siblings(self) -> Collection[int]:
         """Ids of rows that are left to siblings for the time being."""
         if self._left:
             now = self._clock.loop()
@@ -475,7 +479,7 @@ class Reconciler:
         while not self._paused and len(self._settling) < CLAIM_AT_ONCE:
             limit = CLAIM_AT_ONCE - len(self._settling)
             rows = await self._claims.claim(
-                TaskState.HANDED_OVER, limit=limit, without=self._others()
+                TaskState.HANDED_OVER, limit=limit, without=self._left_to_siblings()
             )
             if self.is_paused():  # since the claim was submitted
                 await self._let_go(*rows)

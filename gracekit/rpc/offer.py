@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from inspect import Parameter
 from typing import Any
 
@@ -55,8 +56,14 @@ def can_serve(
         (offer.namespace, offer.name) == (namespace, name)
         and serves(offer.version, version)
         and offer.takes(args)
-        for offer in msgspec.json.decode(text, type=list[Offer])
+        for offer in _offers(text)
     )
+
+
+@lru_cache(maxsize=64)
+def _offers(text: str) -> list[Offer]:
+    """*text* as methods; remembered, because each request that is refused asks all versions."""
+    return msgspec.json.decode(text, type=list[Offer])
 
 
 def _offer(method: Method[Any, Any]) -> Offer:

@@ -306,3 +306,21 @@ async def test_a_stop_that_the_store_cannot_take_and_a_kill_are_no_tasks_crash(
     assert first.run["verdict"] == "stop_timeout"
     assert site.task(request_id)["crashes"] == 0
     assert await second.stop() == 0
+
+
+async def test_a_damaged_note_in_a_lock_file_says_nothing(site: Site, client: RpcClient) -> None:
+    """
+    The run is taken over as one that was killed.
+    """
+    first = await site.start(instance="api", **AT_ONCE).serving()
+    request_id = await client.cast(served.retried, key="r", vm="v", s=60, again_s=0.1)
+    await site.effect("start", "r")
+    first.kill()
+    lock = site.root / f"{site.store.name}-runs" / f"{first.run['run_id']}.lock"
+    lock.write_text("ended with seventy\n")
+
+    second = await site.start(instance="api", **AT_ONCE).serving()
+    await site.in_state(request_id, "succeeded")
+
+    assert first.run["verdict"] == "killed"
+    assert await second.stop() == 0
