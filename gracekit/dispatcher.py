@@ -241,8 +241,12 @@ class Dispatcher:
         if job.gate.is_shut:
             await self._hand_over(job, Cut.SAFE_POINT)  # begun too late, and nothing was done
             return
-        end = await self._run_or_charge(job)
-        if end is None or job.stuck:
+        try:
+            end = await self._run(job)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the task must not go round for ever
+            await self._charge(job, error)
+            return
+        if job.stuck:
             return  # the drain has recorded it; what it did after that is for recovery to find
         if end.outcome is None:
             await self._hand_over(job, end.cut or Cut.CANCELLED)
@@ -268,10 +272,12 @@ class Dispatcher:
             await self._give_back(job)
             return
         self._mark_running(job)
-        end = await self._run_or_charge(job)
-        self._turns.leave(job)
-        if end is None:
+        try:
+            end = await self._run(job)
+        except Exception as error:  # noqa: BLE001 - as above
+            await self._charge(job, error)
             return
+        self._turns.leave(job)
         # The state first: with nothing left to wait for, a drain takes what is RUNNING for stuck.
         job.task.advance(end.outcome.state if end.outcome else TaskState.HANDED_OVER)
         job.task.cut = job.task.cut or end.cut
@@ -452,17 +458,14 @@ class Dispatcher:
         job.leave_seat()
         self._tracker.started(task)
 
-    async def _run_or_charge(self, job: Job) -> End | None:
-        """As `_run`; None after a fault of gracekit's own steps around the handler.
+    async def _charge(self, job: Job, error: Exception) -> None:
+        """A fault of gracekit's own steps around the handler counts as a crash.
 
         Code of the application runs there too: of its logging, its tracing, its exceptions. The
         task goes the way of one whose process has crashed, so that its attempts are capped; a
         `requeue` delivery comes back as a redelivered one, which is journaled.
         """
-        try:
-            return await self._run(job)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the task must not go round for ever
-            self._telemetry.emit("dispatch.failed", error=words_of(error))
+        self._telemetry.emit("dispatch.failed", error=words_of(error))
         if job.task.journaled:
             await self._custody.charge(job)
             if self._services.phase.draining:
@@ -472,7 +475,6 @@ class Dispatcher:
         else:
             await asyncio.sleep(GIVE_BACK_PAUSE_S)
             await self._give_back(job)
-        return None
 
     async def _run(self, job: Job) -> End:
         task, method = job.task, job.method

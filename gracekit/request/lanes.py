@@ -117,6 +117,8 @@ class Turns:
         """Stand in line until it is our turn; false if the gate closed or it was cancelled."""
         if not job.gate.is_open or job.task.cancel_cause is not None:
             return False
+        if not job.inside and job.suspicion is None and not job.refused and self.enter_nowait(job):
+            return True
         job.task.handler = asyncio.current_task()
         kind = Kind.NEW if job.delivery is not None else Kind.RECOVERED
         job.waiting = True
@@ -185,7 +187,9 @@ class Turns:
             self._lines.leave(job.inside.pop())
 
     def leave(self, job: Job) -> None:
-        """Give back every place that *job* has taken."""
+        """Give back every place that *job* has taken; may be called twice."""
+        if not job.inside and not job.alone:
+            return
         while job.inside:
             self._lines.leave(job.inside.pop())
         self._suspects.leave(job)

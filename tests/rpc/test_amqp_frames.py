@@ -220,7 +220,7 @@ def test_each_frame_goes_to_one_place_however_the_bytes_are_cut(sent, cuts):
         wire.tap(2, tap)
         data = b"".join(pamqp.frame.marshal(frame, channel) for channel, frame in sent)
         for piece in pieces(data, cuts):
-            wire.data_received(piece)
+            feed(wire, piece)
         reader.feed_eof()
         passed = [frame for frame in read_all(await reader.read()) if not is_life_sign(frame)]
 
@@ -236,6 +236,15 @@ def test_each_frame_goes_to_one_place_however_the_bytes_are_cut(sent, cuts):
         ]
 
     asyncio.run(play())
+
+
+def feed(wire: Wire, data: bytes) -> None:
+    """As a socket does: into the wire's buffer, as much as it takes at a time."""
+    while data:
+        buffer = wire.get_buffer(-1)
+        now, data = data[: len(buffer)], data[len(buffer) :]
+        buffer[: len(now)] = now
+        wire.buffer_updated(len(now))
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -260,8 +269,8 @@ async def test_who_reads_only_deliveries_is_not_taken_for_stuck(looptime):
     delivery = pamqp.frame.marshal(Basic.Deliver("1", 5, False, "x", "y"), 2)
     for _ in range(10):
         await asyncio.sleep(LIFE_SIGN_S + 0.1)
-        wire.data_received(delivery)
-        wire.data_received(delivery)
+        feed(wire, delivery)
+        feed(wire, delivery)
     reader.feed_eof()
     signs = len(read_all(await reader.read()))
 
@@ -283,8 +292,8 @@ async def test_what_is_no_frame_is_left_to_aiormq(garbage):
     """
     reader = asyncio.StreamReader()
     wire = Wire(reader)
-    wire.data_received(garbage)
-    wire.data_received(b"more")
+    feed(wire, garbage)
+    feed(wire, b"more")
     reader.feed_eof()
 
     assert await reader.read() == garbage + b"more"
@@ -298,7 +307,7 @@ async def test_a_frame_in_pieces_is_not_taken_for_a_silence():
     wire = Wire(reader)
     greeting = pamqp.frame.marshal(commands.Connection.Start(0, 9, {}, "PLAIN", "en_US"), 0)
     for byte in greeting:
-        wire.data_received(bytes([byte]))
+        feed(wire, bytes([byte]))
     reader.feed_eof()
 
     assert await reader.read() == greeting
@@ -311,7 +320,7 @@ async def test_a_frame_as_large_as_a_message_may_be_is_taken():
     wire, tap = Wire(asyncio.StreamReader()), Noting()
     wire.tap(2, tap)
     body = bytes(17 << 20)
-    wire.data_received(pamqp.frame.marshal(ContentBody(body), 2))
+    feed(wire, pamqp.frame.marshal(ContentBody(body), 2))
 
     assert tap.taken == [bytes([frames.BODY]) + body]
 
