@@ -455,7 +455,8 @@ class Dispatcher:
         task.deadline = None if timeout is None else task.started_at + timeout
         task.history = self._history.of(job.method.namespace, task.method)
         job.gate.entering.pop(job, None)
-        job.leave_seat()
+        if job.seated:
+            job.leave_seat()
         self._tracker.started(task)
 
     async def _charge(self, job: Job, error: Exception) -> None:
@@ -635,7 +636,8 @@ class Dispatcher:
     def _untrack(self, job: Job) -> None:
         self._heartbeats.end(job.task)
         job.gate.entering.pop(job, None)
-        job.leave_seat()
+        if job.seated:
+            job.leave_seat()
         self._turns.leave(job)
         self._jobs.pop(job.task, None)
         self._tracker.remove(job.task)

@@ -122,6 +122,7 @@ class Suspects:
         self._alone: object | None = None
         self._waiting: dict[object, _Waiting] = {}
         self._resting = False
+        self._is_open = True  # kept by `_look`, as each request asks for it
         self._closed_at: float | None = None  # loop time
         self._admitting: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -192,12 +193,9 @@ class Suspects:
             if task is not None:
                 task.cancel()
 
-    @property
-    def _is_open(self) -> bool:
-        return self._alone is None and (not self._waiting or self._resting)
-
     def _look(self) -> None:
         """The doors may have moved: note since when they are closed, and let all ask again."""
+        self._is_open = self._alone is None and (not self._waiting or self._resting)
         if self._is_open:
             self._closed_at = None
         elif self._closed_at is None:
