@@ -43,7 +43,7 @@ class Run:
         lock_path: File whose lock proves that it lives, as the run itself saw it.
         lock_file: Which file that was; None where an older gracekit wrote the row.
         phase: ServiceState, for display.
-        beat_at: Wall time of the last beat, for display.
+        beat_at: Wall time of the last beat. It proves nothing, as clocks jump and loops block.
         stop_at: Wall time of its stop-intent; None if none stands.
         exit_code: Of its stop record; None if it wrote none.
         verdict: How it ended; None until it was classified.
@@ -384,17 +384,20 @@ class Members:
     async def siblings(self) -> list[tuple[Run, str | None]]:
         """Other runs of this service that may serve now or again, with the methods they wrote down.
 
-        They are those that are not proven dead, and those that ended less than `BACK_WITHIN_S` ago
-        and whose instance has no run now: it may be starting again, in an upgrade for example.
+        They are those that live; those of whom nothing is proven, if they have beaten less than
+        `BACK_WITHIN_S` ago; and those that ended less than that ago and whose instance has no run
+        now: it may be starting again, in an upgrade for example.
         """
+        since = self._clock.wall() - BACK_WITHIN_S
         rows = await self._engine.query(
             f"SELECT {_COLUMNS}, methods FROM run WHERE service = ? "  # noqa: S608 - a constant
             "AND (coalesce(ended_at, adopted_at) IS NULL OR coalesce(ended_at, adopted_at) >= ?) "
             "ORDER BY generation DESC",
             self._service,
-            self._clock.wall() - BACK_WITHIN_S,
+            since,
         )
-        found = [(_run(row[:-1]), None if row[-1] is None else str(row[-1])) for row in rows]
+        known = [(_run(row[:-1]), None if row[-1] is None else str(row[-1])) for row in rows]
+        found = [one for one in known if not self._is_silent(one[0], since)]
         living = [
             one for one in found if one[0].ended_at is None and not self.judge(one[0]).is_dead
         ]
@@ -405,6 +408,13 @@ class Members:
             last.pop(run.instance, None)
         others = [one for one in living if one[0].run_id != self.run_id]
         return [*others, *last.values()]
+
+    def _is_silent(self, run: Run, since: float) -> bool:
+        return (
+            run.beat_at < since
+            and run.ended_at is None
+            and self.judge(run).answer is Answer.NOT_PROVEN
+        )
 
     async def offers(self) -> list[str]:
         """What runs on record have served, as texts of `gracekit.rpc.offer`; newest first."""

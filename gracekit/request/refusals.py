@@ -30,7 +30,9 @@ Control = Callable[[Request], Awaitable[Any]]
 PASS_ON_FOR_S: Final = 300.0
 """What only a sibling serves goes back for it so long, and is refused then."""
 FIRST_PAUSE_S: Final = 0.5
-LONGEST_PAUSE_S: Final = 5.0
+LONGEST_PAUSE_S: Final = 60.0
+"""Pauses grow to it with the time that has passed: RabbitMQ 4 gives up what a quorum queue has
+delivered 20 times, and the message comes back to each of us about 12 times in all."""
 MOST_REMEMBERED: Final = 10_000
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,12 @@ import pytest
 from gracekit import Context, Done, RemoteError, Service
 from gracekit.errors import GracekitError
 from gracekit.leases.members import BACK_WITHIN_S
-from gracekit.request.refusals import PASS_ON_FOR_S
-from tests.service.kit import World
+from gracekit.life import Answer, Judgement
+from gracekit.life import Life as Recorded
+from gracekit.request.refusals import PASS_ON_FOR_S, Detour
+from gracekit.rpc.message import Request
+from gracekit.rpc.transport import Delivery
+from tests.service.kit import Life, World
 
 pytestmark = pytest.mark.looptime
 
@@ -76,6 +81,38 @@ async def test_a_method_that_nobody_serves_any_more_ends_though_siblings_live(wo
     await world.until(lambda: world.state("w") == "errored", within_s=BACK_WITHIN_S + 90)
     assert world.task("w")["reason"] == "method_gone"
     await call
+
+
+async def test_a_run_that_beats_no_more_keeps_nothing_for_itself(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Nobody can prove that it is dead, but rows and leases must not wait for it for ever.
+    """
+    silent = await world.start(version("work", "removed"), instance="silent")
+    await leave_begun(world, "removed", resource="vm", on_interrupt="retry", settle=0)
+    await silent.crash()
+    _prove_nothing_of(silent, monkeypatch)
+    svc = version("work")
+    await world.start(svc, instance="a")
+    await world.until(lambda: world.state("w") == "errored", within_s=BACK_WITHIN_S + 90)
+
+    assert world.task("w")["reason"] == "method_gone"
+    client = await world.client(svc)
+    with pytest.raises((RemoteError, GracekitError)):
+        await client.prepare(timeout=30).call("removed", vm="v")
+
+
+def _prove_nothing_of(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type(life.process)
+    judge = kind.judge
+
+    def judge_others(self: Any, other: Recorded, directory: Path | None) -> Judgement:
+        if other.identity == life.process.identity:
+            return Judgement(Answer.NOT_PROVEN, "its lock file is gone")
+        return judge(self, other, directory)
+
+    monkeypatch.setattr(kind, "judge", judge_others)
 
 
 async def test_a_row_goes_to_the_sibling_whose_version_serves_it(world: World):
@@ -267,6 +304,32 @@ async def test_what_a_sibling_serves_and_never_takes_is_refused_in_the_end(world
 
     (kept,) = world.broker.dead_letters
     assert b"added" in kept.body
+
+
+async def test_a_message_goes_back_less_often_than_a_quorum_queue_delivers_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    RabbitMQ 4 gives a message up after 20 deliveries, and other trouble may need some of them.
+    """
+    went_back = []
+    pause_s = Detour.pause_s
+
+    async def noted(self: Detour, request: Request, delivery: Delivery) -> float | None:
+        pause = await pause_s(self, request, delivery)
+        went_back.append(pause)
+        return pause
+
+    monkeypatch.setattr(Detour, "pause_s", noted)
+    new = await world.start(version("work", "added"), instance="new", max_accepted=1, max_running=1)
+    for name in ("a", "b", "c"):
+        await world.start(version("work"), instance=name)
+    client = await world.client(new.runtime.service)
+    await world.verb(new, "quiet")
+    await client.prepare(request_id="w").cast("added", vm="v")
+    await world.until(lambda: world.tally().get("rejected") == 1, within_s=3 * PASS_ON_FOR_S)
+
+    assert len([pause for pause in went_back if pause]) <= 15
 
 
 async def test_a_directed_request_goes_back_only_for_its_own_host(world: World):
