@@ -237,6 +237,18 @@ async def after_kill(story: Story) -> None:
     await story.arm(**AT_ONCE)
 
 
+async def after_two_kills(story: Story) -> None:
+    """The start after a request was at work in two processes as they died: it runs apart."""
+    await story.under_way("gate", **AT_ONCE)
+    story.cell.kill()
+    await story.killed()
+    await story.cell.start("", **AT_ONCE)
+    await story.cell.until_told("start", 2)
+    story.cell.kill()
+    await story.killed()
+    await story.arm(**AT_ONCE)
+
+
 def after_another(first: str) -> Scenario:
     """The start after a start that died in its recovery, at *first*."""
 
@@ -376,6 +388,7 @@ TABLE: Final = (
     Reaches(after_kill, (P.CALL_HOOK, P.ERRORED_DONE, P.REPLY, P.REPLY_SENT), ERROR),
     Reaches(after_kill, (P.GIVE_BACK, P.ACCEPT_AND_BEGIN, P.FINISH), REQUEUE),
     Reaches(after_work, (P.SETTLE, P.REPLY), PROBE),
+    Reaches(after_two_kills, (P.PAROLE,), AGAIN),
     Reaches(after_outcome, (P.ADOPT, P.REPLY, P.REPLY_SENT), JOURNALED),
     Reaches(after_accept, (P.ADOPT, P.CLAIM, P.BEGIN), JOURNALED),
     Reaches(after_hold, (P.ADOPT, P.CALL_HOOK, P.END_HOLD, P.ERRORED_DONE), JOURNALED),
@@ -386,12 +399,6 @@ TABLE: Final = (
     Reaches(after_stuck, (P.ADOPT, P.CLAIM, P.SETTLE), JOURNALED),
     Reaches(retire, (P.RETIRE,), ANY),
 )
-
-NOT_IN_THE_MATRIX: Final[dict[Point, str]] = {
-    P.PAROLE: "comes after a minute of a task that was at work in two processes as they died: "
-    "tests/service/test_charges.py kills there, in virtual time",
-}
-"""Points without a cell, each with its reason."""
 
 # -- and what of it there is on a broker
 
