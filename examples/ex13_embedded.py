@@ -18,7 +18,7 @@ import signal
 import tempfile
 from asyncio import StreamReader, StreamWriter
 
-from gracekit import Context, Runtime, Service, ServiceState
+from gracekit import Context, Runtime, Service
 
 svc = Service("films")
 begun, finish = asyncio.Event(), asyncio.Event()
@@ -38,9 +38,9 @@ async def main() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, runtime.request_stop)
 
     async def readiness(_: StreamReader, writer: StreamWriter) -> None:
-        state = runtime.state
-        code = 200 if state is ServiceState.SERVING else 503
-        writer.write(f"HTTP/1.1 {code} {state.value}\r\nConnection: close\r\n\r\n".encode())
+        code = 200 if runtime.not_ready is None else 503
+        answer = f"HTTP/1.1 {code} {runtime.state.value}\r\nConnection: close\r\n\r\n"
+        writer.write(answer.encode())
         writer.close()
 
     async with await asyncio.start_server(readiness, "127.0.0.1", 0) as server, runtime:
