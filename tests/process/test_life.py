@@ -255,16 +255,18 @@ async def test_a_run_whose_lock_file_is_lost_stops_and_says_so(
     assert first.run["exit_code"] == 70
 
 
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"], ids=["main", "wal", "shm"])
 @pytest.mark.parametrize("which", ["store", "transport"])
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 async def test_a_store_or_queue_file_that_is_lost_ends_the_service(
-    site: Site, client: RpcClient, which: str, how: str
+    site: Site, client: RpcClient, which: str, how: str, suffix: str
 ) -> None:
     """
     What is written to the old file is nowhere any more: intake stops, and the exit is 70.
     """
     first = await site.start(**SHORT).serving()
-    path: Path = getattr(site, which)
+    main: Path = getattr(site, which)
+    path = main.with_name(f"{main.name}{suffix}")
     if how == "replaced":
         fresh = path.with_name("fresh")
         shutil.copy(path, fresh)
