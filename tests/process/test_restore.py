@@ -71,6 +71,76 @@ async def test_an_older_store_is_said_to_be_one_and_its_tokens_rise(
     assert await third.stop() == 0
 
 
+@pytest.mark.parametrize("locks", ["with its locks", "locks left"])
+@pytest.mark.parametrize("checkpointed", [True, False], ids=["older rows", "no rows"])
+async def test_a_store_that_lost_its_wal_is_said_to_be_older_and_its_tokens_rise(
+    site: Site, client: RpcClient, checkpointed: bool, locks: str
+) -> None:
+    """
+    A killed process leaves its last commits in the `-wal`. Without that, the main file is an older
+    store, or an empty one: known by the lock directory, and by the queue where that is gone too.
+    """
+    service = await site.start().serving()
+    before = await fence(site, client, "a")
+    if checkpointed:
+        assert await service.stop() == 0
+        service = await site.start().serving()
+    for key in ("b", "c"):
+        before = await fence(site, client, key)
+    service.kill()
+    wal = site.store.with_name(f"{site.store.name}-wal")
+    assert wal.stat().st_size > 0
+
+    wal.unlink()
+    if locks == "with its locks":
+        shutil.rmtree(f"{site.store}-runs")
+    again = await site.start().serving()
+
+    assert again.log.count("store.older") == 1
+    assert ("it is new and empty" in again.log) != checkpointed
+    after = await fence(site, client, "d")
+    assert after > before
+    assert await again.stop() == 0
+    third = await site.start().serving()
+    assert "store.older" not in third.log
+    assert await fence(site, client, "e") == after + 1
+    assert await third.stop() == 0
+
+
+@pytest.mark.parametrize("lost", ["restored", "deleted"])
+async def test_two_that_start_at_once_on_an_older_store_both_raise_its_tokens(
+    site: Site, client: RpcClient, lost: str
+) -> None:
+    """
+    Neither fails, it is said, and whichever of them grants a token, it is above all before.
+    """
+    copy = site.root / "copy.db"
+    service = await site.start().serving()
+    before = [await fence(site, client, "a")]
+    backup(site, copy)
+    before += [await fence(site, client, key) for key in ("b", "c")]
+    assert await service.stop() == 0
+
+    lose_store(site)
+    if lost == "restored":
+        shutil.copy(copy, site.store)
+        site.store.chmod(0o600)
+    both = [site.start(), site.start()]
+    for one in both:
+        await one.serving()
+
+    assert "store.older" in "".join(one.log for one in both)
+    tokens = [await fence(site, client, f"d{n}") for n in range(4)]
+    assert await both[0].stop() == 0
+    tokens.append(await fence(site, client, "e"))
+    assert await both[1].stop() == 0
+    third = await site.start().serving()
+    tokens.append(await fence(site, client, "f"))
+    assert await third.stop() == 0
+    assert before + tokens == sorted({*before, *tokens})
+    assert "store.older" not in third.log
+
+
 async def test_a_backup_that_nothing_beside_it_knows_is_one_by_its_own_word(
     site: Site, client: RpcClient
 ) -> None:
