@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from gracekit.errors import ConflictError, StoreError, UnknownCommitError
+from gracekit.leases.epoch import EPOCH_BITS, Epoch, read_mark
 from gracekit.leases.leases import PATIENCE_S, Guard, LeaseRow, Leases
 from gracekit.process import Point
 from gracekit.store.batch import Batch
+from gracekit.telemetry import Telemetry
 from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.ports import PlayedEngine, PlayedProcess
 from tests.service.kit import World
@@ -522,6 +525,50 @@ async def test_tokens_are_above_the_lowest_and_rise_from_there(desks: tuple[Desk
     assert second.token == (1 << 40) + 2
     await other.release(second)
     assert (await desk.must_take(VM)).token == (1 << 40) + 3
+
+
+def epoch_of(desk: Desk, directory: Path, kept: list[int], heard: list[str]) -> Epoch:
+    """The epoch as that run begins it; the queue has *kept* the marks of the store."""
+
+    async def keep(name: str, mark: int) -> int:
+        kept.append(mark)
+        return max(kept)
+
+    telemetry = Telemetry()
+    telemetry.subscribe(lambda event, fields: heard.append(event))
+    path = directory / "store.db"
+    return Epoch(desk.engine, path, directory, keep, desk.leases, telemetry, desk.clock)
+
+
+@pytest.mark.parametrize("slower", [0, 1, None], ids=["the first", "the second", "neither"])
+async def test_two_runs_that_find_their_store_older_at_once_both_rise_above_it(
+    desks: tuple[Desk, Desk], tmp_path: Path, slower: int | None
+):
+    """
+    Each has looked before the other has raised the epoch, and one commits before the other or not:
+    whoever grants the next token, it is above all that were given, and it is said.
+    """
+    given = 3 << EPOCH_BITS | 7
+    kept = [given]
+    heard: list[str] = []
+    epochs = [epoch_of(desk, tmp_path, kept, heard) for desk in desks]
+    if slower is not None:
+        desks[slower].faults.plan("store", Point.JOIN.value, Fault.DELAY, times=3)
+
+    await asyncio.gather(*(epoch.begin() for epoch in epochs))
+
+    assert heard == ["store.older", "store.older"]
+    tokens = []
+    for desk in (*desks, *reversed(desks)):
+        guard = await desk.must_take()
+        tokens.append(guard.token)
+        await desk.release(guard)
+    assert tokens[0] > given
+    assert tokens == sorted(set(tokens))
+    assert read_mark(tmp_path) == max(kept)
+    third = epoch_of(desks[0], tmp_path, kept, heard)
+    await third.begin()
+    assert heard == ["store.older", "store.older"]
 
 
 @pytest.mark.parametrize(
