@@ -431,6 +431,39 @@ async def test_a_channel_that_confirms_nothing_is_left_however_short_the_waits(l
     publisher.stop()
 
 
+async def test_a_watch_over_confirms_that_fails_begins_again(link, monkeypatch):
+    """
+    Without it nobody would leave a channel that confirms nothing, and send the messages again.
+    """
+    monkeypatch.setattr(amqp_outlet, "CONFIRM_S", 0.3)
+    monkeypatch.setattr(amqp_outlet, "LOOK_EVERY_S", 0.1)
+    await (await link.channel()).queue_declare("q")
+    failed: list[str] = []
+    telemetry = Telemetry()
+    telemetry.subscribe(
+        lambda event, fields: (
+            failed.append(fields["error"]) if event == "background.failed" else None
+        )
+    )
+    publisher, queue = publisher_to(link, telemetry=telemetry), Queue("q", QueueKind.REPLY)
+    is_blocked = link.is_blocked
+
+    async def fail_once() -> bool:
+        monkeypatch.setattr(link, "is_blocked", is_blocked)
+        raise RuntimeError("unforeseen")
+
+    await publisher.publish(queue, message("a"))
+    mute = publisher._outlets[""]._channel
+    assert isinstance(mute, FramedChannel)
+    monkeypatch.setattr(mute, "_confirmed", lambda *_: None)
+    monkeypatch.setattr(link, "is_blocked", fail_once)
+    await asyncio.wait_for(publisher.publish(queue, message("b")), 10)
+
+    assert not mute.is_open
+    assert failed == ["RuntimeError('unforeseen')"]
+    publisher.stop()
+
+
 async def test_a_silent_queue_does_not_hold_up_those_who_go_one_by_one(link, monkeypatch):
     """
     A refusal comes at once: who hears nothing is no longer waited for, and still hears its confirm.

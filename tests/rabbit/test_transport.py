@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,7 +16,9 @@ from gracekit.errors import DependencyError, UnconfirmedError, Undeliverable
 from gracekit.process import Process
 from gracekit.rpc.amqp import consumer as amqp_consumer
 from gracekit.rpc.amqp.channels import FramedChannel, PlainChannel
-from gracekit.rpc.amqp.consumer import Declarer
+from gracekit.rpc.amqp.consumer import AmqpConsumer, Declarer
+from gracekit.rpc.amqp.intake import Intake
+from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import FRAMES, read_url
 from gracekit.rpc.transport import Queue, QueueKind, shared_queue
@@ -25,6 +28,7 @@ from tests.rabbit.broker import Broker
 from tests.rpc.kit import Inbox, message
 
 QUEUE = shared_queue("compute")
+UNFORESEEN = RuntimeError("unforeseen")
 
 
 class Ear:
@@ -252,11 +256,7 @@ async def test_a_reply_queue_keeps_its_name_over_a_restart_of_the_broker(
     await ear.until("consumer.resumed")
     assert lost.since < asyncio.get_running_loop().time()
     assert consumer.failure is None
-    async with asyncio.timeout(30):  # the other connection comes back in its own time
-        while True:
-            with contextlib.suppress(DependencyError):
-                await transport.publish(queue, message("answer"))
-                break
+    await publish_at_last(transport, queue, "answer")
 
     assert (await inbox.next()).body == b"answer"
 
@@ -280,6 +280,65 @@ async def test_a_cancelled_consumer_stays_cancelled(
     assert queues["compute"].consumers == 0
     assert queues["compute"].ready == 1
     assert queues["compute-ops"].consumers == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [
+        (Link, "_lost"),
+        (Link, "_drop"),
+        (Link, "_reconnect"),
+        (AmqpConsumer, "_ended"),
+        (Intake, "close"),
+        (AmqpConsumer, "_open_again"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+async def test_a_keeper_that_fails_begins_again_and_messages_flow(
+    transport, own_broker: Broker, ear: Ear, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
+) -> None:
+    """
+    An exception that nobody foresaw, in any step of who keeps a connection or a consumer, is
+    logged; neither this loss nor a later one ends the reading.
+    """
+    inbox = Inbox()
+    await transport.consume([QUEUE], inbox.put, prefetch=1)
+    raise_once(monkeypatch, owner, step)
+
+    for times, text in enumerate(("a", "b"), 1):
+        await asyncio.to_thread(own_broker.close_all_connections)
+        await ear.until("consumer.resumed", times)
+        await publish_at_last(transport, QUEUE, text)
+        async with asyncio.timeout(30):
+            body = None
+            while body != text.encode():  # an ack may have met the loss: then "a" comes again
+                delivery = await inbox.next()
+                await delivery.ack()
+                body = delivery.body
+
+    failures = [fields for event, fields in ear.heard if event == "background.failed"]
+    assert [fields["error"] for fields in failures] == [repr(UNFORESEEN)]
+
+
+def raise_once(monkeypatch: pytest.MonkeyPatch, owner: type, step: str) -> None:
+    """Let the next call of a coroutine function of that class raise what nobody foresaw."""
+    real, calls = getattr(owner, step), itertools.count()
+
+    async def raising(self: Any, *given: Any) -> Any:
+        if next(calls) == 0:
+            raise UNFORESEEN
+        return await real(self, *given)
+
+    monkeypatch.setattr(owner, step, raising)
+
+
+async def publish_at_last(transport: AmqpTransport, queue: Queue, text: str) -> None:
+    """The publisher's connection comes back in its own time."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(DependencyError):
+                await transport.publish(queue, message(text))
+                return
 
 
 @pytest.mark.parametrize(
