@@ -428,7 +428,7 @@ class Runtime:
             keep = self._transport.keep_mark
             self._epoch = Epoch(self._engine, path, locks, keep, leases, self.telemetry, clock)
         lines = Lines()
-        suspects = Suspects(clock, self.journal.parole)
+        suspects = Suspects(clock, self.journal.parole, self.telemetry)
         services = Services(
             journal=self.journal,
             holds=self.holds,

@@ -22,10 +22,13 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
+from gracekit import background
 from gracekit.clock import Clock
 from gracekit.errors import StoreError
+from gracekit.telemetry import Telemetry
 
 ALONE_S: Final = 5.0
 """A suspect waits so long at most for others to end, and is alone for so long at most. Whatever
@@ -113,11 +116,13 @@ class Suspects:
     Args:
         clock: For the times of a suspect.
         parole: Records that a suspect is no longer alone; nothing begins before it has.
+        telemetry: Hears of an unforeseen failure, after which the admission begins again.
     """
 
-    def __init__(self, clock: Clock, parole: Parole) -> None:
+    def __init__(self, clock: Clock, parole: Parole, telemetry: Telemetry) -> None:
         self._clock = clock
         self._parole = parole
+        self._telemetry = telemetry
         self._inside: dict[object, None] = {}
         self._alone: object | None = None
         self._waiting: dict[object, _Waiting] = {}
@@ -156,7 +161,7 @@ class Suspects:
         self._waiting[who] = _Waiting(who, row, about, admitted)
         self._look()
         if self._admitting is None:
-            self._admitting = asyncio.create_task(self._admit_all())
+            self._admitting = self._start(self._admit_all, "admission of suspects")
         try:
             return await admitted
         except asyncio.CancelledError:
@@ -193,6 +198,10 @@ class Suspects:
             if task is not None:
                 task.cancel()
 
+    def _start(self, work: background.Work, name: str) -> asyncio.Task[None]:
+        """Begin *work* again if it fails: otherwise the doors would stay shut."""
+        return background.start(work, name, telemetry=self._telemetry, clock=self._clock)
+
     def _look(self) -> None:
         """The doors may have moved: note since when they are closed, and let all ask again."""
         self._is_open = self._alone is None and (not self._waiting or self._resting)
@@ -213,18 +222,16 @@ class Suspects:
     async def _admit_all(self) -> None:
         """Admit suspects until none waits: one alone, or several if none can be alone."""
         together = 1
-        try:
-            while waiting := self._by_rank():
-                first = waiting[0]
-                if await self._wait_alone(first):
-                    together = 1
-                    self._admit_alone(first)
-                elif first.is_waiting:
-                    together *= 2
-                    for one in self._by_rank()[:together]:
-                        self._admit(one, alone=False)
-        finally:
-            self._admitting = None
+        while waiting := self._by_rank():
+            first = waiting[0]
+            if await self._wait_alone(first):
+                together = 1
+                self._admit_alone(first)
+            elif first.is_waiting:
+                together *= 2
+                for one in self._by_rank()[:together]:
+                    self._admit(one, alone=False)
+        self._admitting = None  # in the same turn as the look that none waits
 
     def _by_rank(self) -> list[_Waiting]:
         """The suspects that still wait, in the order in which they begin."""
@@ -273,7 +280,7 @@ class Suspects:
             self._timer = None
 
     def _time_up(self, who: object, row: SuspectRow) -> None:
-        self._paroling = asyncio.create_task(self._end_alone(who, row))
+        self._paroling = self._start(partial(self._end_alone, who, row), "end of being alone")
 
     async def _end_alone(self, who: object, row: SuspectRow) -> None:
         """Others may begin beside it, once its row says that it is not alone any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -11,12 +12,14 @@ import pytest
 
 from gracekit import Context, Done, Fail, GracekitError, RemoteError, Retry, Service, Wait
 from gracekit.process import Point
-from gracekit.recovery.suspects import ALONE_S
+from gracekit.recovery.suspects import ALONE_S, Suspects
 from gracekit.testing.loop import owner
+from gracekit.tracker.journal import Journal
 from tests.service.kit import Life, World
 
 pytestmark = pytest.mark.looptime
 
+UNFORESEEN: Final = RuntimeError("unforeseen")
 
 # -- faults of gracekit's own steps around a handler -----------------------------------------
 
@@ -328,6 +331,63 @@ async def test_suspects_run_one_at_a_time_and_others_between_them(world: World, 
     assert sorted(suspects[:10]) == sorted([*INNOCENT, "p"])
     assert site.given_up() == ["p"]
     assert world.state("late") == "succeeded"
+
+
+@pytest.mark.parametrize("step", ["_by_rank", "_wait_alone", "_rest", "_admit_alone", "_admit"])
+async def test_an_exception_that_nobody_foresaw_does_not_shut_the_doors(
+    world: World, svc: Service, monkeypatch: pytest.MonkeyPatch, step: str
+):
+    """
+    Whatever step of the admission fails: it is logged, the suspects begin, and then others.
+    """
+    site = Site(world, svc)
+    site.poison = set()
+    world.expects_faults = True
+    raise_once(monkeypatch, Suspects, step)
+    await site.live()
+    await site.send("s", "t")
+    await site.cut_power_twice()
+    await site.send("late")
+    await world.until(site.are_ended, within_s=10 * ALONE_S)
+
+    assert set(world.states().values()) == {"succeeded"}
+    (failed,) = site.lives[-1].told("background.failed")
+    assert failed["error"] == repr(UNFORESEEN)
+
+
+async def test_an_exception_at_the_end_of_being_alone_does_not_shut_the_doors(
+    world: World, svc: Service, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    It is logged, and the row of the suspect says a moment later that it is alone no more.
+    """
+    site = Site(world, svc)
+    site.poison = set()
+    world.expects_faults = True
+    site.lasting_s = 10 * ALONE_S
+    raise_once(monkeypatch, Journal, "parole")
+    await site.live()
+    await site.send("s")
+    await site.cut_power_twice()
+    await world.until(lambda: len(site.starts) == 3)
+    await site.send("late")
+    await world.until(lambda: len(site.starts) == 4, within_s=2 * ALONE_S)
+
+    assert (world.state("s"), world.task("s")["alone"]) == ("running", 0)
+    (failed,) = site.lives[-1].told("background.failed")
+    assert failed["error"] == repr(UNFORESEEN)
+
+
+def raise_once(monkeypatch: pytest.MonkeyPatch, owner: type, step: str) -> None:
+    """Let the next call of that method raise what nobody foresaw."""
+    real, calls = getattr(owner, step), itertools.count()
+
+    def raising(self: Any, *given: Any, **named: Any) -> Any:
+        if next(calls) == 0:
+            raise UNFORESEEN
+        return real(self, *given, **named)
+
+    monkeypatch.setattr(owner, step, raising)
 
 
 async def test_a_stream_of_killers_convicts_no_innocent(world: World, svc: Service):
