@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from contextvars import ContextVar
 
@@ -634,6 +635,54 @@ async def test_a_handler_cannot_end_the_service(world: World, svc: Service, erro
 
     assert await client.call(good) == 1
     assert world.state("b") == "failed"
+
+
+@pytest.mark.parametrize(
+    "cancelled", [False, True], ids=["uncancelled", "swallowed a cancellation"]
+)
+@pytest.mark.parametrize("where", ["beside another task", "in a thread without a loop"])
+async def test_a_task_that_is_thrown_away_with_its_loop_has_no_outcome(
+    world: World, svc: Service, where: str, cancelled: bool
+):
+    """
+    The interpreter closes its coroutine: the GeneratorExit in the handler is no failure. No step of
+    ours can follow, so the row stays RUNNING, and the next start settles it.
+    """
+    doors = Doors()
+
+    @svc.rpc(on_interrupt="retry", settle=0)
+    async def work(ctx: Context) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await doors.pass_(ctx.attempt)
+            return
+        await doors.pass_("on")
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    request_id = await client.cast(work)
+    await doors.wait(1)
+    (task,) = life.runtime.tracker
+    assert task.handler is not None
+    if cancelled:
+        task.handler.cancel()
+        await doors.wait(2)
+    coroutine = task.handler.get_coro()
+    if where == "beside another task":
+        coroutine.close()
+    else:
+        thread = threading.Thread(target=coroutine.close)
+        thread.start()
+        thread.join()
+    await asyncio.sleep(1)
+
+    row = world.task(request_id)
+    assert (row["state"], row["failure"], row["cut"]) == ("running", None, None)
+    assert life.told("task.finished") == []
+    await life.crash()
+    doors.open(2)
+    await world.start(svc)
+    await world.until(lambda: world.state(request_id) == "succeeded")
+    assert doors.entered == ([1, "on", 2] if cancelled else [1, 2])
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_an_interruption(world: World, svc: Service):
