@@ -12,15 +12,15 @@ from gracekit import RpcClient
 from tests.process import wild
 from tests.process.helpers import SLACK_S, ServiceProcess, Site
 
-LEAVING = (
-    wild.exit_in_child,
-    wild.exit_in_group,
-    wild.exit_in_gather,
-    wild.exit_in_callback,
-    wild.exit_in_job,
-    wild.interrupt_in_callback,
-    wild.stop_loop,
-)
+LEAVING = {  # with what becomes of the task itself
+    wild.exit_in_child: "succeeded",
+    wild.exit_in_group: "failed",
+    wild.exit_in_gather: "failed",
+    wild.exit_in_callback: "succeeded",
+    wild.exit_in_job: "succeeded",
+    wild.interrupt_in_callback: "succeeded",
+    wild.stop_loop: "succeeded",
+}
 
 
 def start(site: Site, way: str | None = None, **settings: object) -> ServiceProcess:
@@ -45,20 +45,27 @@ async def in_flight(site: Site, client: RpcClient) -> tuple[str, str, str]:
     return retried, fetched, threaded
 
 
-@pytest.mark.parametrize("method", LEAVING, ids=lambda method: method.name)
-async def test_what_leaves_the_loop_asks_for_a_drain(site: Site, client: RpcClient, method) -> None:
+@pytest.mark.parametrize(
+    ("method", "end"), LEAVING.items(), ids=[method.name for method in LEAVING]
+)
+async def test_what_leaves_the_loop_asks_for_a_drain(
+    site: Site, client: RpcClient, method, end: str
+) -> None:
     """
     SystemExit or KeyboardInterrupt beside the handlers, or a stopped loop: all in flight ends by
-    itself within the drain, the traceback is logged, and the exit is 70, on record.
+    itself, 70 is on record, and a handler to which its child's SystemExit comes back is FAILED.
     """
     process = await start(site).serving()
     retried, _, threaded = await in_flight(site, client)
 
-    await client.cast(method)
+    culprit = await client.cast(method)
     await process.wait_log("drain.started")
     site.go()
 
     assert await process.exit_code() == 70
+    row = site.task(culprit)
+    assert (row["state"], row["attempts"], row["cut"]) == (end, 1, None)
+    assert ("SystemExit" in str(row["failure"])) == (end == "failed")
     assert (site.state(retried), site.state(threaded)) == ("succeeded", "succeeded")
     assert [len(site.seen("done", key)) for key in "abc"] == [1, 1, 1]
     assert site.queued() == 0
