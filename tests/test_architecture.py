@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -146,14 +147,104 @@ def test_life_is_judged_in_one_place():
     """
     No other module asks a lock or the process table whether somebody lives.
     """
-    signs = ("F_OFD_", "F_GETLK", "LOCK_NB", "random/boot_id", "self/ns/time", "kill(pid, 0)")
     found = {
         path.relative_to(PACKAGE).as_posix()
         for path, _ in modules()
-        if any(sign in path.read_text() for sign in signs)
+        if any(_judgements(ast.parse(path.read_text())))
     }
 
     assert found == {"life.py"}
+
+
+@pytest.mark.parametrize(
+    ("code", "is_one"),
+    [
+        ("os.kill(run.pid, 0)", True),
+        ("os.kill(pid, signal.SIGCONT)", True),
+        ("from os import kill as ask", True),
+        ("os.pidfd_open(pid)", True),
+        ("probe = signal.pidfd_send_signal", True),
+        ("import psutil", True),
+        ("open(f'/proc/{run.pid}/stat')", True),
+        ("'/proc/%d/stat' % pid", True),
+        ("'/proc/{}'.format(pid)", True),
+        ("'/proc/' + str(pid)", True),
+        ("Path('/proc') / str(pid)", True),
+        ("Path('/proc', str(pid), 'status')", True),
+        ("(proc / str(pid) / 'stat').read_text()", True),
+        ("os.path.join('/proc', str(pid), 'cmdline')", True),
+        ("Path('/proc/sys/kernel/random/boot_id').read_text()", True),
+        ("Path('/proc/self/ns/time').stat()", True),
+        ("fcntl.fcntl(fd, fcntl.F_OFD_GETLK, whole)", True),
+        ("fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)", True),
+        ("from fcntl import LOCK_NB", True),
+        ("os.kill(os.getpid(), signal.SIGTERM)", False),
+        ("child.kill()", False),
+        ("fcntl.lockf(fd, fcntl.LOCK_EX)", False),
+        ("Path('/proc/self/mountinfo').read_bytes()", False),
+        ("def f():\n    'As /proc/1/stat says.'", False),
+    ],
+)
+def test_a_judgement_of_life_is_found_however_it_is_written(code: str, is_one: bool):
+    """
+    A sign is what the code names, calls or reads, and not how its line looks.
+    """
+    assert any(_judgements(ast.parse(code))) is is_one
+
+
+_LOCK_SIGNS: Final = ("F_OFD_", "F_GETLK", "F_SETLK", "LOCK_NB")
+_TABLE_SIGNS: Final = {"pidfd_open", "pidfd_send_signal", "killpg", "getpgid", "getsid", "psutil"}
+_PROC_SIGNS: Final = re.compile(
+    r"/proc/+(\*|%|\{|\d|$|self/(stat|ns))|random/boot_id|\*/stat$|ns/time"
+)
+
+
+def _judgements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Places of a module that ask a lock or the process table for somebody's life."""
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node in docstrings:
+            continue
+        if _signals_another(node) or _PROC_SIGNS.search(_text_of(node)):
+            yield node
+        for name in _names_of(node):
+            if name in _TABLE_SIGNS or name.startswith(_LOCK_SIGNS):
+                yield node
+
+
+def _names_of(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            yield name
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            yield from (alias.name for alias in names)
+
+
+def _signals_another(node: ast.AST) -> bool:
+    """Whether it may send a signal, 0 for one, to another process than its own."""
+    match node:
+        case ast.ImportFrom(module="os", names=names):
+            return any(alias.name == "kill" for alias in names)
+        case ast.Call(func=ast.Attribute(attr="kill"), args=[pid, _]):
+            return ast.unparse(pid) != "os.getpid()"
+    return False
+
+
+def _text_of(node: ast.AST) -> str:
+    """A string or path as far as the code shows it, with `*` for what it does not."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(map(_text_of, values))
+        case ast.BinOp(left=left, op=ast.Add() | ast.Div() as op, right=right):
+            between = "/" if isinstance(op, ast.Div) else ""
+            return f"{_text_of(left)}{between}{_text_of(right)}"
+        case ast.Call(args=[first, *rest]) if _text_of(first).startswith("/proc"):
+            return "/".join(map(_text_of, (first, *rest)))  # Path(...), join(...)
+        case ast.expr():
+            return "*"
+    return ""
 
 
 def test_flats_of_one_floor_have_no_import_cycle():
