@@ -83,8 +83,8 @@ _EVENTS: Final = (
     _event(
         "loop.left",
         _E,
-        "Code of the application raised SystemExit or KeyboardInterrupt outside of a handler, or "
-        "stopped the event loop; a drain follows.",
+        "SystemExit or KeyboardInterrupt of the application left an asyncio task that is no "
+        "handler's own, or the event loop was stopped; a drain follows.",
         "error",
     ),
     _event("service.deaf", _W, "It cannot read requests, and is not ready.", "channel error"),

@@ -160,7 +160,7 @@ class Suspects:
         admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting[who] = _Waiting(who, row, about, admitted)
         self._look()
-        if self._admitting is None:
+        if self._admitting is None or self._admitting.done():
             self._admitting = self._start(self._admit_all, "admission of suspects")
         try:
             return await admitted
@@ -231,7 +231,6 @@ class Suspects:
                 together *= 2
                 for one in self._by_rank()[:together]:
                     self._admit(one, alone=False)
-        self._admitting = None  # in the same turn as the look that none waits
 
     def _by_rank(self) -> list[_Waiting]:
         """The suspects that still wait, in the order in which they begin."""

@@ -104,9 +104,7 @@ async def run_attempt(
         if task.stopped:
             return _STOPPED  # the rest of its items was not done, whatever it returned
         return End(outcome=succeeded(f"{method.name}()", result))
-    except BaseException as error:
-        if isinstance(error, GeneratorExit) and not _runs_here(task.handler):
-            raise  # thrown away with its loop: no step of ours can follow
+    except BaseException as error:  # noqa: BLE001 - see the module's first line
         return _judge(task, method, error)
     finally:
         task.cancellable = False
