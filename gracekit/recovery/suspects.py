@@ -37,6 +37,8 @@ SHORT: Final = 3
 """After so many crashes of a suspect, both times double with each further one, so that a slow
 killer is met alone in the end. Most killers are fast, and are found before."""
 LONGEST_S: Final = 86_400.0
+GATHER_S: Final = 1.0
+"""The suspects of one crash come one after the other: the first waits so long for those behind."""
 TOGETHER_S: Final = 2.5
 """Suspects whose last attempts began within the same span of this length began together."""
 SUSPECTED: Final = 2
@@ -221,6 +223,7 @@ class Suspects:
 
     async def _admit_all(self) -> None:
         """Admit suspects until none waits: one alone, or several if none can be alone."""
+        await asyncio.sleep(GATHER_S)
         together = 1
         while waiting := self._by_rank():
             first = waiting[0]

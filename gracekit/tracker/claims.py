@@ -26,6 +26,9 @@ from gracekit.tracker.journal import (
 )
 from gracekit.tracker.task import Lane, TaskState
 
+LONGEST_WAIT_S: Final = 120.0
+"""A row that may begin waits so long at most for others to settle."""
+
 # What a dead run left. If it wrote a stop record, its handed-over rows are not charged; only a
 # handler or probe that was under way ended with the process. A row that was only claimed keeps
 # `cut`: if its handler stopped at a safe point, a later crash of the claimer does not count.
@@ -66,6 +69,16 @@ WHERE owner = ?2 AND finished_at IS NOT NULL AND id IN (
     SELECT task_id FROM reply WHERE due_at IS NOT NULL
     UNION SELECT id FROM task WHERE errored_due = 1)""",
 )
+# What had not begun at a crash is claimable at once. Suspects among it would begin alone, before
+# the one that has caused the crash, which settles; and that one would begin beside them.
+_WAIT_FOR_SETTLING: Final = f"""
+UPDATE task SET not_before = max(coalesce(not_before, 0), min(?1 + ?2, (
+    SELECT max(not_before) FROM task AS other WHERE other.owner IS NULL AND other.{IS_OPEN}
+    AND other.service = ?3 AND other.cut = 'unclean' AND other.crashes > 0)))
+WHERE owner IS NULL AND {IS_OPEN} AND service = ?3 AND crashes > 0 AND on_interrupt <> 'error'
+    AND EXISTS (SELECT 1 FROM task AS other WHERE other.owner IS NULL AND other.{IS_OPEN}
+        AND other.service = ?3 AND other.cut = 'unclean' AND other.crashes > 0
+        AND other.not_before > ?1)"""  # noqa: S608
 # An `error` row is only judged: that touches no backend, and need not wait for it to settle.
 _CLAIMABLE: Final = f"""
 SELECT id FROM task WHERE owner IS NULL AND state = ? AND {IS_OPEN} AND service = ?
@@ -86,7 +99,8 @@ WHERE id = ? AND owner = ? AND state = 'handed_over'"""
 _NEXT_LOOK: Final = f"""
 SELECT min(max(iif(on_interrupt = 'error', 0, coalesce(not_before, 0)), coalesce(next_check, 0)))
 FROM task
-WHERE owner IS NULL AND state = 'handed_over' AND {IS_OPEN} AND service = ?
+WHERE owner IS NULL AND {IS_OPEN} AND service = ?
+    AND (state = 'handed_over' OR state = 'accepted' AND on_interrupt <> 'error' AND not_before > ?)
     AND target IN ('', ?, ?) AND id NOT IN (SELECT value FROM json_each(?))"""  # noqa: S608 - a constant
 # An operator ended a row that nobody owned: what it owes is anyone's.
 _OWING: Final = """
@@ -138,6 +152,8 @@ class Claims:
         batch.add(beside, dead_run)
         index = batch.ask(cut + " RETURNING id", int(crashed), int(charged), now, dead_run)
         batch.ask(free + " RETURNING id", dead_run)
+        if charged:
+            batch.add(_WAIT_FOR_SETTLING, now, LONGEST_WAIT_S, self._journal.service)
         batch.add(holds, dead_run)
         batch.add(asked, dead_run, int(crashed))
         batch.add(duties, me, dead_run, int(crashed))
@@ -178,13 +194,17 @@ class Claims:
         return sorted(self._readable(rows[0]), key=lambda row: row.id)
 
     async def next_look(self, without: Collection[int] = ()) -> float | None:
-        """Wall time at which the next HANDED_OVER row may be claimed; None if there is none.
+        """Wall time at which the next row that must wait may be claimed; None if there is none.
 
         Rows *without* are left to others.
         """
         others = json.dumps(list(without))
         rows = await self._journal.engine.query(
-            _NEXT_LOOK, self._journal.service, *self._targets, others
+            _NEXT_LOOK,
+            self._journal.service,
+            self._journal.clock.wall(),
+            *self._targets,
+            others,
         )
         return None if rows[0][0] is None else float(rows[0][0])
 

@@ -92,7 +92,8 @@ async def test_bytes_pass_and_are_counted(proxy: Proxy):
     async with wire(proxy) as one:
         assert await one.echo(b"x" * 200_000) == b"x" * 200_000
         assert proxy.links == 1
-        assert proxy.counts.passed == {Way.UP: 200_000, Way.DOWN: 200_000}
+        all_of_it = {Way.UP: 200_000, Way.DOWN: 200_000}
+        await until(lambda: proxy.counts.passed == all_of_it, "all bytes counted")
 
     await until(lambda: proxy.links == 0, "the link gone")
     assert (proxy.counts.accepted, proxy.counts.cut) == (1, 0)

@@ -681,6 +681,25 @@ async def test_a_killer_among_many_long_requests_is_found(world: World, svc: Ser
     assert asyncio.get_running_loop().time() < 600
 
 
+@pytest.mark.parametrize("settle", [10, 90])
+@pytest.mark.parametrize("delay_s", [0.5, 8])
+async def test_a_killer_is_found_though_it_settles_and_others_need_not(
+    world: World, svc: Service, delay_s: float, settle: float
+):
+    """
+    Rows that had not begun at the crash are claimable at once: they would be the first to begin,
+    and alone, and the killer would begin beside them each time.
+    """
+    site = Site(world, svc, delay_s=delay_s, settle=settle)
+    site.lasting_s = 1e6
+    await site.live()
+    await site.send(*MANY[:15], "p", *MANY[15:30])
+    lives = 1 + await site.live_on(until=lambda: site.given_up() != [])
+
+    assert site.given_up() == ["p"]
+    assert lives <= 14
+
+
 # -- hooks ------------------------------------------------------------------------------------
 
 

@@ -238,7 +238,7 @@ class Truth:
             await AROUND[plan.around](partial(self._items, act, plan, steps=steps))
             return self._end_of(plan)
         except asyncio.CancelledError:
-            if act.is_foreign:
+            if act.is_foreign and ctx._task.order is None:
                 self.late.append(act)  # its last request is not taken back
             raise
         finally:
