@@ -24,6 +24,10 @@ from gracekit.store.bell import ring
 from gracekit.store.engine import Engine, Rows
 from gracekit.telemetry import Telemetry
 
+OTHERS_FIRST_S: Final = 0.25
+"""What a reader gives back is for the other readers first: it may be of a version that only one of
+them serves."""
+
 
 def ring_all(bells: Sequence[Row], directory: Path) -> bool:
     """Ring each (path,) row; false if one was not heard, whose owner may be dead.
@@ -60,6 +64,7 @@ class SqliteConsumer:
         self._clock = clock
         self._telemetry = telemetry
         self._unsettled: dict[int, rows.Claimed] = {}
+        self._given_back: set[int] = set()  # a moment ago: others may want them
         self._woken = asyncio.Event()
         self._may_have_more = True  # false once a claim found less than there was room for
         self._in_doubt = False  # a claim may hold messages that nobody has seen
@@ -182,7 +187,13 @@ class SqliteConsumer:
         while not self._cancelled.is_set() and self._may_have_more and self._room > 0:
             room = self._room
             self._may_have_more = False  # a ring during the claim makes it true again
-            batch = rows.claim(list(self._queues), self.id, limit=room, now=self._clock.wall())
+            batch = rows.claim(
+                list(self._queues),
+                self.id,
+                limit=room,
+                now=self._clock.wall(),
+                without=self._given_back,
+            )
             claimed = rows.claimed_of((await self._engine.commit(batch))[0])
             if self._cancelled.is_set():
                 self._in_doubt = True
@@ -235,9 +246,12 @@ class SqliteConsumer:
     async def _settle(self, message: rows.Claimed, how: Settlement, reason: str) -> None:
         if self._closed:
             return
+        if how is Settlement.GIVE_BACK:
+            self._given_back.add(message.message_id)
         try:
             results = await self._commit_settlement(self._settlement(message, how, reason))
         except StoreError:
+            self._given_back.discard(message.message_id)
             self._owed.append((message, how, reason))  # tried again at each safety poll
             raise
         # Given back, it may have been claimed again before this line.
@@ -245,8 +259,21 @@ class SqliteConsumer:
             del self._unsettled[message.message_id]
         if self._may_have_more:
             self._woken.set()
-        if how is Settlement.GIVE_BACK and results:
-            ring_all(results[rows.BELLS], self._bells)
+        if how is Settlement.GIVE_BACK:
+            bells = results[rows.BELLS] if results else []
+            self._leave_to_others(message.message_id, for_s=OTHERS_FIRST_S if len(bells) > 1 else 0)
+            ring_all(bells, self._bells)
+
+    def _leave_to_others(self, message_id: int, *, for_s: float) -> None:
+        """Claim again what was given back only when other readers have had the time to."""
+        if for_s:
+            asyncio.get_running_loop().call_later(for_s, self._claim_too, message_id)
+        else:
+            self._given_back.discard(message_id)
+
+    def _claim_too(self, message_id: int) -> None:
+        self._given_back.discard(message_id)
+        self.wake()
 
     def _settlement(self, message: rows.Claimed, how: Settlement, reason: str) -> Batch:
         match how:

@@ -6,7 +6,7 @@ whose rows the caller needs is a constant beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -227,13 +227,24 @@ def publish_fanout(topic: str, message: Message, *, now: float) -> Batch:
     return batch
 
 
-def claim(queues: Sequence[str], consumer_id: str, *, limit: int, now: float) -> Batch:
-    """Take the oldest *limit* messages that wait; rows are in no order, see `CLAIMED`."""
+def claim(
+    queues: Sequence[str],
+    consumer_id: str,
+    *,
+    limit: int,
+    now: float,
+    without: Collection[int] = (),
+) -> Batch:
+    """Take the oldest *limit* messages that wait; rows are in no order, see `CLAIMED`.
+
+    Messages *without*, by their ids, are left to others.
+    """
     # One short walk of the index for each queue: a single query over all of them would sort
     # everything that waits.
+    others = f"AND message_id NOT IN ({', '.join(map(str, without))}) " if without else ""
     oldest = (
-        "SELECT * FROM (SELECT message_id FROM message WHERE queue = ? AND claimed_by IS NULL "
-        "AND (expires_at IS NULL OR expires_at > ?) ORDER BY message_id LIMIT ?)"
+        "SELECT * FROM (SELECT message_id FROM message WHERE queue = ? AND claimed_by IS NULL "  # noqa: S608 - numbers
+        f"AND (expires_at IS NULL OR expires_at > ?) {others}ORDER BY message_id LIMIT ?)"
     )
     batch = Batch(Point.DELIVER, durable=False)
     batch.ask(

@@ -12,6 +12,7 @@ from gracekit.config import LONGEST_TOPIC
 from gracekit.errors import DependencyError, Undeliverable
 from gracekit.rpc.transport import (
     DeadLetter,
+    Delivery,
     Message,
     Queue,
     QueueKind,
@@ -220,6 +221,30 @@ async def test_a_waiting_consumer_gets_what_another_gives_back(one, other):
     await delivery.give_back()
 
     assert (await second.next()).redelivered
+
+
+async def test_what_one_reader_gives_back_is_for_another_first(one, other):
+    """
+    In a rolling upgrade only one of the two can serve it, and tries are few.
+    """
+    kept, tries = Inbox(), []
+
+    async def give_back(delivery: Delivery) -> None:
+        await asyncio.sleep(0.01)
+        await delivery.give_back()
+
+    def refuse(delivery: Delivery) -> None:
+        tries.append(asyncio.create_task(give_back(delivery)))
+
+    await one.consume([QUEUE], refuse, prefetch=10)
+    await other.consume([QUEUE], kept.put, prefetch=100)
+    for number in range(30):
+        await publish(other, str(number))
+        await asyncio.sleep(0.02)
+    await kept.take(30)
+
+    await asyncio.gather(*tries)
+    assert len(tries) <= 45
 
 
 async def test_a_consumer_may_get_back_what_it_gave_back(one, inbox):
