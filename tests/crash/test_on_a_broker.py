@@ -73,7 +73,7 @@ def test_a_broker_lacks_no_cell_but_those_with_a_reason():
     points = {point for _, point in places(cells_on_a_broker())}
 
     assert lacking <= set(NOT_ON_A_BROKER) <= places(cells())
-    without = {Point.CONNECT, Point.PUBLISH, Point.WITHDRAW_STOP, Point.PAROLE}
+    without = {Point.CONNECT, Point.PUBLISH, Point.WITHDRAW_STOP}
     assert set(Point) - points == without
 
 
