@@ -455,7 +455,7 @@ class Dispatcher:
         task.deadline = None if timeout is None else task.started_at + timeout
         task.history = self._history.of(job.method.namespace, task.method)
         job.gate.entering.pop(job, None)
-        if job.seated:
+        if job.seated:  # asked here, too: a delivery never has a seat
             job.leave_seat()
         self._tracker.started(task)
 

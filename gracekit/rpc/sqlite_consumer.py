@@ -247,11 +247,10 @@ class SqliteConsumer:
         if self._closed:
             return
         if how is Settlement.GIVE_BACK:
-            self._given_back.add(message.message_id)
+            self._leave_to_others(message.message_id)
         try:
             results = await self._commit_settlement(self._settlement(message, how, reason))
         except StoreError:
-            self._given_back.discard(message.message_id)
             self._owed.append((message, how, reason))  # tried again at each safety poll
             raise
         # Given back, it may have been claimed again before this line.
@@ -261,15 +260,14 @@ class SqliteConsumer:
             self._woken.set()
         if how is Settlement.GIVE_BACK:
             bells = results[rows.BELLS] if results else []
-            self._leave_to_others(message.message_id, for_s=OTHERS_FIRST_S if len(bells) > 1 else 0)
+            if len(bells) <= 1:
+                self._given_back.discard(message.message_id)  # there are no others
             ring_all(bells, self._bells)
 
-    def _leave_to_others(self, message_id: int, *, for_s: float) -> None:
-        """Claim again what was given back only when other readers have had the time to."""
-        if for_s:
-            asyncio.get_running_loop().call_later(for_s, self._claim_too, message_id)
-        else:
-            self._given_back.discard(message_id)
+    def _leave_to_others(self, message_id: int) -> None:
+        """Others may claim first what we give back; our own claims leave it out for a moment."""
+        self._given_back.add(message_id)
+        asyncio.get_running_loop().call_later(OTHERS_FIRST_S, self._claim_too, message_id)
 
     def _claim_too(self, message_id: int) -> None:
         self._given_back.discard(message_id)

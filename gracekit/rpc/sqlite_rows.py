@@ -241,18 +241,19 @@ def claim(
     """
     # One short walk of the index for each queue: a single query over all of them would sort
     # everything that waits.
-    others = f"AND message_id NOT IN ({', '.join(map(str, without))}) " if without else ""
     oldest = (
-        "SELECT * FROM (SELECT message_id FROM message WHERE queue = ? AND claimed_by IS NULL "  # noqa: S608 - numbers
-        f"AND (expires_at IS NULL OR expires_at > ?) {others}ORDER BY message_id LIMIT ?)"
+        "SELECT * FROM (SELECT message_id FROM message WHERE queue = ? AND claimed_by IS NULL "
+        "AND (expires_at IS NULL OR expires_at > ?) "
+        "AND message_id NOT IN (SELECT value FROM json_each(?)) ORDER BY message_id LIMIT ?)"
     )
+    others = msgspec.json.encode(list(without)).decode()
     batch = Batch(Point.DELIVER, durable=False)
     batch.ask(
         "UPDATE message SET claimed_by = ? WHERE message_id IN ("  # noqa: S608 - constant text
         f"{' UNION ALL '.join([oldest] * len(queues))} ORDER BY message_id LIMIT ?) "
         "RETURNING message_id, queue, body, CAST(headers AS BLOB), expires_at, redelivered",
         consumer_id,
-        *(value for queue in queues for value in (queue, now, limit)),
+        *(value for queue in queues for value in (queue, now, others, limit)),
         limit,
     )
     return batch

@@ -99,8 +99,7 @@ WHERE id = ? AND owner = ? AND state = 'handed_over'"""
 _NEXT_LOOK: Final = f"""
 SELECT min(max(iif(on_interrupt = 'error', 0, coalesce(not_before, 0)), coalesce(next_check, 0)))
 FROM task
-WHERE owner IS NULL AND {IS_OPEN} AND service = ?
-    AND (state = 'handed_over' OR state = 'accepted' AND on_interrupt <> 'error' AND not_before > ?)
+WHERE owner IS NULL AND state = 'handed_over' AND {IS_OPEN} AND service = ?
     AND target IN ('', ?, ?) AND id NOT IN (SELECT value FROM json_each(?))"""  # noqa: S608 - a constant
 # An operator ended a row that nobody owned: what it owes is anyone's.
 _OWING: Final = """
@@ -194,17 +193,13 @@ class Claims:
         return sorted(self._readable(rows[0]), key=lambda row: row.id)
 
     async def next_look(self, without: Collection[int] = ()) -> float | None:
-        """Wall time at which the next row that must wait may be claimed; None if there is none.
+        """Wall time at which the next HANDED_OVER row may be claimed; None if there is none.
 
         Rows *without* are left to others.
         """
         others = json.dumps(list(without))
         rows = await self._journal.engine.query(
-            _NEXT_LOOK,
-            self._journal.service,
-            self._journal.clock.wall(),
-            *self._targets,
-            others,
+            _NEXT_LOOK, self._journal.service, *self._targets, others
         )
         return None if rows[0][0] is None else float(rows[0][0])
 

@@ -37,7 +37,7 @@ _LARGEST: Final = 1 << 29
 """Bytes, as many as a message may have; a frame that claims more is none."""
 _BUFFER: Final = 1 << 16
 """Bytes that one read takes at most, into a buffer that is kept. asyncio would allocate 256 KiB for
-each read, which glibc mostly maps from the system and gives back at once: a tenth of a cast."""
+each read, which glibc mostly maps from the system and gives back at once: 8 % of a cast."""
 _ENDS: Final = frozenset({CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
 
 
