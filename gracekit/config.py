@@ -211,7 +211,8 @@ class Settings:
         max_body_bytes: Largest message that is parsed.
         max_attempts: Crashes until a task is ERRORED, without progress, the last one alone.
         retention_s: Age at which terminal records are removed.
-        retention_after_s: How long this run must have consumed before it removes any.
+        retention_after_s: How long the runs of the store must have consumed, in all, since a
+            record came to that age, before it is removed.
         startup_reconciliation_enabled: Whether a start settles what earlier runs left.
         startup_reconciliation_wait_seconds: Pause before an unclean task is
             probed or run again.

@@ -187,7 +187,6 @@ class Runtime:
         self._opening: asyncio.Event | None = None  # set when it has ended, either way
         self._is_open = False
         self._early: list[Callable[[], None]] = []  # asked for before it was open
-        self._loop_started_at = 0.0
         self.built = False
 
     # -- life ---------------------------------------------------------------------------
@@ -422,7 +421,7 @@ class Runtime:
         self.tracker = Tracker()
         self.history = History()
         self.holds = Holds(self.journal, host=settings.host)
-        leases = Leases(self._engine, clock, run_id=self.run_id)
+        self._leases = leases = Leases(self._engine, clock, run_id=self.run_id)
         if locks is not None:
             path = sqlite_path(settings.store_url).absolute()
             keep = self._transport.keep_mark
@@ -523,7 +522,9 @@ class Runtime:
             telemetry=self.telemetry,
             clock=clock,
         )
-        self._retention = Retention(self.journal, retention_s=settings.retention_s)
+        self._retention = Retention(
+            self.journal, retention_s=settings.retention_s, after_s=settings.retention_after_s
+        )
         self._jobs = PeriodicJobs(
             service.jobs,
             services,
@@ -667,7 +668,6 @@ class Runtime:
             await self.reconciler.gate()
         await self.requests.start()
         self.phase.advance(ServiceState.SERVING)
-        self._loop_started_at = self._clock.loop()
         await self.members.beat(self.phase.state.value)
         for work in (self.reconciler.run, self._jobs.run, self._beat, self._tidy):
             name = f"gracekit-{work.__qualname__}"
@@ -775,18 +775,23 @@ class Runtime:
     async def _tidy(self) -> None:
         """Retention, and rows whose host or instance does not come back."""
         settings = self.settings
+        noted_at = self._clock.loop()
         while True:
             await asyncio.sleep(self._clock.jitter(settings.reconcile_every_s))
             with contextlib.suppress(StoreError):
                 if self._epoch is not None:
                     await self._epoch.rise()
             if self.phase.state is not ServiceState.SERVING:
+                noted_at = self._clock.loop()
                 continue
             with contextlib.suppress(StoreError):
                 await self._end_abandoned("fanout", settings.fanout_gone_after_s)
                 await self._end_abandoned("directed", settings.host_gone_after_s)
-                if self._clock.loop() - self._loop_started_at >= settings.retention_after_s:
-                    await self._retention.remove_all_old()
+                now = self._clock.loop()
+                await self._retention.note_consumed(now - noted_at)
+                noted_at = now
+                await self._retention.remove_all_old()
+                await self._leases.remove_old(self._clock.wall() - settings.retention_s)
 
     async def _end_abandoned(self, route: str, gone_s: float) -> None:
         for row in await self._retention.abandoned(route, gone_s=gone_s):

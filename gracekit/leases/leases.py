@@ -31,7 +31,8 @@ state = 'accepted' AND waiting_since > {{now}} - {PATIENCE_S} AND waiting_since 
 # it. Older only, so that two of them do not wait for each other; and not those that only one host
 # may settle, which may be away for long. And not while an older one of another run waits for it.
 _TAKE: Final = f"""
-INSERT INTO lease (kind, id, lver, owner, request_id, acquired_at) VALUES (?, ?, ? + 1, ?, ?, ?)
+INSERT INTO lease (kind, id, lver, owner, request_id, acquired_at)
+VALUES (?, ?, max(?, (SELECT floor FROM epoch)) + 1, ?, ?, ?)
 ON CONFLICT (kind, id) DO UPDATE SET lver = max(lver + 1, excluded.lver), owner = excluded.owner,
     request_id = excluded.request_id, acquired_at = excluded.acquired_at, released_at = NULL,
     release_reason = NULL
@@ -77,6 +78,20 @@ WHERE owner = ?"""  # noqa: S608 - a constant
 _TAKE_AWAY_ONE: Final = """
 UPDATE lease SET owner = NULL, released_at = ?1, release_reason = 'taken',
     not_before = max(not_before, ?1 + ?2) WHERE owner = ?3 AND request_id = ?4"""
+
+# A free row is needed for its token alone, and the floor keeps the highest token of the rows that
+# were removed. A run of an older gracekit would begin below the floor.
+_REMOVE_AT_ONCE: Final = 500
+_IS_OLD: Final = f"""
+owner IS NULL AND released_at < ?1 AND not_before < ?1
+AND NOT EXISTS (SELECT 1 FROM run WHERE schema IS NULL AND adopted_at IS NULL AND ended_at IS NULL)
+AND NOT EXISTS (SELECT 1 FROM task WHERE task.resource_kind = lease.kind
+    AND task.resource_id = lease.id AND task.{IS_OPEN})"""  # noqa: S608 - a constant
+_PAGE: Final = f"""
+SELECT kind, id, lver, {_IS_OLD} FROM lease WHERE (kind, id) > (?2, ?3)
+ORDER BY kind, id LIMIT {_REMOVE_AT_ONCE}"""  # noqa: S608 - a constant
+_REMOVE: Final = f"""
+DELETE FROM lease WHERE kind = ?2 AND id = ?3 AND lver = ?4 AND {_IS_OLD}"""  # noqa: S608 - a constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +158,7 @@ class Leases:
         self._clock = clock
         self._run_id = run_id
         self._owed: list[_Owed] = []
+        self._looked_to: Resource = ("", "")  # by `remove_old`
         self.lowest = 0
         self.kept = 0  # granted to tasks that were cut: only the death of this process frees them
 
@@ -232,6 +248,20 @@ class Leases:
                 self.add_release(batch, Guard(resource=resource, token=token), reason="clean")
         await self._engine.commit(batch)
         self._owed = [owed for owed in self._owed if owed not in paid]
+
+    async def remove_old(self, moment: float) -> None:
+        """Look at the next page of rows, and remove those that are free since before *moment*."""
+        page = await self._engine.query(_PAGE, moment, *self._looked_to)
+        is_last = len(page) < _REMOVE_AT_ONCE
+        self._looked_to = ("", "") if is_last else (str(page[-1][0]), str(page[-1][1]))
+        old = [(kind, name, int(token or 0)) for kind, name, token, is_old in page if is_old]
+        if not old:
+            return
+        batch = Batch(Point.RETIRE)
+        batch.add("UPDATE epoch SET floor = max(floor, ?)", max(token for *_, token in old))
+        for row in old:
+            batch.add(_REMOVE, moment, *row)
+        await self._engine.commit(batch)
 
     async def rivals(self, resource: Resource) -> Rivals:
         """Who keeps the lease from us, without asking for it."""

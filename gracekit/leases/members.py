@@ -95,9 +95,9 @@ _COLUMNS: Final = (
 _JOIN: Final = """
 INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, pid_ns, time_ns,
     pid, start_ticks, lock_path, lock_file, phase, topic, ops_topic, transport, methods,
-    started_at, beat_at)
+    started_at, beat_at, schema)
 SELECT ?, ?, ?, ?, 1 + coalesce(max(generation), 0), ?, ?, ?, ?, ?, ?, ?, ?, 'starting',
-    ?, ?, ?, ?, ?, ?
+    ?, ?, ?, ?, ?, ?, (SELECT user_version FROM pragma_user_version)
 FROM run WHERE service = ? AND instance = ? RETURNING generation"""
 _IDENTITY: Final = ("boot_id", "pid_ns", "time_ns", "pid", "start_ticks")
 

@@ -29,6 +29,13 @@ INSERT INTO tally (what, n) SELECT 'removed', count(*) FROM task
     WHERE id IN ({marks}) AND finished_at IS NOT NULL AND state <> 'rejected'
 ON CONFLICT (what) DO UPDATE SET n = n + excluded.n"""
 _REMOVE: Final = "DELETE FROM task WHERE id IN ({marks}) AND finished_at IS NOT NULL RETURNING id"
+_SINCE: Final = """
+SELECT max(at) FROM (SELECT at, sum(seconds) OVER (ORDER BY at DESC) AS total FROM consumed)
+WHERE total >= ?"""
+_NOTE_CONSUMED: Final = """
+INSERT INTO consumed SELECT begun, ?2 - begun FROM (
+    SELECT max(?1, coalesce((SELECT max(at + seconds) FROM consumed), 0)) AS begun)
+WHERE begun < ?2"""
 _ABANDONED: Final = f"""
 SELECT {ROW_COLUMNS} FROM task
 WHERE owner IS NULL AND state IN ('accepted', 'handed_over') AND {IS_OPEN} AND service = ?
@@ -39,11 +46,35 @@ ORDER BY id LIMIT ?"""  # noqa: S608 - constants
 
 
 class Retention:
-    """Removes what nobody needs any more."""
+    """Removes what nobody needs any more.
 
-    def __init__(self, journal: Journal, *, retention_s: float) -> None:
+    Args:
+        journal: The record.
+        retention_s: Age at which what is over may go.
+        after_s: So long the runs of the store must have consumed, in all, since a record came to
+            that age: a duplicate of its request may have waited in the queue meanwhile.
+    """
+
+    def __init__(self, journal: Journal, *, retention_s: float, after_s: float = 0.0) -> None:
         self._journal = journal
         self._retention_s = retention_s
+        self._after_s = after_s
+
+    async def note_consumed(self, seconds: float) -> None:
+        """Requests were consumed for the last *seconds*; runs that did at once count once."""
+        now = self._journal.clock.wall()
+        batch = Batch(Point.RETIRE, durable=False)
+        batch.add("DELETE FROM consumed WHERE at > ?", now)  # the clock was stepped back
+        batch.add(_NOTE_CONSUMED, now - seconds, now)
+        batch.add(f"DELETE FROM consumed WHERE at < ({_SINCE})", self._after_s)  # noqa: S608
+        await self._journal.commit(batch)
+
+    async def _oldest_needed(self) -> float | None:
+        """Records that ended before this moment may go; None for none yet."""
+        if not self._after_s:
+            return self._journal.clock.wall() - self._retention_s
+        ((since,),) = await self._journal.engine.query(_SINCE, self._after_s)
+        return None if since is None else float(since) - self._retention_s
 
     async def remove_all_old(self) -> None:
         """Remove batch after batch until nothing is older than the retention."""
@@ -55,7 +86,9 @@ class Retention:
 
         Terminal tasks, and beside them runs, ended holds and incidents.
         """
-        moment = self._journal.clock.wall() - self._retention_s
+        moment = await self._oldest_needed()
+        if moment is None:
+            return 0
         batch = Batch(Point.RETIRE)
         removed = []
         rows = await self._journal.engine.query(_OLD, moment, REMOVE_AT_ONCE)

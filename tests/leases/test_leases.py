@@ -527,6 +527,78 @@ async def test_tokens_are_above_the_lowest_and_rise_from_there(desks: tuple[Desk
     assert (await desk.must_take(VM)).token == (1 << 40) + 3
 
 
+async def test_a_row_that_was_free_for_long_goes_and_its_tokens_rise_all_the_same(
+    desks: tuple[Desk, Desk],
+):
+    """
+    Whoever takes the resource again gets a token above each that was ever given for it.
+    """
+    one, two = desks
+    for _ in range(3):
+        guard = await one.must_take()
+        await one.release(guard)
+    await one.must_take(DISK)
+    await asyncio.sleep(100)
+    young = await one.must_take(("vm", "v2"))
+    await one.release(young)
+
+    await two.leases.remove_old(two.clock.wall() - 50)
+
+    left = [
+        tuple(row.values()) for row in one.world.rows("SELECT id, lver FROM lease ORDER BY 1, 2")
+    ]
+    assert left == [("v1", 1), ("v2", 1)]
+    assert (await two.must_take()).token == 4
+    assert (await one.must_take(("vm", "v3"))).token == 4
+    assert (await two.must_take(("vm", "v2"))).token == 4
+
+
+@pytest.mark.parametrize("keeper", ["open task", "settling", "run of an older gracekit"])
+async def test_a_free_row_stays_while_it_means_more_than_its_token(
+    desks: tuple[Desk, Desk], keeper: str
+):
+    """
+    An open task of its resource, a settle time that goes on, a run that does not know the floor.
+    """
+    one, _ = desks
+    await one.release(await one.must_take())
+    if keeper == "open task":
+        one.put("r2")
+    elif keeper == "settling":
+        one.world.disk.execute("UPDATE lease SET not_before = ?", (one.clock.wall() + 200,))
+    else:
+        one.begin_run("old")
+    await asyncio.sleep(100)
+
+    await one.leases.remove_old(one.clock.wall() - 50)
+    assert row_of(one)
+    await asyncio.sleep(200)
+    one.world.disk.execute("DELETE FROM task")
+    one.world.disk.execute("DELETE FROM run")
+    await one.leases.remove_old(one.clock.wall() - 50)
+
+    assert one.world.rows("SELECT * FROM lease") == []
+
+
+async def test_old_rows_are_looked_at_page_by_page(desks: tuple[Desk, Desk]):
+    """
+    A million held resources cost no pass more than a page, and the last one is reached.
+    """
+    one, _ = desks
+    for n in range(1200):
+        guard = await one.must_take(("vm", f"v{n:04}"))
+        if n % 2:
+            await one.release(guard)
+    await asyncio.sleep(100)
+
+    counts = []
+    for _ in range(4):
+        await one.leases.remove_old(one.clock.wall() - 50)
+        counts.append(len(one.world.rows("SELECT id FROM lease")))
+
+    assert counts == [950, 700, 600, 600]
+
+
 def epoch_of(desk: Desk, directory: Path, kept: list[int], heard: list[str]) -> Epoch:
     """The epoch as that run begins it; the queue has *kept* the marks of the store."""
 

@@ -1199,6 +1199,30 @@ async def test_retention_removes_only_after_this_run_has_served_long_enough(
     assert world.tally() == {"accepted": 1, "removed": 1, "adopted_runs": 1}
 
 
+async def test_retention_counts_the_time_of_runs_that_were_short(world: World, svc: Service):
+    """
+    A service that restarts every five minutes removes what is old, in its third life at last.
+    """
+
+    @svc.rpc
+    async def work(ctx: Context) -> int:
+        return 1
+
+    client = await world.client(svc)
+    life = await world.start(svc, retention_s=100.0)
+    await client.prepare(request_id="old").call(work)
+    await life.drain()
+    await asyncio.sleep(1000)
+    for _ in range(2):
+        life = await world.start(svc, retention_s=100.0)
+        await asyncio.sleep(290)
+        assert world.states() == {"old": "succeeded"}
+        await life.drain()
+        await asyncio.sleep(1000)
+    await world.start(svc, retention_s=100.0)
+    await world.until(lambda: world.states() == {}, within_s=200)
+
+
 async def test_a_run_that_left_a_record_of_its_failure_has_failed(world: World, svc: Service):
     """
     It began a stop and ended it, only not in order: that is no stop that ran out of time.

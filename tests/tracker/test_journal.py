@@ -819,6 +819,44 @@ async def test_what_else_is_over_goes_in_batches_too(book: Book, monkeypatch: py
     assert left == [(25, 25), (15, 15), (5, 5), (0, 0)]
 
 
+async def test_time_in_which_two_runs_consumed_counts_once(book: Book):
+    """
+    Two siblings for six minutes are no ten minutes, as each reads a queue of its own too.
+    """
+    retention, sibling = (Retention(book.journal, retention_s=50, after_s=600) for _ in range(2))
+    task = await book.running("old")
+    await book.finish(task.row_id or 0)
+    await asyncio.sleep(100)
+
+    for removed in (False, True):
+        for _ in range(12 if not removed else 8):
+            await asyncio.sleep(30)
+            await retention.note_consumed(30)
+            await asyncio.sleep(1)
+            await sibling.note_consumed(31)
+            await retention.remove_all_old()
+        assert (book.world.states() == {}) is removed
+
+
+async def test_a_clock_stepped_back_does_not_end_retention(book: Book):
+    """
+    What was noted in the future is forgotten, and the count begins again.
+    """
+    retention = Retention(book.journal, retention_s=50, after_s=600)
+    task = await book.running("old")
+    await book.finish(task.row_id or 0)
+    await retention.note_consumed(30)
+    book.world.clock.shift_s -= 3600
+    await asyncio.sleep(3600 + 100)
+
+    for _ in range(21):
+        await asyncio.sleep(30)
+        await retention.note_consumed(30)
+        await retention.remove_all_old()
+
+    assert book.world.states() == {}
+
+
 async def test_rejections_are_counted_apart(book: Book):
     """
     A rejected delivery was never accepted; each is listed.
