@@ -334,6 +334,7 @@ def _compare_start(theirs: Identity, mine: Identity) -> Pid:
 
 
 _ROOM: Final = 64  # bytes
+_TRIES: Final = 10
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 
 
@@ -386,6 +387,23 @@ class LifeLock:
         Raises:
             ConfigError: the file cannot be made, or cannot be locked in this way.
         """
+        for _ in range(_TRIES):
+            if (is_ours := self._try_to_acquire()) is not None:
+                return is_ours
+        raise ConfigError(
+            f"{self.path} was replaced {_TRIES} times while it was being locked: let nothing but "
+            "gracekit write in the directory of its run locks"
+        )
+
+    def remove_if_free(self) -> bool:
+        """Remove the file if nobody holds the lock; whether it was so."""
+        if not self.acquire():
+            return False
+        self.release(remove=True)
+        return True
+
+    def _try_to_acquire(self) -> bool | None:
+        """As `acquire`; None if somebody removed the file between its opening and its lock."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             fd = os.open(self.path, flags, 0o600)
@@ -399,6 +417,10 @@ class LifeLock:
         except OSError as error:
             os.close(fd)
             raise self._refused("locked", error) from error
+        there = LockFile.at(self.path)
+        if there is None or there.inode != os.fstat(fd).st_ino:
+            os.close(fd)
+            return None
         with contextlib.suppress(OSError):
             os.pwrite(fd, b" " * _ROOM, 0)
         self._fd, self._file = fd, LockFile.of(os.fstat(fd))
@@ -442,8 +464,8 @@ class LifeLock:
         """Give the lock up; may be called twice.
 
         Args:
-            remove: Remove the file first. Only for one whose name nobody else ever uses:
-                otherwise one process could lock the old file and another a new one.
+            remove: Remove the file first. Who opened it before and locks it afterwards finds in
+                `acquire` that it is not the file of that name any more.
         """
         if self._fd is not None:
             if remove:

@@ -293,6 +293,35 @@ while True:
     assert refused == 0
 
 
+def test_only_one_holds_the_lock_while_its_file_is_removed(tmp_path: Path):
+    """
+    Who opened the file before its removal does not hold the lock of a file that is gone.
+    """
+    path = tmp_path / "slot.lock"
+    removing = f"""
+from pathlib import Path
+from gracekit.life import LifeLock
+print("removes", flush=True)
+while True:
+    LifeLock(Path({str(path)!r})).remove_if_free()
+"""
+    remover = subprocess.Popen([sys.executable, "-c", removing], stdout=subprocess.PIPE)
+    try:
+        assert remover.stdout is not None
+        remover.stdout.readline()
+        lost = 0
+        for _ in range(5000):
+            lock = LifeLock(path)
+            if lock.acquire():
+                lost += lock.trouble() is not None
+            lock.release()
+    finally:
+        remover.kill()
+        remover.communicate()
+
+    assert lost == 0
+
+
 OLDER = """
 import fcntl, os, sys, time
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)

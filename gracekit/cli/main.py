@@ -43,6 +43,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "resume": ("gracekit.cli.verbs:resume", "Undo quiet, or a drain by command."),
         "runs": ("gracekit.cli.runs:runs", "Say that a run is gone."),
         "doctor": ("gracekit.cli.doctor:doctor", "Look for what would go wrong."),
+        "prune": ("gracekit.cli.prune:prune", "Remove what hosts that are gone have left."),
         "store": ("gracekit.cli.store:store", "Back up the file of a store."),
         "config": ("gracekit.cli.settings:config", "Show settings, and where each comes from."),
         "demo": ("gracekit.cli.demo:demo", "Show a drain, a crash and a recovery."),

@@ -120,7 +120,7 @@ class Records:
         self.path: Path = sqlite_path(settings.store_url).absolute()
         self.engine = StoreReader(self.path, schema=len(load_migrations(MIGRATIONS)))
         self._process = Process()
-        self._run_directory = self.path.with_name(f"{self.path.name}-runs")
+        self.run_directory = self.path.with_name(f"{self.path.name}-runs")
 
     def __enter__(self) -> Self:
         self.engine.open()
@@ -154,13 +154,13 @@ class Records:
 
     def judge(self, run: Run) -> Judgement:
         """Whether the run may still act."""
-        return judge_run(run, self._process, self._run_directory)
+        return judge_run(run, self._process, self.run_directory)
 
     async def ring_living(self, service: str) -> bool:
         """Let living runs of *service* look at once; false if there is none."""
         living = [run for run in await self.living() if run.service == service]
         for run in living:
-            ring(self._run_directory / f"{run.run_id}.bell")
+            ring(self.run_directory / f"{run.run_id}.bell")
         return bool(living)
 
     async def unfinished(self) -> Mapping[str | None, Unfinished]:

@@ -141,6 +141,20 @@ class MemoryBroker:
             if reader.queue in queues and (reader.queue, reader.store) not in mine
         ]
 
+    def directed(self, topics: Sequence[str]) -> list[Queue]:
+        """The directed queues of *topics*."""
+        queues = [entry.queue for entry in self._queues.values()]
+        return [q for q in queues if q.kind is QueueKind.DIRECTED and q.topic in topics]
+
+    def prune(self, queue: str, *, dry_run: bool) -> bool:
+        """Remove a queue if nobody reads it and it holds nothing; whether it was so."""
+        entry = self._queues.get(queue)
+        if entry is None or entry.readers or self.waiting(queue):
+            return False
+        if not dry_run:
+            del self._queues[queue]
+        return True
+
     def add_reader(self, consumer: _MemoryConsumer) -> None:
         """Begin to deliver to *consumer*."""
         for queue in consumer.queues:
@@ -338,6 +352,16 @@ class MemoryTransport:
     async def keep_mark(self, name: str, mark: int) -> int:  # noqa: ARG002
         """See `Transport.keep_mark`; memory outlives no store."""
         return 0
+
+    async def directed(self, topics: Sequence[str]) -> list[Queue]:
+        """See `Transport.directed`."""
+        self._check_started()
+        return self._broker.directed(topics)
+
+    async def prune(self, queues: Sequence[Queue], *, dry_run: bool = False) -> list[Queue]:
+        """See `Transport.prune`."""
+        self._check_started()
+        return [queue for queue in queues if self._broker.prune(queue.name, dry_run=dry_run)]
 
     async def consume(
         self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int

@@ -29,7 +29,7 @@ from gracekit.process import Process
 from gracekit.rpc import sqlite_rows as rows
 from gracekit.rpc.readers import Reader
 from gracekit.rpc.sqlite_consumer import SqliteConsumer, ring_all
-from gracekit.rpc.transport import DeadLetter, Message, OnDelivery, Queue
+from gracekit.rpc.transport import DeadLetter, Message, OnDelivery, Queue, QueueKind
 from gracekit.store.bell import Bell, bells_directory
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import load_migrations
@@ -218,6 +218,22 @@ class SqliteTransport:
         self._connected()
         found = (await self._engine.commit(rows.keep_mark(name, mark)))[-1]
         return int(str(found[0][0]))
+
+    async def directed(self, topics: Sequence[str]) -> list[Queue]:
+        """See `Transport.directed`."""
+        self._connected()
+        found = await self._engine.query(rows.directed(topics), *topics)
+        return [Queue(str(name), QueueKind.DIRECTED, str(topic)) for name, topic in found]
+
+    async def prune(self, queues: Sequence[Queue], *, dry_run: bool = False) -> list[Queue]:
+        """See `Transport.prune`."""
+        self._connected()
+        if dry_run:
+            idle = f"SELECT name FROM queue WHERE {rows.IS_IDLE}"  # noqa: S608 - a constant
+            found = [await self._engine.query(idle, queue.name) for queue in queues]
+        else:
+            found = list(await self._engine.commit(rows.prune(queues))) if queues else []
+        return [queue for queue, row in zip(queues, found, strict=True) if row]
 
     async def consume(
         self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int

@@ -176,6 +176,27 @@ def keep_mark(name: str, mark: int) -> Batch:
     return batch
 
 
+def directed(topics: Sequence[str]) -> str:
+    """A query for (name, topic) of the directed queues of *topics*, its parameters."""
+    places = ", ".join("?" * len(topics))
+    return f"SELECT name, topic FROM queue WHERE kind = 'directed' AND topic IN ({places})"  # noqa: S608 - placeholders
+
+
+IS_IDLE: Final = (
+    "name = ?1 AND NOT EXISTS (SELECT 1 FROM message WHERE queue = ?1) "
+    "AND NOT EXISTS (SELECT 1 FROM subscription WHERE queue = ?1)"
+)
+"""Of a queue: nobody reads it, and it holds nothing that waits or is in somebody's hands."""
+
+
+def prune(queues: Sequence[Queue]) -> Batch:
+    """Idle queues go; a statement for each, with its (name,) if it went."""
+    batch = Batch(Point.CONNECT)
+    for queue in queues:
+        batch.ask(f"DELETE FROM queue WHERE {IS_IDLE} RETURNING name", queue.name)  # noqa: S608 - a constant
+    return batch
+
+
 READERS: Final = (
     f"SELECT queue, store, label, {PEER} FROM reader JOIN connection USING (connection_id)"  # noqa: S608 - constant text
 )

@@ -256,6 +256,21 @@ class Transport(Protocol):
         """
         ...
 
+    async def directed(self, topics: Sequence[str]) -> list[Queue]:
+        """The directed queues of *topics*; none where a broker does not list its queues."""
+        ...
+
+    async def prune(self, queues: Sequence[Queue], *, dry_run: bool = False) -> list[Queue]:
+        """Remove those of *queues* that nobody reads and that hold no message.
+
+        Returns:
+            What was removed, or would be.
+
+        Raises:
+            ConfigError: the broker cannot remove such queues only if they are empty.
+        """
+        ...
+
     async def consume(
         self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
     ) -> Consumer:

@@ -86,3 +86,23 @@ async def test_control_by_the_broker_is_off_and_the_command_line_says_what_to_do
     assert site.broker.password not in told.stderr
     assert pong == service.pid
     assert service.run["stop_at"] is None
+
+
+async def test_queues_of_a_host_that_is_gone_are_pruned(site, service, shared_broker) -> None:
+    """
+    None while it lives; then its three, also when only `--host` names it.
+    """
+    mine = {"shop.node-a", "shop-ops.node-a", "shop-ops.node-a-0"}
+    living = gracekit(site, "prune", "--gone-for", "0")
+    await service.stop()
+    before = shared_broker.queues(site.vhost).keys()
+    unknown = gracekit(site, "prune", "--host", "node-z")
+    done = gracekit(site, "prune", "--gone-for", "0")
+    after = shared_broker.queues(site.vhost).keys()
+
+    assert (living.stdout, unknown.stdout) == ("nothing to remove\n",) * 2
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == [
+        *sorted(mine),
+        "shop@node-a-0.lock",
+    ]
+    assert before - after == mine

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gracekit.clock import Clock
-from gracekit.errors import DependencyError, UnconfirmedError, Undeliverable
+from gracekit.errors import ConfigError, DependencyError, UnconfirmedError, Undeliverable
 from gracekit.process import Process
 from gracekit.rpc.amqp import consumer as amqp_consumer
 from gracekit.rpc.amqp.channels import FramedChannel, PlainChannel
@@ -21,7 +21,7 @@ from gracekit.rpc.amqp.intake import Intake
 from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import FRAMES, read_url
-from gracekit.rpc.transport import Queue, QueueKind, shared_queue
+from gracekit.rpc.transport import Queue, QueueKind, directed_queue, shared_queue
 from gracekit.telemetry import Telemetry
 from tests.process.helpers import until
 from tests.rabbit.broker import Broker
@@ -506,3 +506,23 @@ async def test_a_stop_does_not_wait_for_bytes_that_cannot_leave(
     await asyncio.gather(*stuck, return_exceptions=True)
 
     assert took_s < 8
+
+
+async def test_an_idle_quorum_queue_is_left_with_the_command_that_removes_it(
+    shared_broker: Broker, rabbit_vhost: str
+):
+    """
+    RabbitMQ closes the whole connection when it is asked to remove one only if it is empty.
+    """
+    broker = read_url(shared_broker.url_of(rabbit_vhost), exchange="gracekit", profile="quorum")
+    transport = AmqpTransport(broker, process=Process(), clock=Clock(), telemetry=Telemetry())
+    await transport.start()
+    try:
+        await transport.declare([directed_queue("compute", "h1")])
+
+        assert await transport.prune([QUEUE, directed_queue("compute", "h1")], dry_run=True)
+        with pytest.raises(ConfigError, match=r"quorum.*for q in compute\.h1; do rabbitmqctl"):
+            await transport.prune([directed_queue("compute", "h1")])
+        await transport.publish(directed_queue("compute", "h1"), message("a"))
+    finally:
+        await transport.stop()

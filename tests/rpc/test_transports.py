@@ -376,6 +376,42 @@ async def test_an_undeclared_queue_takes_nothing(one):
         await publish(one, "a", queue=Queue("nowhere", QueueKind.SHARED, "nowhere"))
 
 
+async def test_only_an_idle_queue_is_pruned(one, other, inbox):
+    """
+    Nobody reads it, nothing is in it and in nobody's hands; a dry run removes nothing.
+    """
+    read, full, held, idle = (directed_queue("compute", name) for name in "abcd")
+    await one.declare([read, full, held, idle])
+    await one.consume([read], inbox.put, prefetch=1)
+    await publish(one, "waits", queue=full)
+    consumer = await one.consume([held], inbox.put, prefetch=1)
+    await publish(one, "in hand", queue=held)
+    delivery = await inbox.next()
+    never = directed_queue("compute", "never")
+
+    for dry_run in (True, False):
+        pruned = await other.prune([read, full, held, idle, never], dry_run=dry_run)
+        assert pruned == [idle]
+
+    with pytest.raises(Undeliverable):
+        await publish(other, "x", queue=idle)
+    for queue in (read, full, held):
+        await publish(other, "x", queue=queue)
+    await consumer.cancel()
+    await delivery.ack()
+
+
+async def test_a_transport_lists_directed_queues_if_it_can(machine, one):
+    """
+    Of the topics that were asked for; a broker lists none.
+    """
+    directed = directed_queue("compute", "h1")
+    await one.declare([shared_queue("compute"), directed, directed_queue("other", "h1")])
+
+    assert await one.directed(["compute"]) == ([directed] if machine.keeps_reasons else [])
+    assert await one.prune([]) == []
+
+
 # -- expiry and dead letters ---------------------------------------------------------------
 
 

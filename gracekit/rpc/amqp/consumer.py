@@ -20,6 +20,7 @@ from aiormq.exceptions import (
     ConnectionInternalError,
     ConnectionNotImplemented,
 )
+from pamqp import commands
 
 from gracekit import background
 from gracekit.clock import Clock
@@ -72,6 +73,19 @@ class Declarer:
         Raises:
             DependencyError: the broker does not say.
         """
+        answer = await self._ask_about(name)
+        return None if answer is None else answer.consumer_count or 0
+
+    async def is_idle(self, name: str) -> bool:
+        """Whether the queue *name* exists, nobody reads it and no message waits in it.
+
+        Raises:
+            DependencyError: the broker does not say.
+        """
+        answer = await self._ask_about(name)
+        return answer is not None and not answer.consumer_count and not answer.message_count
+
+    async def _ask_about(self, name: str) -> commands.Queue.DeclareOk | None:
         channel = await self._channel()
         try:
             asked = channel.queue_declare(name, passive=True)
@@ -82,7 +96,7 @@ class Declarer:
             raise DependencyError(f"question about {name}: {said(error)}") from error
         finally:
             await close_channel(channel, OPEN_TIMEOUT_S)
-        return answer.consumer_count or 0
+        return answer
 
     async def delete(self, name: str) -> None:
         """Remove a queue, whoever reads it."""
@@ -92,6 +106,18 @@ class Declarer:
             await bounded(channel.queue_delete(name), OPEN_TIMEOUT_S, f"removal of {name}")
         finally:
             await close_channel(channel, OPEN_TIMEOUT_S)
+
+    async def delete_idle(self, name: str) -> bool:
+        """Remove a classic queue if nobody reads it and no message waits in it; whether it went."""
+        channel = await self._channel()
+        try:
+            asked = channel.queue_delete(name, if_unused=True, if_empty=True)
+            await bounded(asked, OPEN_TIMEOUT_S, f"removal of {name}")
+        except ChannelPreconditionFailed:
+            return False
+        finally:
+            await close_channel(channel, OPEN_TIMEOUT_S)
+        return True
 
     async def _channel(self) -> Channel:
         try:

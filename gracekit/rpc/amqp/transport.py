@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from gracekit.clock import Clock
-from gracekit.errors import DependencyError, StoreBrokenError
+from gracekit.errors import ConfigError, DependencyError, StoreBrokenError
 from gracekit.process import Process
 from gracekit.rpc.amqp.bounds import TROUBLE
 from gracekit.rpc.amqp.consumer import AmqpConsumer, Declarer
@@ -189,6 +189,30 @@ class AmqpTransport:
     async def keep_mark(self, name: str, mark: int) -> int:  # noqa: ARG002
         """See `Transport.keep_mark`; a broker keeps nothing but messages."""
         return 0
+
+    async def directed(self, topics: Sequence[str]) -> list[Queue]:  # noqa: ARG002
+        """See `Transport.directed`; AMQP has no list of queues."""
+        return []
+
+    async def prune(self, queues: Sequence[Queue], *, dry_run: bool = False) -> list[Queue]:
+        """See `Transport.prune`.
+
+        Raises:
+            ConfigError: the queues are quorum queues, which a broker does not remove in this way.
+        """
+        self._check_started()
+        await self._reading.start()
+        idle = [queue for queue in queues if await self._declarer.is_idle(queue.name)]
+        if dry_run:
+            return idle
+        if idle and self.broker.profile.topic.arguments.get("x-queue-type") == "quorum":
+            names = " ".join(queue.name for queue in idle)
+            raise ConfigError(
+                "RabbitMQ does not remove quorum queues on the condition that they are empty, and "
+                f"a message could come meanwhile; once nobody sends there: for q in {names}; do "
+                "rabbitmqctl delete_queue $q; done"
+            )
+        return [queue for queue in idle if await self._declarer.delete_idle(queue.name)]
 
     async def _readers_of(self, name: str) -> int:
         return await self._declarer.consumers_of(name) or 0

@@ -1,0 +1,155 @@
+"""`gracekit prune`: remove what hosts that do not come back have left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from gracekit.cli.call import check_transport
+from gracekit.cli.options import Options, common
+from gracekit.cli.records import Records, gone_at
+from gracekit.cli.text import json_text, safe
+from gracekit.clock import Clock, age_s
+from gracekit.config import parse_duration
+from gracekit.leases.members import Run
+from gracekit.life import LifeLock, Lock, LockFile, look_at_lock
+from gracekit.process import Process
+from gracekit.rpc.connect import open_transport
+from gracekit.rpc.transport import Queue, Transport, directed_queue
+from gracekit.store.schema import IS_OPEN
+
+_WANTED: Final = f"""
+SELECT target FROM task WHERE {IS_OPEN} AND target <> ''
+UNION SELECT target FROM hold WHERE ended_at IS NULL"""  # noqa: S608 - a constant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Left:
+    """What a store says of hosts and instances, by name.
+
+    Attributes:
+        topics: Of all services on record.
+        services: Their names.
+        known: Hosts and instances on record.
+        kept: Those that are needed, or may be: a run lives or ended lately, or work waits.
+    """
+
+    topics: Sequence[str]
+    services: frozenset[str]
+    known: frozenset[str]
+    kept: frozenset[str]
+
+    def queues(self, names: Iterable[str]) -> list[Queue]:
+        """The directed queues of *names* that nobody needs."""
+        idle = sorted(set(names) - self.kept)
+        return [directed_queue(topic, name) for name in idle for topic in self.topics]
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="List it, and remove nothing.")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A host, or instance, that is gone and of which the store knows nothing any more.",
+)
+@click.option(
+    "--gone-for",
+    default="1d",
+    show_default=True,
+    metavar="DURATION",
+    help="Keep what is left of a host whose last run ended less than that ago.",
+)
+@common
+def prune(options: Options, /, *, dry_run: bool, hosts: tuple[str, ...], gone_for: str) -> None:
+    """Remove the queues and lock files of hosts that do not come back.
+
+    A queue of a host or instance goes if none of its runs lives, no task and no
+    hold waits for it, nobody reads the queue and no message is in it. Whoever
+    sends there afterwards is told at once that there is no such queue; a start
+    of that host makes it again.
+
+    RabbitMQ does not list queues. There the hosts are those that the store has
+    on record, and each --host.
+    """
+    gone_for_s = parse_duration(gone_for)
+    check_transport(options.settings.transport_url)
+    with Records(options.settings) as records:
+        left = asyncio.run(_look(records, gone_for_s))
+        queues = asyncio.run(_prune_queues(options, left, hosts, dry_run=dry_run))
+        locks = _prune_locks(records.run_directory, left, dry_run=dry_run)
+    if options.as_json:
+        click.echo(json_text({"dry_run": dry_run, "queues": queues, "lock_files": locks}))
+        return
+    done = "would remove" if dry_run else "removed"
+    for kind, names in (("queue", queues), ("lock file", locks)):
+        for name in names:
+            click.echo(f"{done} {kind} {safe(name)}")
+    if not queues and not locks:
+        click.echo("nothing to remove")
+
+
+async def _look(records: Records, gone_for_s: float) -> _Left:
+    runs = await records.runs()
+    wanted = {str(target) for (target,) in await records.engine.query(_WANTED)}
+    needed = [run for run in runs if _is_needed(records, run, gone_for_s)]
+    return _Left(
+        topics=sorted({topic for run in runs for topic in (run.topic, run.ops_topic)}),
+        services=frozenset(run.service for run in runs),
+        known=_names(runs),
+        kept=_names(needed) | wanted,
+    )
+
+
+def _is_needed(records: Records, run: Run, gone_for_s: float) -> bool:
+    return not records.judge(run).is_dead or age_s(time.time(), gone_at(run)) < gone_for_s
+
+
+def _names(runs: Iterable[Run]) -> frozenset[str]:
+    return frozenset(name for run in runs for name in (run.host, run.instance))
+
+
+async def _prune_queues(
+    options: Options, left: _Left, hosts: Sequence[str], *, dry_run: bool
+) -> list[str]:
+    settings = options.settings
+    transport = open_transport(
+        settings.transport_url,
+        process=Process(),
+        clock=Clock(),
+        exchange=settings.exchange,
+        profile=settings.declare_profile,
+    )
+    await transport.start()
+    try:
+        queues = left.queues([*left.known, *hosts, *await _listed(transport, left.topics)])
+        removed = await transport.prune(queues, dry_run=dry_run)
+    finally:
+        await transport.stop()
+    return sorted(queue.name for queue in removed)
+
+
+async def _listed(transport: Transport, topics: Sequence[str]) -> list[str]:
+    """Hosts and instances of which the transport has a queue."""
+    found = await transport.directed(topics) if topics else []
+    return [queue.name.removeprefix(f"{queue.topic}.") for queue in found]
+
+
+def _prune_locks(directory: Path, left: _Left, *, dry_run: bool) -> list[str]:
+    """Locks of slots that no run fills; a run's own goes when the run is taken over."""
+    removed = []
+    for path in sorted(directory.glob("*@*.lock")):
+        service, _, instance = path.name.removesuffix(".lock").partition("@")
+        if service not in left.services or instance in left.kept:
+            continue
+        free = look_at_lock(path, LockFile.at(path), same_boot=True) is Lock.FREE
+        if free and (dry_run or LifeLock(path).remove_if_free()):
+            removed.append(path.name)
+    return removed

@@ -1,0 +1,67 @@
+"""`gracekit prune`: what hosts that are gone have left goes, and nothing that is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.kit import Running, gracekit, write_service
+
+pytestmark = pytest.mark.process
+
+QUEUES = ["compute-ops.pod-a", "compute-ops.pod-a-0", "compute.pod-a"]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_service(tmp_path)
+    return tmp_path
+
+
+def live_once(directory: Path, host: str) -> None:
+    """A run of *host* that serves and stops."""
+    with Running(directory, "--host", host) as run:
+        run.process.terminate()
+        assert run.wait() == 0
+
+
+def test_what_a_host_that_is_gone_has_left_is_removed(directory: Path):
+    """
+    Its queues and its lock file; a dry run lists the same, and the living host keeps its own.
+    """
+    live_once(directory, "pod-a")
+    with Running(directory, "--host", "pod-b"):
+        kept = gracekit(directory, "prune")
+        tried = gracekit(directory, "prune", "--gone-for", "0", "--dry-run", "--json").json
+        done = gracekit(directory, "prune", "--gone-for", "0", "--json").json
+        again = gracekit(directory, "prune", "--gone-for", "0")
+        cast = gracekit(directory, "cast", "compute", "echo", "--host", "pod-b")
+        lost = gracekit(directory, "cast", "compute", "echo", "--host", "pod-a")
+
+    assert kept.out == "nothing to remove\n"
+    assert (tried["queues"], tried["lock_files"]) == (QUEUES, ["compute@pod-a-0.lock"])
+    assert (done["queues"], done["lock_files"]) == (QUEUES, ["compute@pod-a-0.lock"])
+    assert again.out == "nothing to remove\n"
+    assert not (directory / "gracekit-store.db-runs" / "compute@pod-a-0.lock").exists()
+    assert cast.code == 0, cast
+    assert "no service ever declared queue 'compute.pod-a'" in lost.err
+
+
+def test_what_a_host_may_still_need_is_kept(directory: Path):
+    """
+    A task that is for this host alone, and a message in its queue; the rest of it goes.
+    """
+    with Running(directory, "--host", "pod-a") as run:
+        gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--host", "pod-a")
+        run.wait_line("at work")
+        run.kill()
+    live_once(directory, "pod-c")
+    gracekit(directory, "cast", "compute", "echo", "--host", "pod-c")
+
+    done = gracekit(directory, "prune", "--gone-for", "0", "--json").json
+
+    left = ["compute-ops.pod-a-0", "compute-ops.pod-c", "compute-ops.pod-c-0"]
+    assert done["queues"] == left
+    with Running(directory, "--host", "pod-a") as run:
+        run.wait_line("at work")
