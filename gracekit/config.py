@@ -225,6 +225,8 @@ class Settings:
         accept_unshared_store: Start although a living process reads the same
             shared queue into another store, where dedupe and resources do not reach.
         rpc_ping_enabled: Answer `oslo_rpc_server_ping` with "pong", as an oslo server does.
+        error_details: What callers are shown of an exception: `full`, `message` (no
+            traceback and no arguments of it), or `none`. The record keeps all.
         log_format: `text`, `json`, or `auto`: text on a terminal.
         origins: Field name to the place that its value came from.
     """
@@ -270,6 +272,7 @@ class Settings:
     probe_timeout_s: float = _seconds(30.0)
     accept_unshared_store: bool = _setting(default=False, parse=_parse_truth)
     rpc_ping_enabled: bool = _setting(default=False, parse=_parse_truth)
+    error_details: str = _text("full")
     log_format: str = _text("auto")
 
     origins: Mapping[str, str] = field(
@@ -504,10 +507,18 @@ def _names(settings: Settings) -> Iterator[str]:
             f"ops_topic = {settings.ops_topic!r} must be a name of its own such as "
             "'{topic}-ops' or 'compute-alt'; set GRACEKIT_OPS_TOPIC"
         )
-    formats = ("auto", "text", "json")
-    if settings.log_format not in formats:
-        hint = did_you_mean(settings.log_format, formats)
-        yield f"log_format = {settings.log_format!r} must be auto, text or json{hint}"
+    for name, words in _CHOICES.items():
+        if (value := getattr(settings, name)) not in words:
+            allowed = f"{', '.join(words[:-1])} or {words[-1]}"
+            yield f"{name} = {value!r} must be {allowed}{did_you_mean(value, words)}"
+
+
+_CHOICES: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
+    {
+        "error_details": ("full", "message", "none"),
+        "log_format": ("auto", "text", "json"),
+    }
+)
 
 
 def _urls(settings: Settings) -> Iterator[str]:

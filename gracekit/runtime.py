@@ -454,7 +454,14 @@ class Runtime:
                 self._process.threads(settings.ops_threads),
             ),
         }
-        answers = Answers(self._transport, self.journal, self._process, self.telemetry, clock)
+        answers = Answers(
+            self._transport,
+            self.journal,
+            self._process,
+            self.telemetry,
+            clock,
+            error_details=settings.error_details,
+        )
         self._answers = answers
         arrivals = Arrivals(
             service.methods,

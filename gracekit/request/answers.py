@@ -17,8 +17,8 @@ from gracekit.errors import (
 )
 from gracekit.process import Point, Process
 from gracekit.request.attempt import failed, failure_from, failure_text
-from gracekit.rpc.failures import failure_of
-from gracekit.rpc.message import Reply
+from gracekit.rpc.failures import failure_of, shown
+from gracekit.rpc.message import Failure, Reply
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_reply
 from gracekit.rpc.transport import Message, Transport, reply_queue
 from gracekit.telemetry import Telemetry
@@ -53,7 +53,10 @@ class Answers:
         process: Process,
         telemetry: Telemetry,
         clock: Clock,
+        *,
+        error_details: str = "full",
     ) -> None:
+        self._error_details = error_details
         self._transport = transport
         self._journal = journal
         self._process = process
@@ -187,5 +190,9 @@ class Answers:
             msg_id=address.msg_id,
             reply_id=self._clock.new_id(),
             result=from_json(outcome.result),
-            failure=None if outcome.failure is None else failure_from(outcome.failure),
+            failure=None if outcome.failure is None else self._shown(outcome, outcome.failure),
         )
+
+    def _shown(self, outcome: Outcome, failure: str) -> Failure:
+        is_refused = outcome.state is TaskState.REJECTED
+        return shown(failure_from(failure), self._error_details, is_ours=is_refused)

@@ -156,6 +156,30 @@ def _lines_of(exception: BaseException) -> tuple[str, ...]:
     return tuple(_message_of("".join(lines)[-_MAX_TEXT:]).splitlines(keepends=True))
 
 
+def shown(failure: Failure, details: str, *, is_ours: bool = False) -> Failure:
+    """What a caller is shown of a failure.
+
+    Args:
+        failure: As recorded.
+        details: `full`, `message` (no traceback and no arguments), or `none`.
+        is_ours: Whether gracekit has refused the request; then its message is always shown, as
+            it says how to mend the request.
+    """
+    if details == "full":
+        return failure
+    if details == "message" or is_ours or failure.module in _OURS:
+        return msgspec.structs.replace(failure, args=(), kwargs={}, tb=())
+    return _WITHHELD
+
+
+_OURS: Final = (errors.__name__, _DISPATCHER)
+_WITHHELD: Final = Failure(
+    exc_class=RemoteError.__name__,
+    module=errors.__name__,
+    message="the request failed; its service keeps the reason under the request id",
+)
+
+
 # -- incoming -----------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gracekit import Context, RpcError, Service
+from gracekit import Context, RemoteError, RpcError, Service
 from gracekit.telemetry import LOGGER
 from tests.service.kit import World
 
@@ -83,3 +83,29 @@ async def test_no_secret_reaches_a_log_or_an_event(
     assert len([r for r in caplog.records if r.name == LOGGER]) > 30
     assert CANARY not in caplog.text
     assert CANARY not in repr([one.events for one in (life, second)])
+
+
+@pytest.mark.parametrize("details", ["full", "message", "none"])
+async def test_callers_are_shown_of_a_failure_what_the_setting_says(
+    world: World, svc: Service, details: str
+):
+    """
+    All of it, class and message, or nothing; the record keeps all, and a refusal says its rule.
+    """
+    await world.start(svc, error_details=details)
+    client = (await world.client(svc)).prepare(context={"user": CANARY}, request_id="r1")
+
+    shown = []
+    for _ in range(2):  # the second time from the record
+        with pytest.raises((ValueError, RemoteError)) as failed:
+            await client.call("bad", token=CANARY)
+        shown.append("\n".join([str(failed.value), *getattr(failed.value, "__notes__", ())]))
+    with pytest.raises(RpcError, match="method 'wrk' is not served"):
+        await client.prepare(request_id="r2").call("wrk")
+
+    for text in shown:
+        assert (CANARY in text) is (details != "none")
+        assert ("remote traceback" in text) is (details == "full")
+        assert ("keeps the reason under the request id" in text) is (details == "none")
+    assert isinstance(failed.value, RemoteError if details == "none" else ValueError)
+    assert "Traceback" in str(world.task("r1")["failure"])
