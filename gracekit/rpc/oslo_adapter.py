@@ -11,7 +11,8 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partialmethod
+from types import FunctionType, MemberDescriptorType, MethodType
 from typing import Any, Final, Protocol
 
 import oslo_messaging
@@ -24,10 +25,20 @@ _LOG: Final = logging.getLogger(__name__)
 
 _HOOKS: Final = ("probe", "errored")
 _OPTIONS: Final = frozenset(inspect.signature(options_from).parameters) - {"namespace", "version"}
+_NO_METHODS: Final = (
+    property,  # reading these may cost much
+    cached_property,
+    MemberDescriptorType,  # of an object, by `__slots__`
+    MethodType,  # of another object
+)
 _BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LOST: Final = frozenset({"msg_id", "reply_q"})  # keys that oslo takes for the message's own
 
 Options = Mapping[str, Mapping[str, Any]]
+
+
+class EndpointError(DeclarationError, TypeError):
+    """What oslo.messaging raises a TypeError for: an endpoint's target, or an access policy."""
 
 
 class Declared(Protocol):
@@ -48,7 +59,9 @@ def include_endpoints(
 
     Their methods run in worker threads, as `endpoint.method(ctxt, **args)`; in
     them `Context.current()` is gracekit's own context. Several endpoints may
-    serve one name: the first whose namespace and version fit is asked.
+    serve one name: the first whose namespace and version fit is asked. Which
+    methods there are is decided here; each request calls what the name means
+    then.
 
     Args:
         service: Serves them beside its own methods.
@@ -60,7 +73,8 @@ def include_endpoints(
             `resource`, …); also `ops=True`, and the hooks `probe` and `errored`.
 
     Raises:
-        DeclarationError: an endpoint or option cannot work; the message says why.
+        DeclarationError: an endpoint or option cannot work; the message says
+            why. Also a TypeError where oslo.messaging raises one.
     """
     patcher = sys.modules.get("eventlet.patcher")
     if patcher is not None and patcher.is_monkey_patched("thread"):
@@ -74,7 +88,8 @@ def include_endpoints(
     for endpoint in endpoints:
         for name, function in _served(endpoint, policy, options):
             named.add(name)
-            handler = _handler(name, function, serializer or oslo_messaging.NoOpSerializer())
+            said = serializer or oslo_messaging.NoOpSerializer()
+            handler = _handler(name, endpoint, function, said)
             for method in _methods(handler, endpoint, function, options.get(name, {})):
                 service.methods.add(method, beside=True)
     for name in options:
@@ -87,9 +102,7 @@ def include_endpoints(
 def _policy(kind: Any) -> Any:
     kind = kind or oslo_messaging.DefaultRPCAccessPolicy
     if not issubclass(kind, oslo_messaging.RPCAccessPolicyBase):
-        raise DeclarationError(
-            f"access_policy={kind.__name__} is no subclass of RPCAccessPolicyBase"
-        )
+        raise EndpointError(f"access_policy={kind.__name__} is no subclass of RPCAccessPolicyBase")
     return kind()
 
 
@@ -97,11 +110,12 @@ def _policy(kind: Any) -> Any:
 
 
 def _served(endpoint: object, policy: Any, options: Options) -> Iterator[tuple[str, Hook]]:
-    """Its methods by name; those that `__getattr__` makes only where options name them."""
+    """The methods of its class by name; other functions only where options name them."""
+    _check_mock(endpoint, "the endpoint")
     for name in sorted({*dir(endpoint), *options}):
         if name.startswith("_"):
             continue
-        function = _function(endpoint, name)
+        function = _function(endpoint, name, named=name in options)
         if function is None or not policy.is_allowed(endpoint, name):
             continue
         if inspect.iscoroutinefunction(function):
@@ -113,12 +127,29 @@ def _served(endpoint: object, policy: Any, options: Options) -> Iterator[tuple[s
             yield name, function
 
 
-def _function(endpoint: object, name: str) -> Hook | None:
-    static = inspect.getattr_static(endpoint, name, None)
-    if isinstance(static, property | cached_property):
-        return None  # reading it may cost much
-    function: Hook | None = getattr(endpoint, name, None)
-    return function if callable(function) and not isinstance(function, type) else None
+def _check_mock(value: object, what: str) -> None:
+    mock = sys.modules.get("unittest.mock")
+    if mock is not None and isinstance(value, mock.NonCallableMock):
+        raise DeclarationError(
+            f"{what} is a mock, and only functions are served: include the real endpoint, and "
+            "patch its methods afterwards; each request calls what the name means then"
+        )
+
+
+def _function(endpoint: object, name: str, *, named: bool) -> Hook | None:
+    """What *name* calls, if its class has it as a method, or options name it; else None.
+
+    An attribute that can be called is no method: `conf = cfg.CONF` would let
+    callers read options.
+    """
+    _check_mock(inspect.getattr_static(endpoint, name, None), f"{type(endpoint).__name__}.{name}")
+    kind = endpoint if isinstance(endpoint, type) else type(endpoint)
+    declared = inspect.getattr_static(kind, name, None)
+    if isinstance(declared, _NO_METHODS) or (declared is None and not named):
+        return None
+    found: Hook | None = getattr(endpoint, name, None)
+    is_function = isinstance(found, FunctionType | MethodType)
+    return found if is_function or isinstance(declared, partialmethod) else None
 
 
 def _takes_a_context(function: Hook) -> bool:
@@ -167,7 +198,7 @@ def _methods(
 def _target(endpoint: object) -> Any:
     target = getattr(endpoint, "target", None) or oslo_messaging.Target()
     if not isinstance(target, oslo_messaging.Target):
-        raise DeclarationError(
+        raise EndpointError(
             f"{type(endpoint).__name__}.target is a {type(target).__name__}; that name is for an "
             "oslo_messaging.Target, which says namespace and version"
         )
@@ -189,7 +220,7 @@ def _signature(function: Hook, resource: tuple[str, str] | None) -> inspect.Sign
     return inspect.Signature([context, *named, *rest])
 
 
-def _handler(name: str, function: Hook, serializer: Any) -> Callable[..., Any]:
+def _handler(name: str, endpoint: object, function: Hook, serializer: Any) -> Callable[..., Any]:
     def handler(ctx: Mapping[str, Any], /, **args: Any) -> Any:
         known = {key: value for key, value in ctx.items() if key not in _LOST}
         # oslo's key for the monitor timeout of a call, which its own dispatcher alone uses.
@@ -198,7 +229,7 @@ def _handler(name: str, function: Hook, serializer: Any) -> Callable[..., Any]:
             monitor_s = int(monitor_s)  # as callers of oslo write it
         ctxt = serializer.deserialize_context({**known, "client_timeout": monitor_s})
         read = {key: serializer.deserialize_entity(ctxt, arg) for key, arg in args.items()}
-        return serializer.serialize_entity(ctxt, _call(name, function, ctxt, read))
+        return serializer.serialize_entity(ctxt, _call(name, getattr(endpoint, name), ctxt, read))
 
     handler.__name__ = name
     handler.__qualname__ = getattr(function, "__qualname__", name)

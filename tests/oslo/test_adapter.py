@@ -5,6 +5,7 @@ Runs where the library is installed; `test_environment.py` sees to that.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import sys
@@ -14,6 +15,7 @@ import types
 from collections.abc import AsyncIterator
 from functools import cached_property
 from typing import Any
+from unittest import mock
 
 import oslo_messaging
 import pytest
@@ -233,6 +235,112 @@ async def test_what_is_no_method_is_not_served(world: World, method: str):
     answer = await ask_gracekit(world, [Stock()], a_request(method))
 
     assert answer.kind == ("NoSuchMethod", DISPATCHER)
+
+
+class Callable:
+    """As oslo.config's CONF is one."""
+
+    def __call__(self, ctxt: Any = None) -> str:
+        return "called"
+
+
+def wrapped(function: Any) -> Any:
+    """A decorator as projects write them."""
+
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return inner
+
+
+class Attributes:
+    """What can be called in a class and on its objects; only the second part are its methods."""
+
+    conf = Callable()
+    wait = Callable().__call__
+    part = functools.partial(Callable())
+    built = staticmethod(iter)
+
+    def __init__(self) -> None:
+        self.own = Callable()
+        self.made = lambda ctxt: "made"
+
+    def plain(self, ctxt: Any) -> str:
+        return "plain"
+
+    @staticmethod
+    def static(ctxt: Any) -> str:
+        return "static"
+
+    @classmethod
+    def of_class(cls, ctxt: Any) -> str:
+        return "of_class"
+
+    @wrapped
+    def decorated(self, ctxt: Any) -> str:
+        return "decorated"
+
+    @functools.lru_cache  # noqa: B019 - as they write it
+    def cached(self, ctxt: Any) -> str:
+        return "cached"
+
+    def _given(self, ctxt: Any, word: str) -> str:
+        return word
+
+    given = functools.partialmethod(_given, word="given")
+
+
+class Inherits(Attributes):
+    """The same by inheritance."""
+
+
+@pytest.mark.parametrize("kind", [Attributes, Inherits])
+def test_only_functions_of_the_class_are_served(kind: type[Any]):
+    """
+    `conf = cfg.CONF` in an endpoint is no method of it: a caller must not read options through it.
+    """
+    svc = Service("shop")
+
+    include_endpoints(svc, [kind()])
+
+    served = {method.name for method in svc.methods}
+    assert served == {"plain", "static", "of_class", "decorated", "cached", "given"}
+
+
+@pytest.mark.looptime
+async def test_a_callable_attribute_answers_no_such_method(world: World):
+    """
+    As a name that there is not.
+    """
+    for name in ("conf", "wait", "part", "built", "own", "made"):
+        answer = await ask_gracekit(world, [Attributes()], a_request(name))
+        assert answer.kind == ("NoSuchMethod", DISPATCHER)
+
+
+def test_functions_of_an_object_are_served_where_options_name_them():
+    """
+    Beside those of `__getattr__`; a callable object is not even then.
+    """
+    svc = Service("shop")
+    include_endpoints(svc, [Attributes()], options={"made": {}})
+    assert svc.methods.resolve(None, "made", "1.0")({}) == "made"
+
+    with pytest.raises(DeclarationError, match=r"options\['conf'\]: no endpoint serves it"):
+        include_endpoints(Service("shop"), [Attributes()], options={"conf": {}})
+
+
+def test_a_later_patch_is_called(monkeypatch: pytest.MonkeyPatch):
+    """
+    As under oslo: a request finds what the name means when it comes.
+    """
+    stock, svc = Stock(), Service("shop")
+    include_endpoints(svc, [stock])
+
+    monkeypatch.setattr(Stock, "shape", lambda self, ctxt, **args: "of the class")
+    assert svc.methods.resolve(None, "shape", "1.2")({}, first=1) == "of the class"
+    monkeypatch.setattr(stock, "shape", mock.Mock(return_value="of the object"))
+    assert svc.methods.resolve(None, "shape", "1.2")({}, first=1) == "of the object"
 
 
 # -- which endpoint ---------------------------------------------------------------------
@@ -562,9 +670,23 @@ class OddTarget:
     def work(self, ctxt: Any) -> None: ...
 
 
+def patched() -> Stock:
+    stock = Stock()
+    stock.shape = mock.MagicMock()  # type: ignore[method-assign]
+    return stock
+
+
+MOCK = "is a mock, and only functions are served: include the real"
+
+
 @pytest.mark.parametrize(
     ("endpoint", "options", "words"),
     [
+        (mock.create_autospec(Stock, instance=True), {}, f"the endpoint {MOCK}"),
+        (mock.create_autospec(Stock)(), {}, f"the endpoint {MOCK}"),
+        (mock.Mock(), {}, f"the endpoint {MOCK}"),
+        (mock.MagicMock(), {"options": {"shape": {}}}, f"the endpoint {MOCK}"),
+        (patched(), {}, f"Stock.shape {MOCK}"),
         (Async(), {}, "Async.work is a coroutine function"),
         (OddTarget(), {}, "OddTarget.target is a str"),
         (Stock(), {"options": {"shap": {}}}, "no endpoint serves it; did you mean shape"),
@@ -583,6 +705,28 @@ def test_what_cannot_work_is_refused(endpoint: Any, options: Any, words: str):
         include_endpoints(Service("shop"), [endpoint], **options)
 
     assert words in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "options"), [(OddTarget(), {}), (Stock(), {"access_policy": Stock})]
+)
+def test_what_oslo_raises_a_type_error_for_is_one(endpoint: Any, options: Any):
+    """
+    Code that catches it goes on to work.
+    """
+    with pytest.raises(TypeError):
+        include_endpoints(Service("shop"), [endpoint], **options)
+
+
+def test_an_endpoint_may_have_no_methods():
+    """
+    As under oslo: others beside it are asked.
+    """
+    svc = Service("shop")
+
+    include_endpoints(svc, [object(), Stock()])
+
+    assert svc.methods.resolve(None, "shape", "1.0")({}, first=1) == [1, "two"]
 
 
 def test_patched_threads_are_refused(monkeypatch: pytest.MonkeyPatch):
