@@ -91,7 +91,8 @@ class ClientView:
             What the handler returned, as plain data.
 
         Raises:
-            CallTimeoutError: no reply in time; the request may still run.
+            CallTimeoutError: no reply in time; the request may still run. Or the
+                prepared `timeout` was 0 or less: then nothing was sent.
             HeartbeatTimeoutError: one of these, when it was the prepared
                 `monitor_timeout` that ended the wait.
             Draining: the service takes no such request now; with `fail_fast`
@@ -231,6 +232,10 @@ class RpcClient(ClientView):
         request = self._request(options, method, args, kwargs)
         address: ReplyAddress | None = None
         timeout_s, monitor_s = options.timeout_s, options.monitor_timeout_s
+        if timeout_s <= 0:
+            raise CallTimeoutError(
+                f"{request.method}() was not sent: its time-out of {options.timeout!r} was over"
+            )
         try:
             async with asyncio.timeout(timeout_s) as scope:
                 if options.fail_fast:

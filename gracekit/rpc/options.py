@@ -28,7 +28,8 @@ class PrepareOptions(TypedDict, total=False):
     Attributes:
         host: Send to this host only; None for any.
         ops: Send to the ops topic; methods marked `ops` go there by themselves.
-        timeout: Seconds (or "5m") that a call waits for its reply.
+        timeout: Seconds (or "5m") that a call waits for its reply. With 0 or less, as a
+            deadline that has passed leaves, a call ends with CallTimeoutError, unsent.
         monitor_timeout: Seconds (or "1m", at least 2 s) without a heartbeat after which a
             call ends with HeartbeatTimeoutError; None to ask for none.
         version: Interface version asked for; None for the method's own, or 1.0.
@@ -92,8 +93,7 @@ class Options:
 
     def check(self) -> None:
         """Refuse what cannot be; see `with_`."""
-        if self.timeout_s <= 0:
-            raise ConfigError(f"timeout={self.timeout!r} must be above 0")
+        _ = self.timeout_s  # refuses what is no duration
         monitor_s = self.monitor_timeout_s
         if monitor_s is not None and monitor_s < SHORTEST_MONITOR_S:
             raise ConfigError(
@@ -111,8 +111,11 @@ class Options:
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that a call waits."""
-        return parse_duration(self.timeout)
+        """Seconds that a call waits; 0 where its time is over."""
+        left = self.timeout
+        if isinstance(left, int | float) and not isinstance(left, bool) and left <= 0:
+            return 0.0
+        return parse_duration(left)
 
     @property
     def monitor_timeout_s(self) -> float | None:

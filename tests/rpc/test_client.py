@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -254,9 +255,10 @@ async def test_an_unknown_option_is_refused_with_a_hint(client):
 @pytest.mark.parametrize(
     "options",
     [
-        {"timeout": 0},
-        {"timeout": -1},
         {"timeout": "soon"},
+        {"timeout": "-1s"},
+        {"timeout": math.nan},
+        {"timeout": False},
         {"monitor_timeout": 0},
         {"monitor_timeout": 1.9},
         {"monitor_timeout": "soon"},
@@ -352,6 +354,24 @@ async def test_a_call_that_waits_unread_expires_with_its_caller(broker, client, 
         await client.prepare(timeout="5s").call("echo")
 
     assert broker.expired() == {"compute": 1}
+
+
+@pytest.mark.parametrize("left", [0, 0.0, "0s", -0.2, -math.inf])
+async def test_a_call_whose_time_is_over_is_not_sent(client, echo, left):
+    """
+    Code that computes `deadline - now` meets the time-out that it handles anyway.
+    """
+    loop = asyncio.get_running_loop()
+    view, begin = client.prepare(timeout=left, fail_fast=True), loop.time()
+
+    with pytest.raises(CallTimeoutError, match=r"echo\(\) was not sent: its time-out of .* over"):
+        await view.call("echo")
+
+    assert loop.time() == begin
+    assert echo.requests == []
+    await view.prepare(fail_fast=False).cast("echo")
+    await client.call("echo")
+    assert len(echo.requests) == 2, "a cast has no time-out"
 
 
 async def test_a_late_or_repeated_reply_is_ignored_and_counted(client, echo):
