@@ -33,12 +33,14 @@ DECLARE_PROFILE: Final = "durable"
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _CENTURY_S: Final = 100 * 366 * 86400.0  # beyond it timers of the kernel overflow
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.ASCII)
-_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}", re.ASCII)
 NAME_CHARACTERS: Final = "A-Za-z0-9_.:@#,/+ -"
 """Of a name on a broker, as a class of a regular expression."""
 LONGEST_TOPIC: Final = 120
 """Its fanout exchange `<topic>_fanout` may have 127 characters."""
 _TOPIC: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_TOPIC}}}")
+LONGEST_QUEUE: Final = 255
+"""Characters that a broker takes."""
+_HOST: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_QUEUE}}}")
 _TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
@@ -117,6 +119,20 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the nearest known word, else nothing."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def check_queues(topic: str, host: str, remedy: str) -> None:
+    """Refuse a topic and a host that no queue can be named for together.
+
+    Raises:
+        ConfigError: they make a name that no broker takes.
+    """
+    name = f"{topic}.{host}"
+    if len(name) > LONGEST_QUEUE:
+        raise ConfigError(
+            f"queue {name!r} would have {len(name)} characters, and a broker takes "
+            f"{LONGEST_QUEUE}: {remedy}"
+        )
 
 
 def _parse_text(value: object) -> str:
@@ -495,12 +511,12 @@ def _numbers(settings: Settings) -> Iterator[str]:
 def _names(settings: Settings) -> Iterator[str]:
     for name in ("host", "instance"):
         value = getattr(settings, name)
-        if value is not None and not _NAME.fullmatch(value):
+        if value is not None and not _HOST.fullmatch(value):
             yield (
-                f"{name} = {value!r} must be 1 to 100 of A-Z a-z 0-9 _ . - because queues and "
-                f"files are named for it; set {variable_name(name)}"
+                f"{name} = {value!r} must be 1 to {LONGEST_QUEUE} of A-Z a-z 0-9 space and _ . : "
+                f"@ # , / + - because queues are named for it; set {variable_name(name)}"
             )
-    if settings.ops_topic == "{topic}" or not _NAME.fullmatch(
+    if settings.ops_topic == "{topic}" or not _TOPIC.fullmatch(
         settings.ops_topic.replace("{topic}", "topic")
     ):
         yield (

@@ -31,7 +31,7 @@ import anyio.to_thread
 
 from gracekit import background, sdnotify, streams
 from gracekit.clock import Clock
-from gracekit.config import Settings, did_you_mean, load, redact_url, sqlite_path
+from gracekit.config import Settings, check_queues, did_you_mean, load, redact_url, sqlite_path
 from gracekit.control import Control
 from gracekit.dispatcher import Dispatcher
 from gracekit.errors import (
@@ -48,7 +48,7 @@ from gracekit.hands import RecoveryHands
 from gracekit.leases.epoch import Epoch
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
-from gracekit.leases.members import Members, Seat, take_seat
+from gracekit.leases.members import MAX_SLOTS, Members, Seat, take_seat
 from gracekit.periodic import PeriodicJobs
 from gracekit.process import STANDARD_ERROR, ForkGuard, Process, leave_at_once, never_in_a_fork
 from gracekit.recovery.reconciler import Reconciler
@@ -356,6 +356,7 @@ class Runtime:
 
     async def _join(self) -> None:
         settings = self.settings
+        self._check_names()
         await self._engine.start()
         try:
             self._fork_guard = self._process.guard_forks(asyncio.get_running_loop())
@@ -384,6 +385,13 @@ class Runtime:
         self.telemetry.identify(service=self.service.topic, instance=self.instance)
         self.telemetry.observe_in_flight(self.tracker.counts)
         self.telemetry.emit("service.starting", service=self.service.topic, instance=self.instance)
+
+    def _check_names(self) -> None:
+        """Refuse names of queues that are too long together, before anything is taken."""
+        longest = max((self.service.topic, self.settings.ops_topic_of(self.service.topic)), key=len)
+        if self.settings.instance:
+            check_queues(longest, self.settings.instance, "shorten GRACEKIT_INSTANCE")
+        check_queues(longest, f"{self.settings.host}-{MAX_SLOTS - 1}", "shorten GRACEKIT_HOST")
 
     async def _write_down(self, seat: Seat) -> None:
         """Join; cancelled meanwhile, take back what the commit may still bring.

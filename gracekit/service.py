@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
-from gracekit.config import Settings, did_you_mean, parse_duration
-from gracekit.errors import DeclarationError
+from gracekit.config import Settings, check_topic, did_you_mean, parse_duration
+from gracekit.errors import ConfigError, DeclarationError
 from gracekit.periodic import PeriodicJob
 from gracekit.request.context import Context
 from gracekit.rpc.client import RpcClient
@@ -89,12 +89,10 @@ class Service:
         version: str = "1.0",
         exceptions: Mapping[str, type[Exception]] | None = None,
     ) -> None:
-        if not 0 < len(topic) <= _LONGEST_NAME or any(c not in _NAME for c in topic):
-            raise DeclarationError(
-                f"topic {topic!r} must be 1 to {_LONGEST_NAME} letters, digits, '-' and '_': it "
-                "names queues and files"
-            )
-        self.topic = topic
+        try:
+            self.topic = check_topic(topic, "give the service another")
+        except ConfigError as error:
+            raise DeclarationError(str(error)) from None
         self.version = version
         self.exceptions = dict(exceptions or {})
         self.methods = MethodTable()
@@ -222,10 +220,6 @@ class Service:
         from gracekit.runtime import run_service  # noqa: PLC0415 - the Runtime reads Services
 
         raise SystemExit(run_service(self, settings))
-
-
-_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
-_LONGEST_NAME = 100  # as of hosts, which stand behind it in the names of queues
 
 
 @overload

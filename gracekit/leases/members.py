@@ -8,11 +8,13 @@ Nobody is declared dead by a clock.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from gracekit.clock import Clock
 from gracekit.errors import AlreadyRunningError
@@ -23,6 +25,7 @@ from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine
 
 MAX_SLOTS: Final = 1000
+_LONGEST_SLOT: Final = 200
 # Notes in a lock file.
 _STOPPING: Final = "stopping"
 _ENDED: Final = "ended with "
@@ -225,7 +228,7 @@ async def take_seat(
         if directory is None:
             return Seat(name, identity, None, None)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # noqa: ASYNC240 - once, at start
-        slot = LifeLock(directory / f"{service}@{name}.lock")
+        slot = LifeLock(directory / slot_name(service, name))
         if slot.acquire():
             own = LifeLock(directory / lock_name(run_id))
             if own.acquire():
@@ -237,6 +240,19 @@ async def take_seat(
             "would answer for the same rows; stop it, or set GRACEKIT_INSTANCE to another name"
         )
     raise AlreadyRunningError(f"all {MAX_SLOTS} slots of service {service!r} on {host!r} are taken")
+
+
+def slot_name(service: str, instance: str) -> str:
+    """Name of the file whose lock keeps a second run of the instance out.
+
+    Names of services and instances hold what no file name may; `%40` stands
+    for `@`, and a digest for the rest of what is too long.
+    """
+    name = f"{quote(service, safe='')}@{quote(instance, safe='')}"
+    if len(name) > _LONGEST_SLOT:
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        name = f"{name[: _LONGEST_SLOT - len(digest)]}%-{digest}"  # `quote` writes no "%-"
+    return f"{name}.lock"
 
 
 def lock_name(run_id: str) -> str:

@@ -36,10 +36,10 @@ pytestmark = pytest.mark.process
         ),
         (
             "compute",
-            "from gracekit import Service\nsvc = Service('a b')",
+            "from gracekit import Service\nsvc = Service('a*b')",
             "compute",
             78,
-            "topic 'a b' must be 1 to 100 letters",
+            "topic 'a*b' of 3 characters must be 1 to 120 of",
         ),
     ],
 )

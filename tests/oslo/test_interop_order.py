@@ -186,6 +186,31 @@ async def test_clients_may_come_first(rabbit_url: str, tmp_path: Path, profile: 
             await check_calls(oslo, us)
 
 
+@pytest.mark.parametrize(
+    ("topic", "host"),
+    [("ironic.conductor_manager", "node-1.example.org"), ("cinder-volume", "host1@lvm#pool")],
+)
+async def test_names_that_oslo_serves_are_served(
+    rabbit_url: str, tmp_path: Path, topic: str, host: str
+):
+    """
+    Topics and hosts as services of OpenStack have them, to any host, to one, and to all.
+    """
+    ours = our_url(rabbit_url, "oslo-durable")
+    svc, stocks = a_service(topic, ours, PLAIN)
+    async with (
+        serving(svc, ours, tmp_path / "store", host=host),
+        widened_peer(rabbit_url, "oslo-durable") as peer,
+        RpcClient(ours, topic) as us,
+    ):
+        oslo = oslo_client(peer, topic)
+        assert await oslo.call({}, "echo", by="oslo") == {"by": "oslo"}
+        assert await oslo.prepare(server=host).call({}, "echo", to=host) == {"to": host}
+        assert await us.prepare(host=host).call("echo", by="us") == {"by": "us"}
+        await oslo.fanout({}, "echo", way="fanout")
+        await stocks["endpoint"].wait_begun("echo", way="fanout")
+
+
 @pytest.mark.parametrize("profile", FULL)
 async def test_either_side_may_restart(rabbit_url: str, tmp_path: Path, profile: str):
     """
