@@ -2,7 +2,8 @@
 
 They are separate from an application's ops methods: their own namespace,
 neither journaled nor tracked. A verb names the run that it is meant for, so
-that a command for a dead run does not hit its successor. On local files file
+that a command for a dead run does not hit its successor. Each answer fits into
+one message, however much is in flight. On local files file
 permission decides who may call them.
 """
 
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config import did_you_mean, parse_duration
-from gracekit.errors import InvalidArgumentsError, NoSuchMethodError
+from gracekit.errors import InvalidArgumentsError, NoSuchMethodError, RunEndedError
 from gracekit.request.orders import Orders
 from gracekit.rpc.message import Request
 from gracekit.shutdown import Phase, ShutdownCoordinator, StopRequest
@@ -25,6 +26,10 @@ Answer = dict[str, Any]
 
 LONGEST_WORD: Final = 100
 LONGEST_REASON: Final = 500
+LONGEST_RESOURCE: Final = 300
+MAX_PAGE: Final = 100
+"""Tasks in one answer: below the limits of a message by number of keys and by bytes, however
+long their names are."""
 
 
 class Control:
@@ -61,21 +66,32 @@ class Control:
 
         Raises:
             NoSuchMethodError: there is no such verb.
-            InvalidArgumentsError: it is meant for another run.
+            InvalidArgumentsError: it names no run.
+            RunEndedError: it is meant for another one.
         """
         verb = self._verbs.get(request.method)
         if verb is None:
             hint = did_you_mean(request.method, self._verbs)
             raise NoSuchMethodError(f"no control verb {request.method[:50]!r}{hint}")
         target = request.args.get("run_id")
-        if target != self._run_id:
+        if not isinstance(target, str):
             raise InvalidArgumentsError(
-                f"control verb {request.method!r} is meant for run {str(target)[:50]!r}, but "
-                f"{self._instance} is run {self._run_id}: look at `gracekit status` again"
+                f"control verb {request.method!r} names no run: see `gracekit status`"
+            )
+        if target != self._run_id:
+            raise RunEndedError(
+                f"run {target[:50]} of {self._instance} ended meanwhile, and this is run "
+                f"{self._run_id} now: look at `gracekit status` again"
             )
         return await verb(request.args)
 
-    async def _status(self, _: dict[str, Any]) -> Answer:
+    async def _status(self, args: dict[str, Any]) -> Answer:
+        """Counts of all tasks in flight, and one page of them.
+
+        Args:
+            args: `limit`, at most `MAX_PAGE`, and `after`, the `next` of the page before; or
+                `task_id` and `recipient` for one task alone.
+        """
         deadline, timeout = self._phase.deadline, self._phase.drain_timeout
         now = self._clock.loop()
         return {
@@ -88,11 +104,40 @@ class Control:
             "running_ops": self._tracker.running_ops,
             "drain_left_s": None if deadline is None else round(max(0.0, deadline - now), 1),
             "drain_timeout_s": None if timeout is None else round(timeout, 1),
-            "tasks": [self._task(task, now) for task in self._tracker],
+            **self._expectation(now),
+            **self._page(args, now),
+        }
+
+    def _expectation(self, now: float) -> Answer:
+        """Of the tasks that run: which has run longest, and when all are expected to have ended.
+
+        `expected_s` is None without a history of each of them.
+        """
+        running = [task for task in self._tracker if task.running]
+        longest = min(running, key=_since, default=None)
+        held = [task for task in running if task.holds_drain]
+        ends = [end for task in held if (end := task.expected_end(now)) is not None]
+        deadline = self._phase.deadline
+        return {
+            "longest": None if longest is None else self._task(longest, now),
+            "expected_unknown": len(held) - len(ends),
+            "expected_s": round(max(ends) - now, 1) if held and len(ends) == len(held) else None,
+            "at_risk": 0 if deadline is None else sum(end > deadline for end in ends),
+        }
+
+    def _page(self, args: dict[str, Any], now: float) -> Answer:
+        if isinstance(task_id := args.get("task_id"), str):
+            task = self._tracker.get(task_id, str(args.get("recipient", "")))
+            found, more = ([] if task is None else [task]), False
+        else:
+            limit = max(0, min(MAX_PAGE, _number(args, "limit", MAX_PAGE)))
+            found, more = self._tracker.page(after=_number(args, "after", 0), limit=limit)
+        return {
+            "tasks": [self._task(task, now) for task in found],
+            "next": found[-1].serial if more and found else None,
         }
 
     def _task(self, task: TrackedTask, now: float) -> Answer:
-        since = task.started_at if task.started_at is not None else task.tracked_at
         end = task.expected_end(now)
         return {
             "task_id": task.request_id,
@@ -100,10 +145,11 @@ class Control:
             "method": task.method,
             "lane": task.lane.value,
             "state": task.state.value,
-            "resource": None if task.resource is None else ":".join(task.resource),
-            "age_s": round(now - since, 1),
+            "resource": task.resource and ":".join(task.resource)[:LONGEST_RESOURCE],
+            "age_s": round(now - _since(task), 1),
             "attempt": task.attempt,
             "expected_s": None if end is None else round(end - now, 1),
+            "journaled": task.journaled,
             "holds_drain": task.holds_drain,
             "cancelled_by": task.cancel_cause and task.cancel_cause.value,
         }
@@ -141,3 +187,12 @@ class Control:
         )
         answer = await self._orders.carry_out(task_id, str(args.get("recipient", "")), order)
         return {"run_id": self._run_id, "task_id": task_id, **answer}
+
+
+def _since(task: TrackedTask) -> float:
+    return task.tracked_at if task.started_at is None else task.started_at
+
+
+def _number(args: dict[str, Any], name: str, default: int) -> int:
+    value = args.get(name)
+    return default if value is None or not isinstance(value, int) else value

@@ -136,6 +136,10 @@ class MethodTimeoutError(RpcError, TimeoutError):
     """The method exceeded its own `timeout=`; its handler was cancelled."""
 
 
+class RunEndedError(RpcError):
+    """A control verb is meant for a run that has ended; its instance has another run now."""
+
+
 class ControlOffError(RpcError):
     """Control verbs are not taken by this transport, whose senders are not known."""
 

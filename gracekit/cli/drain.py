@@ -15,13 +15,13 @@ import click
 
 from gracekit.cli.main import ERROR, UNREACHABLE
 from gracekit.cli.options import Options, common
-from gracekit.cli.reach import Answer, Desk
+from gracekit.cli.reach import Answer, Desk, Heard
 from gracekit.cli.records import Records, doubt, label, verdict_of
-from gracekit.cli.status import at_risk, forecast, longest
+from gracekit.cli.status import forecast, longest
 from gracekit.cli.text import clock, duration, json_text, plural, safe
 from gracekit.cli.verbs import find
 from gracekit.config import parse_duration
-from gracekit.errors import DependencyError, GracekitError
+from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.exits import Verdict
 from gracekit.leases.members import Run
 
@@ -152,10 +152,11 @@ async def _drain(
     try:
         await _ask(desk, watch, patience)
     except GracekitError as error:
-        watch.code = UNREACHABLE if isinstance(error, DependencyError) else ERROR
+        ended = isinstance(error, RunEndedError)
+        watch.code = UNREACHABLE if ended or isinstance(error, DependencyError) else ERROR
         watch.result["error"] = str(error)
         watch.say(safe(str(error), longest=1024), err=True)
-        if watch.code == UNREACHABLE:
+        if watch.code == UNREACHABLE and not ended:
             pid = watch.run.identity.pid
             watch.say(f"SIGTERM drains it too: kill -TERM {pid}", err=True)
         return
@@ -167,7 +168,7 @@ async def _drain(
 
 
 async def _ask(desk: Desk, watch: Watch, patience: str | None) -> None:
-    before = await desk.status(watch.run)
+    before = (await desk.hear(watch.run, limit=0)).answer
     under_way = before is not None and before.get("phase") == "draining"
     await desk.ask(watch.run, "drain", {"timeout": patience} if patience else {})
     watch.began = time.monotonic()
@@ -183,7 +184,7 @@ async def _ask(desk: Desk, watch: Watch, patience: str | None) -> None:
 
 async def _watch(records: Records, desk: Desk, watch: Watch) -> None:
     """Until the process is gone, or serves again."""
-    asking: asyncio.Task[Answer | None] | None = None
+    asking: asyncio.Task[Heard] | None = None
     try:
         while True:
             watch.run = await records.again(watch.run)
@@ -196,9 +197,10 @@ async def _watch(records: Records, desk: Desk, watch: Watch) -> None:
                 watch.say(doubt(watch.run, judgement))
                 return
             if asking is None:
-                asking = asyncio.create_task(desk.status(watch.run))
+                asking = asyncio.create_task(desk.hear(watch.run, limit=0))
             await asyncio.wait({asking}, timeout=POLL_S)
-            answer = asking.result() if asking.done() else None
+            heard = asking.result() if asking.done() else Heard()
+            answer = heard.answer
             asking = None if asking.done() else asking
             if _is_resumed(watch, answer):
                 watch.code = ERROR
@@ -207,6 +209,9 @@ async def _watch(records: Records, desk: Desk, watch: Watch) -> None:
                 return
             if answer is not None:
                 _tell_progress(watch, answer)
+            elif heard.why:
+                _tell_trouble(watch, heard.why)
+            if answer is not None or heard.brief:
                 await asyncio.sleep(POLL_S)
     finally:
         if asking is not None:
@@ -232,11 +237,18 @@ def _tell_progress(watch: Watch, answer: Answer) -> None:
         return
     watch.shown = in_flight
     times = f"{clock(timeout - left)} / {clock(timeout)}"
-    what, expected, risk = longest(answer), forecast(answer), at_risk(answer)
+    what, expected, risk = longest(answer), forecast(answer), answer.get("at_risk")
     more = [] if what == "-" else [f"longest {what}"]
     more += [expected] if expected else []
     more += [f"{risk} at risk"] if risk else []
     watch.say("   ".join([f"in flight {in_flight}", times, ", ".join(more)]).rstrip())
+
+
+def _tell_trouble(watch: Watch, why: str) -> None:
+    """Why there is no progress to show, once; a run that is only slow to answer says nothing."""
+    if watch.shown != why:
+        watch.shown = why
+        watch.say(f"no progress to show: {safe(why, longest=1024)}")
 
 
 # -- the verdict ----------------------------------------------------------------------

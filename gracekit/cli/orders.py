@@ -29,7 +29,13 @@ from gracekit.cli.subject import Subject, find
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock
 from gracekit.config import Settings, parse_duration
-from gracekit.errors import ConflictError, DependencyError, GracekitError, UnknownCommitError
+from gracekit.errors import (
+    ConflictError,
+    DependencyError,
+    GracekitError,
+    RunEndedError,
+    UnknownCommitError,
+)
 from gracekit.leases.leases import Leases
 from gracekit.leases.members import Run
 from gracekit.process import Point, Process
@@ -53,6 +59,8 @@ ASKED: Final = 3
 DETACHED: Final = 130
 OPERATOR: Final = "operator"
 """Stands for the run in incidents of orders that no run has carried out."""
+SHORTEST_ID: Final = 4
+"""Characters of an abbreviated ID, where no terminal can be asked back."""
 POLL_S: Final = 0.1
 MOVES: Final = 50
 """A task may change hands so often before we give up."""
@@ -87,7 +95,8 @@ def cancel(
     `ctx.cancelled`. Of a task that is ERRORED already, and whose `errored` hook
     has still to be called, the hook is cancelled.
 
-    ID is a request id or its unmistakable beginning. Exit status: 0 done,
+    ID is a request id or its unmistakable beginning: at a terminal you are
+    asked whether it was meant, elsewhere it needs 4 characters. Exit status: 0 done,
     3 asked for and not ended yet, 1 refused or ended otherwise, 4 its run
     lives and does not answer, 2 usage, 130 detached by Ctrl-C.
     """
@@ -202,13 +211,19 @@ def _carry_out(
 
 
 def _confirm(subject: Subject, verb: Verb, word: str, *, yes: bool) -> None:
-    """Ask back where the ID was abbreviated: what was meant may be another task."""
+    """Ask back where the ID was abbreviated: what was meant may be another task.
+
+    Where nobody can be asked, its unmistakable beginning is enough, if that is no mere slip.
+    """
     if yes or subject.request_id == word:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(
-            f"{safe(word)} stands for {safe(subject.request_id)}: write it out, or add --yes"
-        )
+        if len(word) < SHORTEST_ID:
+            raise click.UsageError(
+                f"{safe(word)} stands for {safe(subject.request_id)}: write at least "
+                f"{SHORTEST_ID} characters of it, or add --yes"
+            )
+        return
     what = f"{verb.value} {subject}, {subject.state}{subject.where}?"
     click.confirm(what, abort=True, err=True)
 
@@ -309,6 +324,8 @@ class _Desk:
         }
         try:
             return await desk.ask(run, self._order.verb.value, words)
+        except RunEndedError:
+            return None
         except DependencyError as error:
             judgement = self._records.judge(await self._records.again(run))
             if judgement.is_dead:
@@ -337,8 +354,12 @@ class _Desk:
             return progress.end("it has ended meanwhile", state=None, code=ERROR)
         progress.asked = (subject.run.run_id, TaskState(answer["state"]))
         while time.monotonic() < self._deadline:
-            picture = await desk.status(subject.run)
-            if picture is None or all(not subject.is_task(t) for t in picture.get("tasks", ())):
+            heard = await desk.hear(
+                subject.run, task_id=subject.request_id, recipient=subject.recipient
+            )
+            if heard.answer is None and self._records.judge(subject.run).is_alive:
+                pass  # silent for now; it alone knows
+            elif not any(map(subject.is_task, heard.tasks)):
                 return progress.end(f"{DONE[self._order.verb]}", state=None)
             await asyncio.sleep(POLL_S)
         self._may_wait_no_longer(str(answer["state"]), progress)

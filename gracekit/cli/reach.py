@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 from gracekit.cli.call import check_transport
-from gracekit.cli.records import label
+from gracekit.cli.records import Records, label
 from gracekit.clock import Clock
 from gracekit.config import BROKERS
 from gracekit.errors import (
@@ -21,6 +22,7 @@ from gracekit.errors import (
     ConfigError,
     DependencyError,
     GracekitError,
+    RunEndedError,
     StoreError,
     Undeliverable,
 )
@@ -34,7 +36,39 @@ from gracekit.rpc.transport import Transport
 STATUS_TIMEOUT_S: Final = 2.0
 VERB_TIMEOUT_S: Final = 5.0
 
+ROUNDS: Final = 3
+"""Runs that start while others are asked are asked too, so often."""
+
 Answer = dict[str, Any]
+
+
+class NotAskedError(DependencyError):
+    """Control verbs are off on a broker."""
+
+
+class SilentError(DependencyError):
+    """A living run did not answer in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What a run says of itself.
+
+    Attributes:
+        answer: Its picture; None if it gave none.
+        tasks: Its tasks in flight, as far as they were asked for.
+        brief: Why it gave none, or not all of its tasks, in a few words; else empty.
+        why: The sentence behind that, where there is more to say.
+    """
+
+    answer: Answer | None = None
+    tasks: Sequence[Answer] = ()
+    brief: str = ""
+    why: str = ""
+
+
+NOT_HEARD: Final = Heard(brief="starting")
+"""Of a run that began after the others were asked."""
 
 
 class Desk:
@@ -68,11 +102,12 @@ class Desk:
         """Send *verb* to *run*, and return its answer.
 
         Raises:
-            DependencyError: it cannot be reached, or does not answer in time.
+            DependencyError: it cannot be reached, is not asked, or does not answer in time.
+            RunEndedError: it has ended, and its instance has another run now.
             GracekitError: it refuses; the message says why.
         """
         if run.transport.partition(":")[0] in BROKERS:
-            raise DependencyError(
+            raise NotAskedError(
                 f"{label(run)} reads {run.transport}, and control verbs are off on a broker, where "
                 f"anybody may send them: on its host, `kill -TERM {run.identity.pid}` drains it, "
                 "-QUIT hands over at once, -USR1 writes its tasks to its log"
@@ -85,27 +120,55 @@ class Desk:
                 )
                 answer = await view.call(verb, run_id=run.run_id, **args)
         except (CallTimeoutError, TimeoutError) as error:
-            raise DependencyError(
+            raise SilentError(
                 f"{label(run)} (pid {run.identity.pid}) lives and did not answer to "
                 f"{verb!r} within {timeout_s:g} s"
             ) from error
         except (ConfigError, DependencyError, StoreError, Undeliverable) as error:
             raise DependencyError(f"{label(run)} cannot be reached: {error}") from error
+        except GracekitError:
+            raise
+        except Exception as error:  # of any class that the client rebuilds from a failure
+            what = f"{type(error).__name__}: {error}"
+            raise GracekitError(f"{label(run)} failed at {verb!r}: {what}") from error
         if not isinstance(answer, dict):
             raise GracekitError(f"{label(run)} answered {verb!r} with a {type(answer).__name__}")
         return answer
 
-    async def status(self, run: Run) -> Answer | None:
-        """The run's own picture of itself; None if it does not answer within 2 s."""
-        try:
-            return await self.ask(run, "status", timeout_s=STATUS_TIMEOUT_S)
-        except GracekitError:
-            return None
+    async def hear(self, run: Run, *, every_task: bool = False, **args: Any) -> Heard:
+        """The run's own picture of itself, and why there is none; each page within 2 s.
 
-    async def statuses(self, runs: list[Run]) -> dict[str, Answer]:
-        """Run id to picture, of those that answer; all are asked at once."""
-        answers = await asyncio.gather(*map(self.status, runs))
-        return {run.run_id: answer for run, answer in zip(runs, answers, strict=True) if answer}
+        Args:
+            run: Who is asked.
+            every_task: Ask on for the tasks that the first page has no room for.
+            args: Of the verb `status`: which tasks, and how many.
+        """
+        answer: Answer | None = None
+        tasks: list[Answer] = []
+        try:
+            page = answer = await self.ask(run, "status", args, timeout_s=STATUS_TIMEOUT_S)
+            tasks += page.get("tasks", ())
+            while every_task and page.get("next") is not None:
+                more = args | {"after": page["next"]}
+                page = await self.ask(run, "status", more, timeout_s=STATUS_TIMEOUT_S)
+                tasks += page.get("tasks", ())
+        except GracekitError as error:
+            brief, why = _why_not(error)
+            return Heard(answer=answer, tasks=tasks, brief=brief, why=why)
+        return Heard(answer=answer, tasks=tasks)
+
+    async def hear_all(
+        self, records: Records, name: str | None, *, every_task: bool = False
+    ) -> dict[str, Heard]:
+        """What each living run says, by run id; those that begin meanwhile are asked too."""
+        heard: dict[str, Heard] = {}
+        for _ in range(ROUNDS):
+            runs = [run for run in await records.living(name) if run.run_id not in heard]
+            if not runs:
+                break
+            said = await asyncio.gather(*(self.hear(run, every_task=every_task) for run in runs))
+            heard |= {run.run_id: one for run, one in zip(runs, said, strict=True)}
+        return heard
 
     async def _client(self, run: Run) -> RpcClient:
         async with self._connecting:
@@ -123,3 +186,18 @@ class Desk:
             self._stack.push_async_callback(transport.stop)
             self._transports[url] = transport
         return self._transports[url]
+
+
+def _why_not(error: GracekitError) -> tuple[str, str]:
+    """Why a run gave no answer: in a few words, and the sentence where these do not say it."""
+    match error:
+        case NotAskedError():
+            return "not asked (broker)", ""
+        case SilentError():
+            return "does not answer", ""
+        case RunEndedError():
+            return "ended meanwhile", str(error)
+        case DependencyError():
+            return "not reached", str(error)
+        case _:
+            return "answers with an error", str(error)

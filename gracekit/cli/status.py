@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from gracekit.cli.options import Options, common
-from gracekit.cli.reach import Answer, Desk
+from gracekit.cli.reach import NOT_HEARD, Answer, Desk, Heard
 from gracekit.cli.records import (
     Accounts,
     Records,
@@ -29,6 +29,7 @@ from gracekit.life import Judgement
 LAST_EXITS: Final = 5
 SHOW_GONE_S: Final = 3600.0
 """A slot without a process is shown so long, and for ever while it left something."""
+LONGEST_WHY: Final = 1024
 
 _HEADERS: Final = ("INSTANCE", "PHASE", "UP", "IN-FLIGHT", "OPS", "LONGEST", "DRAIN")
 _EXIT_HEADERS: Final = (
@@ -42,14 +43,19 @@ class Entry:
 
     Attributes:
         judgement: Whether it lives, and why we think so.
-        answer: Its own words; None if it does not answer.
+        heard: Its own words, or why there are none; None of a run that is not proven alive.
         unfinished: What the store says it owns, by state.
     """
 
     run: Run
     judgement: Judgement
-    answer: Answer | None
+    heard: Heard | None
     unfinished: Unfinished
+
+    @property
+    def answer(self) -> Answer | None:
+        """What it says; None if it says nothing."""
+        return None if self.heard is None else self.heard.answer
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -58,6 +64,7 @@ class Entry:
             "life": self.judgement.answer.value,
             "life_reason": self.judgement.reason,
             "answers": self.answer is not None,
+            "why_not": (self.heard and (self.heard.why or self.heard.brief)) or None,
             "status": self.answer,
             "unfinished": dict(self.unfinished),
             "reconcile_pending": bool(self.judgement.is_dead and self.unfinished),
@@ -106,9 +113,8 @@ def status(options: Options, /) -> None:
 
 
 async def _look(records: Records, name: str | None) -> Picture:
-    living = await records.living(name)
     async with Desk() as desk:
-        answers = await desk.statuses(living)
+        heard = await desk.hear_all(records, name)
     # Read after the answers, so that a run which ended meanwhile is seen as ended.
     runs = await records.runs(name)
     unfinished = await records.unfinished()
@@ -117,7 +123,7 @@ async def _look(records: Records, name: str | None) -> Picture:
         Entry(
             run=run,
             judgement=judged[run.run_id],
-            answer=answers.get(run.run_id) if judged[run.run_id].is_alive else None,
+            heard=heard.get(run.run_id, NOT_HEARD) if judged[run.run_id].is_alive else None,
             unfinished=unfinished.get(run.run_id, {}),
         )
         for run in _shown(runs, judged, unfinished.keys())
@@ -159,6 +165,7 @@ def _text(picture: Picture) -> str:
         if entry.judgement.answer is LifeAnswer.NOT_PROVEN
     ]
     parts += [paint(line, "red") for entry in picture.entries for line in _not_ready(entry)]
+    parts += [paint(line, "red") for entry in picture.entries for line in _not_heard(entry)]
     if picture.ownerless:
         left = counts(picture.ownerless.items())
         parts.append(f"without owner: {left}; a living run of the service takes them, or the next")
@@ -172,6 +179,11 @@ def _text(picture: Picture) -> str:
 def _not_ready(entry: Entry) -> list[str]:
     why = not_ready(entry.answer or {})
     return [f"{entry.run.instance} is not ready: {why}"] if why else []
+
+
+def _not_heard(entry: Entry) -> list[str]:
+    why = entry.heard.why if entry.heard else ""
+    return [f"{entry.run.instance}: {safe(why, longest=LONGEST_WHY)}"] if why else []
 
 
 def not_ready(answer: Answer) -> str:
@@ -204,7 +216,8 @@ def _row(entry: Entry, *, services: bool) -> tuple[str, ...]:
         return (name, "not proven", "-", left, "-", "-", "left alone")
     if entry.answer is None:
         left = str(sum(entry.unfinished.values()))
-        return (name, f"{run.phase}?", up, left, "-", "-", "does not answer")
+        brief = entry.heard.brief if entry.heard else "-"
+        return (name, f"{run.phase}?", up, left, "-", "-", brief)
     answer = entry.answer
     ops = answer.get("running_ops")
     return (
@@ -228,10 +241,9 @@ def _gone_row(entry: Entry, name: str) -> tuple[str, ...]:
 
 def longest(answer: Answer) -> str:
     """`resize_vm vm:81 41s`: the running task that has run longest."""
-    running = [task for task in answer.get("tasks", ()) if task.get("state") == "running"]
-    if not running:
+    task = answer.get("longest")
+    if not task:
         return "-"
-    task = max(running, key=lambda task: task.get("age_s") or 0.0)
     what = " ".join(safe(task[key]) for key in ("method", "resource") if task.get(key))
     return f"{what} {duration(task.get('age_s') or 0.0)}"
 
@@ -241,27 +253,10 @@ def forecast(answer: Answer) -> str:
 
     Without a history of each of them there is no such time, and that is said.
     """
-    left = [task.get("expected_s") for task in _running(answer)]
-    unknown = left.count(None)
-    if not left:
-        return ""
-    if unknown:
-        return f"expected finish unknown: {unknown} of {len(left)} without history"
-    return f"expected finish {duration(max(left))}"
-
-
-def at_risk(answer: Answer) -> int:
-    """Running tasks that are expected to outlive the drain's deadline."""
-    deadline = answer.get("drain_left_s")
-    if deadline is None:
-        return 0
-    return sum((task.get("expected_s") or 0.0) > deadline for task in _running(answer))
-
-
-def _running(answer: Answer) -> list[Any]:
-    """Those that a drain waits for."""
-    tasks = answer.get("tasks", ())
-    return [t for t in tasks if t.get("state") == "running" and t.get("holds_drain", True)]
+    if unknown := answer.get("expected_unknown"):
+        return f"expected finish unknown: {unknown} of {answer.get('running')} without history"
+    seconds = answer.get("expected_s")
+    return "" if seconds is None else f"expected finish {duration(seconds)}"
 
 
 def drain_left(answer: Answer) -> str:
@@ -269,7 +264,7 @@ def drain_left(answer: Answer) -> str:
     left = answer.get("drain_left_s")
     if left is None:
         return "-"
-    risk = at_risk(answer)
+    risk = answer.get("at_risk")
     return f"{duration(left)} left" + (f", {risk} at risk" if risk else "")
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gracekit.cli.reach import Answer, Desk
-from gracekit.cli.records import Records
+from gracekit.cli.records import Records, label
 from gracekit.cli.text import plural, safe
 from gracekit.errors import GracekitError
 from gracekit.leases.members import Run
-from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.orders import Case, cases
 
 LISTED: Final = 5
-NEAR: Final = 1000
-"""Open tasks among which a mistyped id is looked for."""
 _ABOVE_ALL: Final = chr(0x10FFFF)
 
 
@@ -74,9 +70,18 @@ async def find(records: Records, word: str, instance: str | None) -> Subject:
     """
     if not word:
         raise GracekitError("an empty ID names no task; see `gracekit tasks`")
-    found = await _rows(records, word, instance) or await _live(records, word, instance)
+    found = await _rows(records, word, instance, exactly=True)
     if not found:
-        raise GracekitError(f"no task {safe(word)} is on record{await _hint(records, word)}")
+        live, silent = await _live(records, instance)
+        found = [subject for subject in live if subject.request_id == word]
+        if not found:
+            found = await _rows(records, word, instance)
+            found += [subject for subject in live if subject.request_id.startswith(word)]
+        if not found:
+            raise GracekitError(
+                f"no task {safe(word)} is on record{silent}; see `gracekit tasks --state all`. "
+                "A periodic job is no task, and a `requeue` request is known while it runs only"
+            )
     if len(found) > 1:
         shown = ", ".join(_name(subject) for subject in found[:LISTED])
         more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
@@ -91,9 +96,12 @@ def _name(subject: Subject) -> str:
     return f"{subject}{f' for {safe(subject.recipient)}' if subject.recipient else ''}"
 
 
-async def _rows(records: Records, word: str, instance: str | None) -> list[Subject]:
-    found = await cases(records.engine, "request_id = ? ORDER BY id DESC", [word])
-    if not found:
+async def _rows(
+    records: Records, word: str, instance: str | None, *, exactly: bool = False
+) -> list[Subject]:
+    if exactly:
+        found = await cases(records.engine, "request_id = ? ORDER BY id DESC", [word])
+    else:
         between = "request_id >= ? AND request_id < ? ORDER BY id DESC LIMIT 100"
         found = await cases(records.engine, between, [word, word + _ABOVE_ALL])
     runs = {run.run_id: run for run in await records.runs()}
@@ -122,15 +130,12 @@ def _subject(case: Case, runs: dict[str, Run]) -> Subject:
     )
 
 
-async def _live(records: Records, word: str, instance: str | None) -> list[Subject]:
-    """What processes run without a row."""
-    living = await records.living(instance)
+async def _live(records: Records, instance: str | None) -> tuple[list[Subject], str]:
+    """What processes run without a row; and which of them did not say, for a message."""
     async with Desk() as desk:
-        answers = await desk.statuses(living)
-    tasks = [(run, task) for run in living for task in answers.get(run.run_id, {}).get("tasks", ())]
-    exact = [(run, task) for run, task in tasks if task.get("task_id") == word]
-    begins = [(r, task) for r, task in tasks if str(task.get("task_id")).startswith(word)]
-    return [
+        heard = await desk.hear_all(records, instance, every_task=True)
+    runs = {run.run_id: run for run in await records.runs()}
+    found = [
         Subject(
             request_id=str(task.get("task_id")),
             recipient=str(task.get("recipient") or ""),
@@ -138,19 +143,17 @@ async def _live(records: Records, word: str, instance: str | None) -> list[Subje
             resource=task.get("resource"),
             state=str(task.get("state")),
             row_id=None,
-            run=run,
-            where=f" on {run.instance}",
+            run=runs[run_id],
+            where=f" on {runs[run_id].instance}",
         )
-        for run, task in exact or begins
+        for run_id, said in heard.items()
+        for task in said.tasks
+        if not task.get("journaled")
     ]
-
-
-async def _hint(records: Records, word: str) -> str:
-    """The nearest id of an open task, by as many letters as were typed."""
-    rows = await records.engine.query(
-        f"SELECT request_id FROM task WHERE {IS_OPEN} ORDER BY +id DESC LIMIT ?",  # noqa: S608
-        NEAR,
+    silent = [
+        f"{label(runs[i])}: {said.why or said.brief}" for i, said in heard.items() if said.brief
+    ]
+    return (
+        found,
+        f" (what runs without a row is not known of {'; '.join(silent)})" if silent else "",
     )
-    ids = {str(row[0])[: len(word)]: str(row[0]) for row in rows}
-    near = difflib.get_close_matches(word, ids, n=1)
-    return f"; did you mean {safe(ids[near[0]])}?" if near else "; see `gracekit tasks --state all`"

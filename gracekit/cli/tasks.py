@@ -19,7 +19,8 @@ from gracekit.cli.options import (
 )
 from gracekit.cli.orders import cancel, fail, retry
 from gracekit.cli.reach import Answer, Desk
-from gracekit.cli.records import Records, is_named
+from gracekit.cli.records import Records, is_named, label
+from gracekit.cli.status import LONGEST_WHY
 from gracekit.cli.text import duration, json_text, safe, table
 from gracekit.clock import age_s
 from gracekit.leases.members import Run
@@ -28,7 +29,7 @@ from gracekit.life import Judgement
 from gracekit.recovery.suspects import SUSPECTED
 from gracekit.store.batch import Row, Value
 from gracekit.store.schema import IS_OPEN
-from gracekit.tracker.task import TRANSIENT, TaskState
+from gracekit.tracker.task import TRANSIENT, Lane, TaskState
 
 _HEADERS: Final = (
     "TASK", "METHOD", "RESOURCE", "STATE", "AGE", "EXPECTED", "ATTEMPTS", "OWNER",
@@ -40,6 +41,10 @@ _NAMES: Final = (
     "reason", "detail", "owner", "cut", "attempts", "crashes", "cursor", "cursor_at", "accepted_at",
     "started_at", "finished_at", "not_before", "next_check", "alone",
 )  # fmt: skip
+_WITHOUT_ROW: Final = {
+    Lane.PERIODIC.value: "periodic job, takes no orders",
+    Lane.BACKGROUND.value: "work of a handler, takes no orders",
+}
 _APART: Final = f"SELECT owner, request_id FROM task WHERE alone = 1 AND {IS_OPEN}"  # noqa: S608
 _SHORT_ID: Final = 12
 _HEX_ID: Final = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
@@ -135,15 +140,19 @@ def tasks(
         refuse_options_before_the_verb()
         return
     with Records(options.settings) as records:
-        entries, more = asyncio.run(
+        entries, more, silent = asyncio.run(
             _look(records, options.instance, resource=resource, states=states, limit=limit)
         )
     if options.as_json:
-        click.echo(json_text({"tasks": [entry.as_json() for entry in entries], "more": more}))
+        listed = [entry.as_json() for entry in entries]
+        click.echo(json_text({"tasks": listed, "more": more, "not_heard": silent}))
         return
     click.echo(table(_HEADERS, [_row(entry) for entry in entries]) if entries else "no tasks")
     if more:
         click.echo(f"and more; --limit shows above {limit}")
+    for name, why in silent.items():
+        words = safe(why, longest=LONGEST_WHY)
+        click.echo(f"what {safe(name)} runs without a row is not listed: {words}", err=True)
 
 
 for _verb in (cancel, fail, retry):
@@ -157,26 +166,27 @@ async def _look(
     resource: str | None,
     states: Sequence[str],
     limit: int,
-) -> tuple[list[Entry], bool]:
-    living = await records.living(name)
+) -> tuple[list[Entry], bool, dict[str, str]]:
+    """What is listed, whether there is more, and which living runs told nothing, and why."""
     async with Desk() as desk:
-        answers = await desk.statuses(living)
+        heard = await desk.hear_all(records, name, every_task=True)
     runs = {run.run_id: run for run in await records.runs()}
     judged = {run_id: records.judge(run) for run_id, run in runs.items()}
     sql, params = _query(resource, states, [r for r in runs.values() if name and is_named(r, name)])
     if name is not None and not params:
-        return [], False
+        return [], False, {}
     rows = await records.engine.query(sql, *params, limit + 1)
     live = {
         (run_id, str(task.get("task_id"))): task
-        for run_id, answer in answers.items()
-        for task in answer.get("tasks", ())
+        for run_id, said in heard.items()
+        for task in said.tasks
     }
     apart = {str(owner): str(task) for owner, task in await records.engine.query(_APART)}
     entries = [_entry(row, runs, judged, live, apart) for row in rows[:limit]]
     if not states or "running" in states or "all" in states:
         entries += await _unjournaled(records, runs, live, resource)
-    return entries[:limit], len(rows) > limit or len(entries) > limit
+    silent = {label(runs[i]): said.why or said.brief for i, said in heard.items() if said.brief}
+    return entries[:limit], len(rows) > limit or len(entries) > limit, silent
 
 
 def _query(
@@ -256,9 +266,11 @@ async def _unjournaled(
     """What processes run without a row: `requeue`, periodic and background work."""
     entries = []
     for (run_id, request_id), task in live.items():
+        if task.get("journaled"):
+            continue
         sql = "SELECT 1 FROM task WHERE request_id = ?"
         if await records.engine.query(sql, request_id):
-            continue  # listed already, or ended since its process answered
+            continue  # of a run of an older gracekit, which does not say whether it has a row
         kind, _, key = str(task.get("resource") or "").partition(":")
         if resource is not None and resource not in {key, f"{kind}:{key}"}:
             continue
@@ -336,7 +348,7 @@ def _safe_point(columns: Mapping[str, Any]) -> str:
 def _reason(entry: Entry) -> str:
     columns = entry.columns
     if not entry.journaled:
-        return "not journaled"
+        return _WITHOUT_ROW.get(str(columns["lane"]), "not journaled")
     if columns["state"] == TaskState.HANDED_OVER.value and columns["cut"]:
         wait_s = (columns["not_before"] or 0.0) - time.time()
         return f"cut: {columns['cut']}" + (f", left for {duration(wait_s)}" if wait_s > 0 else "")

@@ -13,7 +13,7 @@ from gracekit.cli.options import Options, common
 from gracekit.cli.reach import Desk
 from gracekit.cli.records import Records, choose
 from gracekit.cli.text import json_text, safe
-from gracekit.errors import DependencyError, GracekitError
+from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.leases.members import Run
 
 TIMEOUT_S: Final = 10.0
@@ -90,7 +90,7 @@ async def _ask_one(desk: Desk, verb: str, run: Run) -> tuple[dict[str, Any], int
     }  # fmt: skip
     try:
         answer = await desk.ask(run, verb, timeout_s=TIMEOUT_S)
-    except DependencyError as error:
+    except (DependencyError, RunEndedError) as error:
         return result | {"error": str(error)}, UNREACHABLE
     except GracekitError as error:
         return result | {"error": f"refused: {error}"}, ERROR

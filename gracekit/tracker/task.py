@@ -176,6 +176,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         thread_id: Of the worker thread that a plain handler is in; None outside one.
         history: How long its method's attempts took; None before it has started.
         cut: How the attempt was cut; None while it runs or if it ended.
+        serial: Its place in the order in which the tracker took tasks in, from 1.
     """
 
     request_id: str
@@ -203,6 +204,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
     thread_id: int | None = None
     history: Durations | None = None
     cut: Cut | None = None
+    serial: int = 0
 
     def advance(self, to: TaskState) -> None:
         """Take one step of the state machine.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -32,6 +33,7 @@ class Tracker:
     def __init__(self) -> None:
         # Nearly every task has no recipient, and then its id alone is the key: no pair to build.
         self._tasks: dict[Key, TrackedTask] = {}
+        self._added = 0
         self._by_lane = dict.fromkeys(Lane, 0)
         # Dictionaries instead of sets: a set's order is a matter of addresses, and the same
         # seed must give the same run.
@@ -49,6 +51,8 @@ class Tracker:
         known = self._tasks.setdefault(key, task)
         if known is not task:
             return known
+        self._added += 1
+        task.serial = self._added
         self._by_lane[task.lane] += 1
         return None
 
@@ -93,13 +97,15 @@ class Tracker:
         self._on_removed.append(listener)
 
     @contextlib.contextmanager
-    def background(self, name: str, clock: Clock) -> Iterator[TrackedTask]:
+    def background(
+        self, name: str, clock: Clock, *, lane: Lane = Lane.BACKGROUND
+    ) -> Iterator[TrackedTask]:
         """Let a drain wait for a block of work that is no request; cancelled at its deadline."""
         now = clock.loop()
         task = TrackedTask(
             request_id=clock.new_id(),
             method=name,
-            lane=Lane.BACKGROUND,
+            lane=lane,
             journaled=False,
             state=TaskState.RUNNING,
             tracked_at=now,
@@ -123,6 +129,12 @@ class Tracker:
     def __iter__(self) -> Iterator[TrackedTask]:
         """Tasks in flight, in the order they were added."""
         return iter(tuple(self._tasks.values()))
+
+    def page(self, *, after: int, limit: int) -> tuple[list[TrackedTask], bool]:
+        """Up to *limit* tasks in flight behind the serial *after*, and whether there are more."""
+        later = (task for task in self._tasks.values() if task.serial > after)
+        found = list(itertools.islice(later, limit + 1))
+        return found[:limit], len(found) > limit
 
     def get(self, request_id: str, recipient: str = "") -> TrackedTask | None:
         """The task in flight under that key; None if there is none."""

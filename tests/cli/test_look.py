@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,16 @@ import apsw
 import pytest
 from click.testing import CliRunner
 
+from gracekit import RpcClient
 from gracekit.cli.main import cli
+from gracekit.cli.records import Records
 from gracekit.cli.status import not_ready
+from gracekit.leases.members import Run
 from gracekit.process import Process
 from gracekit.runtime import MIGRATIONS
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import load_migrations
-from tests.cli.kit import Running, Started, gracekit, write_service
+from tests.cli.kit import PATIENCE_S, Running, Started, gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -51,6 +57,56 @@ def test_a_living_run_is_shown_in_its_own_words(directory):
     assert (task["owner"], task["orphaned"], task["resource"]) == ("api-1", False, "vm:vm-1")
 
 
+MANY = 2_100
+
+
+def cast_many(directory: Path, number: int) -> None:
+    """So many casts of `work`, each for a resource of its own."""
+
+    async def cast() -> None:
+        async with RpcClient(f"sqlite:///{directory / 'gracekit.db'}", "compute") as client:
+            casts = (client.cast("work", vm=f"vm-{n}") for n in range(number))
+            await asyncio.gather(*casts)
+
+    asyncio.run(cast())
+
+
+def test_a_saturated_run_says_how_much_it_holds_and_lists_it_page_by_page(directory):
+    """
+    With more than 2,000 tasks in flight it answers, its tasks are listed as its own, and its drain
+    is watched.
+    """
+    with Running(directory, "--instance", "api-1", GRACEKIT_MAX_ACCEPTED=f"{MANY}") as run:
+        cast_many(directory, MANY)
+        wait_for(lambda: accepted(directory) == MANY)
+
+        status = gracekit(directory, "status")
+        listed = gracekit(directory, "tasks", "--limit", f"{MANY}", "--json").json
+        with Started(directory, "drain", "--timeout", "60s") as drain:
+            progress = drain.wait_line("in flight")
+            gracekit(directory, "call", "compute", "release", "--ops")
+            run.wait()
+
+    line = status.out.splitlines()[1].split()
+    assert line[:2] + line[3:6] == ["api-1", "serving", f"{MANY}", "idle", "work"]
+    assert len({task["request_id"] for task in listed["tasks"] if task["live"]}) == MANY
+    assert not listed["more"]
+    assert "longest work" in progress
+
+
+def accepted(directory: Path) -> int:
+    """Requests of which the store has custody."""
+    seen = gracekit(directory, "status", "--json")
+    return int(seen.json["accounts"]["accepted"])
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Ask again and again; each question is a command, so there is nothing to wait on."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+
+
 def test_a_silent_run_is_said_to_be_silent(directory):
     """
     A stopped process lives: the store speaks for it, and nobody calls it gone.
@@ -63,6 +119,57 @@ def test_a_silent_run_is_said_to_be_silent(directory):
     assert answer.code == 0
     assert answer.out.splitlines()[1].split()[:2] == ["api-1", "serving?"]
     assert "does not answer" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["status"], "serving"),
+        (["tasks", "--limit", "5"], "work"),
+        (["tasks", "cancel", "short-1", "--reason", "wrong host"], "short-1"),
+        (["quiet", "--all"], "ended meanwhile, and this is run"),
+        (["drain", "--all", "--no-wait"], "ended meanwhile, and this is run"),
+    ],
+)
+def test_a_run_that_restarts_between_listing_and_asking_is_a_sentence(
+    directory, monkeypatch: pytest.MonkeyPatch, words: list[str], shown: str
+):
+    """
+    The other runs are asked all the same, the new one is asked for what is only looked at, and a
+    verb for the run that has ended does not hit its successor.
+    """
+    store, successor = f"sqlite:///{directory / 'gracekit-store.db'}", contextlib.ExitStack()
+    listing = Records.living
+    restarted: list[Running] = []
+
+    async def living(records: Records, name: str | None = None) -> list[Run]:
+        runs = await listing(records, name)
+        if not restarted and runs:
+            run.process.send_signal(signal.SIGTERM)
+            assert run.wait() == 0
+            restarted.append(successor.enter_context(Running(directory, "--instance", "api-1")))
+        return runs
+
+    with (
+        successor,
+        Running(directory, "--instance", "api-2") as other,
+        Running(directory, "--instance", "api-1") as run,
+    ):
+        gracekit(directory, "quiet", "api-1")
+        gracekit(directory, "cast", "compute", "peek", "--id", "short-1")
+        gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--id", "order-1")
+        other.wait_line("at work")
+        monkeypatch.setattr(Records, "living", living)
+        answer = CliRunner().invoke(cli, [*words, "--store", store])
+        after = gracekit(directory, "status", "--json").json
+
+    assert restarted
+    assert answer.exception is None or isinstance(answer.exception, SystemExit)
+    assert shown in answer.output, answer.output
+    assert "does not answer" not in answer.output
+    phases = {run["instance"]: run["status"]["phase"] for run in after["runs"] if run["alive"]}
+    assert phases["api-1"] == "serving"
+    assert phases["api-2"] == {"quiet": "quiet", "drain": "draining"}.get(words[0], "serving")
 
 
 def test_a_killed_run_leaves_orphans_that_are_listed(directory):
@@ -138,7 +245,7 @@ def test_filters_narrow_the_list(directory):
 
     assert nothing.out == "no tasks\n"
     assert (len(two["tasks"]), two["more"]) == (2, True)
-    assert none == {"tasks": [], "more": False}
+    assert none == {"tasks": [], "more": False, "not_heard": {}}
 
 
 @pytest.mark.parametrize("command", ["status", "tasks", "drain", "quiet", "resume"])
@@ -241,14 +348,14 @@ def store_with(path: Path, *, past: int) -> None:
     ("words", "code", "shown"),
     [
         (["tasks"], 0, "order-"),
-        (["tasks", "retry", "ordre-"], 1, "did you mean order-"),
+        (["tasks", "retry", "ordre-"], 1, "no task ordre- is on record"),
     ],
 )
 def test_a_look_at_open_tasks_does_not_walk_the_past(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int, shown: str
 ):
     """
-    Listing what is open, or hinting at it, costs the same beside a long record as beside none,
+    Listing what is open, or looking for an id, costs the same beside a long record as beside none,
     in steps of SQLite's machine.
     """
     steps: dict[str, int] = {}

@@ -52,16 +52,20 @@ async def service(site: RabbitSite) -> ServiceProcess:
 
 async def test_the_command_line_sees_and_asks_a_service_on_a_broker(site, service) -> None:
     """
-    The store tells what is on record; a call goes by the broker; no output has the password.
+    The store tells what is on record; a call goes by the broker; no output has the password. A run
+    that nobody may ask is not said to be silent.
     """
     asked = gracekit(site, "call", "shop", "ping", "--ops")
     cast = gracekit(site, "cast", "shop", "slow", "key=k", "s=0")
     await site.in_state(cast.stdout.strip(), "succeeded")
-    status = gracekit(site, "status")
+    status, tasks = gracekit(site, "status"), gracekit(site, "tasks")
 
     assert (asked.returncode, asked.stdout.strip()) == (0, str(service.pid)), asked.stderr
     assert status.returncode == 0
     assert "node-a-0" in status.stdout
+    assert "not asked (broker)" in status.stdout
+    assert "does not answer" not in status.stdout + tasks.stdout + tasks.stderr
+    assert "what shop@node-a-0 runs without a row is not listed: not asked (broker)" in tasks.stderr
     everything = asked.stdout + asked.stderr + cast.stderr + status.stdout + status.stderr
     assert site.broker.password not in everything
     assert site.broker.password.encode() not in site.store.read_bytes()

@@ -274,7 +274,7 @@ async def test_the_state_is_told_to_anybody(world: World, svc: Service, doors: D
         "open": True,
         "ready": True,
     }
-    with pytest.raises(TypeError, match="is meant for run"):
+    with pytest.raises(TypeError, match="names no run"):
         await asking(client).call("status")
     assert world.rows("SELECT * FROM task") == []
     assert len(life.runtime.tracker) == 0

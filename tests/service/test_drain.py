@@ -22,8 +22,11 @@ from gracekit import (
     ServiceState,
     Settings,
 )
+from gracekit.control import MAX_PAGE
+from gracekit.errors import RunEndedError
 from gracekit.process import Point
 from gracekit.rpc.memory import MemoryBroker
+from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.shutdown import DrainReport, StopRequest
 from gracekit.testing.ports import PlayedProcess, PlayedTransport
 from tests.service.kit import Doors, Fault, World
@@ -1269,7 +1272,7 @@ async def test_verbs_are_for_one_run_and_say_what_they_cannot_do(world: World, s
     life = await world.start(svc)
     view = (await world.client(svc)).prepare(namespace="gracekit", ops=True)
 
-    with pytest.raises(TypeError, match=r"meant for run 'x'.*look at `gracekit status` again"):
+    with pytest.raises(RunEndedError, match=r"run x of node-1-0 ended meanwhile.*gracekit status"):
         await view.call("drain", run_id="x")
     with pytest.raises(GracekitError, match="did you mean drain"):
         await view.call("drian", run_id=life.runtime.run_id)
@@ -1279,6 +1282,40 @@ async def test_verbs_are_for_one_run_and_say_what_they_cannot_do(world: World, s
         await world.verb(life, "drain", timeout="soon")
     status = await world.verb(life, "status")
     assert (status["phase"], status["in_flight"], status["tasks"]) == ("serving", 0, [])
+
+
+async def test_the_status_of_many_tasks_is_paged_and_each_page_fits(world: World, svc: Service):
+    """
+    Whatever names the callers have chosen, and however many tasks end between two pages.
+    """
+    worst, gate = "\x01" * (MAX_NAME - 4), asyncio.Event()
+
+    @svc.rpc(resource="thing")
+    async def hold(ctx: Context, thing: str) -> None:
+        await gate.wait()
+
+    number = 2 * MAX_PAGE + 10
+    life = await world.start(svc)
+    client = await world.client(svc)
+    for n in range(number):
+        named = client.prepare(request_id=f"{worst}{n:04d}")
+        await named.cast(hold, thing=f"{n}{chr(34) * 5_000}")
+    await world.until(lambda: len(life.runtime.tracker) == number)
+
+    first = await world.verb(life, "status")
+    await world.verb(life, "cancel", task_id=first["tasks"][0]["task_id"])
+    await world.until(lambda: len(life.runtime.tracker) == number - 1)
+    second = await world.verb(life, "status", after=first["next"])
+    third = await world.verb(life, "status", after=second["next"], limit=10**9)
+    one = await world.verb(life, "status", task_id=second["tasks"][3]["task_id"])
+    none = await world.verb(life, "status", limit=0)
+    gate.set()
+
+    seen = [task["task_id"] for page in (first, second, third) for task in page["tasks"]]
+    assert len(seen) == len(set(seen)) == number
+    assert (first["in_flight"], second["in_flight"]) == (number, number - 1)
+    assert (third["next"], none["tasks"], none["longest"]["task_id"]) == (None, [], seen[1])
+    assert one["tasks"][0]["task_id"] == second["tasks"][3]["task_id"]
 
 
 # -- when steps fail ---------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class Operator:
                 )
             else:
                 answer = await self._change(row, verb, life)
-        except (GracekitError, TypeError) as error:  # TypeError: it was meant for another run
+        except GracekitError as error:
             answer = f"{type(error).__name__}: {error}"
         story.tell(f"operator: {verb.value} {key}: {answer}")
 
