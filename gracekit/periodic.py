@@ -22,7 +22,7 @@ from gracekit.request.attempt import call_hook
 from gracekit.request.context import Context, Services
 from gracekit.rpc.failures import words_of
 from gracekit.telemetry import Telemetry
-from gracekit.tracker.task import TrackedTask
+from gracekit.tracker.task import Lane, TrackedTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,8 @@ class PeriodicJobs:
 
     async def _run_now(self, job: PeriodicJob) -> None:
         services = self._services
-        with services.tracker.background(job.name, services.clock) as task:
+        job_task = services.tracker.background(job.name, services.clock, lane=Lane.PERIODIC)
+        with job_task as task:
             guard = None
             if job.singleton:
                 guard = await services.leases.take(("periodic", job.name), job.name)

@@ -27,7 +27,6 @@ BETWEEN_LOOKS_S: Final = 0.02
 """A task between two of gracekit's own steps, a commit for example, is looked at again."""
 
 Answer = dict[str, Any]
-_REQUESTS: Final = frozenset({Lane.REQUESTS, Lane.OPS})
 
 
 class Orders:
@@ -85,7 +84,12 @@ class Orders:
     # -- in flight ----------------------------------------------------------------------
 
     def _check(self, task: TrackedTask, order: Order) -> None:
-        if task.lane not in _REQUESTS:
+        if task.lane is Lane.PERIODIC:
+            raise GracekitError(
+                f"{task.method} is a periodic job and no request: it takes no orders; it ends by "
+                "itself, or with a drain"
+            )
+        if task.lane is Lane.BACKGROUND:
             raise GracekitError(
                 f"{task} is no request but work beside them, and ends with what has started it"
             )

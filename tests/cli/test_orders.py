@@ -177,32 +177,34 @@ def test_a_silent_owner_is_not_gone_round(directory):
 
 def test_an_abbreviated_id_is_confirmed_and_an_unclear_one_refused(directory):
     """
-    Scripts write it out or say --yes; at a terminal the question names what was meant.
+    A mistyped one is refused too, and names no other task, which might be cancelled in its place.
     """
     hand_over(directory, "order-11", "order-12")
 
     bare = gracekit(directory, "tasks", "retry", "order-11x")
     typo = gracekit(directory, "tasks", "retry", "odrer-11")
     unclear = gracekit(directory, "tasks", "retry", "order-1", "--yes")
-    scripted = gracekit(directory, "tasks", "cancel", "order-12"[:8], *WHY)
+    scripted = gracekit(directory, "tasks", "cancel", "order-12", *WHY)
     assert scripted.code == 0
     short = gracekit(directory, "tasks", "retry", "order", "--instance", "x")
     with Started(directory, "tasks", "retry", "order-11"[:-1] + "1", terminal=True) as exact:
         assert exact.wait() == 0
 
     assert [bare.code, typo.code, unclear.code, short.code] == [1, 1, 1, 1]
-    assert "no task order-11x is on record; did you mean order-11" in bare.err
-    assert "did you mean order-11?" in typo.err
+    assert "no task order-11x is on record; see `gracekit tasks --state all`" in bare.err
+    assert "order-11" not in bare.err.replace("order-11x", "")
+    assert "order-11" not in typo.err
     assert "order-1 stands for 2 tasks: order-12 (work vm:vm-1), order-11" in unclear.err
 
 
 def test_the_question_is_asked_at_a_terminal(directory):
     """
-    No is no, and yes is done.
+    No is no, and yes is done. Where nobody can be asked, four characters that are unmistakable do.
     """
-    hand_over(directory, "0123456789abcdef0123456789abcdef")
+    hand_over(directory, "0123456789abcdef0123456789abcdef", "fedcba9876543210fedcba9876543210")
 
-    piped = gracekit(directory, "tasks", "retry", "0123456789ab")
+    slip = gracekit(directory, "tasks", "cancel", "fed", *WHY)
+    piped = gracekit(directory, "tasks", "cancel", "fedc", *WHY)
     with Started(directory, "tasks", "retry", "0123456789ab", terminal=True) as no:
         no.type("n\n")
         assert no.wait() == 1
@@ -213,11 +215,42 @@ def test_the_question_is_asked_at_a_terminal(directory):
         assert yes.wait() == 0
         said = yes.rest()
 
-    assert piped.code == 2
-    assert "write it out, or add --yes" in piped.err
+    assert (slip.code, piped.code) == (2, 0)
+    assert "write at least 4 characters of it, or add --yes" in slip.err
+    assert "fedcba9876543210fedcba9876543210 (work vm:vm-1): cancelled" in piped.out
     assert "retry 0123456789abcdef0123456789abcdef (work vm:vm-0), handed_over?" in asked
     assert state == "handed_over"
     assert "retried: the next start runs it" in said
+
+
+def test_a_periodic_job_is_listed_as_one_and_takes_no_orders(directory):
+    """
+    The list and the refusal say what it is, while it runs and after it.
+    """
+    text = """
+import asyncio
+from gracekit import Context, Service
+svc = Service("compute")
+
+@svc.periodic(every="10ms")
+async def sweep(ctx: Context) -> None:
+    print("sweeping", flush=True)
+    await asyncio.Event().wait()
+"""
+    write_service(directory, text=text)
+    with Running(directory) as run:
+        run.wait_line("sweeping")
+        listed = gracekit(directory, "tasks")
+        (task,) = gracekit(directory, "tasks", "--json").json["tasks"]
+        refused = gracekit(directory, "tasks", "cancel", task["request_id"], *WHY)
+        run.process.send_signal(signal.SIGQUIT)
+        run.wait()
+        later = gracekit(directory, "tasks", "cancel", task["request_id"], *WHY)
+
+    assert "periodic job, takes no orders" in listed.out
+    assert (refused.code, later.code) == (1, 1)
+    assert "sweep is a periodic job and no request: it takes no orders" in refused.err
+    assert "A periodic job is no task" in later.err
 
 
 def test_usage_is_told(directory):
