@@ -628,6 +628,7 @@ class Runtime:
             withdraw_intent=self._withdraw_intent,
             count_holds=self._count_holds,
             free_forgotten=self.reconciler.free_forgotten,
+            count_unfinished=self.reconciler.count_unfinished,
             stop_rest=self._stop_rest,
             record_stop=self._record_stop,
             process=self._process,

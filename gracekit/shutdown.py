@@ -143,6 +143,8 @@ class DrainReport:
         open_holds: Holds that were still open at the deadline.
         leases_kept: Leases that only the death of this process frees.
         left_behind: Requests that were still in gracekit's own hands, in a commit or a reply.
+        unfinished: Rows and holds in the store that this run could have settled, those of earlier
+            runs among them; None if the store did not say.
         forced: Whether a second signal cut the wait short.
         failure: Why the end was not in order; None if it was.
     """
@@ -156,6 +158,7 @@ class DrainReport:
     open_holds: int = 0
     leases_kept: int = 0
     left_behind: int = 0
+    unfinished: int | None = 0
     forced: bool = False
     failure: str | None = None
 
@@ -170,6 +173,8 @@ class DrainReport:
         if self.failure is not None:
             return ExitCode.INTERNAL
         if self.handed_over or self.not_started or self.unclean or self.open_holds:
+            return ExitCode.HANDED_OVER
+        if self.unfinished != 0:  # unknown is not nothing
             return ExitCode.HANDED_OVER
         return ExitCode.DRAINED
 
@@ -244,6 +249,7 @@ class Parts:
         count_holds: Open holds that keep this run.
         free_forgotten: Lets go of rows that no task of this run works on, but not of the given
             request ids, whose handler has acted; returns them.
+        count_unfinished: What of the store this run, or its next start, could settle.
         stop_rest: Step 7: ops server, on_stop, transport; bounded by the loop time it is given.
         record_stop: Step 8: the stop record.
         alarm: Whether the kernel alarm may be armed: only where the Runtime owns the signals.
@@ -258,6 +264,7 @@ class Parts:
     withdraw_intent: Callable[[], Awaitable[None]]
     count_holds: Callable[[], Awaitable[int]]
     free_forgotten: Callable[[Collection[str]], Awaitable[list[TaskRow]]]
+    count_unfinished: Callable[[], Awaitable[int]]
     stop_rest: Callable[[float], Awaitable[None]]
     record_stop: Callable[[DrainReport], Awaitable[None]]
     process: Process
@@ -608,6 +615,11 @@ class ShutdownCoordinator:
         """Step 8: the stop record, whose exit code is the report's."""
         if self._phase.state is not ServiceState.STOPPED:  # the step may be taken again
             self._phase.advance(ServiceState.STOPPED)
+        # Within what is left: the stop record matters more.
+        left = self._hard_limit - self._clock.loop() - INTENT_TIMEOUT_S
+        limit = max(SHORTEST_STEP_S, min(INTENT_TIMEOUT_S, left))
+        counting = self._parts.count_unfinished()
+        self._report.unfinished = await self._bounded("count of rows", counting, limit)
         await self._bounded("stop record", self._parts.record_stop(self._report), 1.0)
         report = self._report
         self._telemetry.emit(
@@ -617,6 +629,7 @@ class ShutdownCoordinator:
             handed_over=len(report.handed_over) + len(report.unclean),
             not_started=len(report.not_started),
             given_back=report.given_back,
+            unfinished=report.unfinished,
             exit_code=int(report.exit_code),
         )
 

@@ -150,7 +150,7 @@ _EVENTS: Final = (
         "drain.finished",
         _I,
         "Nothing is in flight any more.",
-        "waited_s finished handed_over not_started given_back exit_code",
+        "waited_s finished handed_over not_started given_back unfinished exit_code",
     ),
     _event("task.stuck", _W, "Cancelled, and did not return.", f"{_TASK} running_s safe_point_s"),
     _event(

@@ -274,10 +274,12 @@ async def _conclude(records: Records, watch: Watch) -> None:
     for word, ids in (("handed over", handed_over), ("not started", not_started)):
         for name in await _names(records, ids[:_NAMED_TASKS]):
             watch.say(f"{word}: {name}")
+    earlier = (report.get("unfinished") or 0) - len({*handed_over, *not_started})
+    left = f", {earlier} left of earlier runs" if earlier > 0 else ""
     why = f", failure: {safe(report['failure'])}" if report.get("failure") else ""
     watch.say(
         f"verdict: {verdict.value}: {report.get('finished', 0)} finished, {len(handed_over)} "
-        f"handed over, {len(not_started)} not started{why}. exit {watch.code} "
+        f"handed over, {len(not_started)} not started{left}{why}. exit {watch.code} "
         f"after {duration(watch.elapsed_s)}"
     )
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from gracekit.cli.main import UNREACHABLE
 from gracekit.cli.options import Options, common
 from gracekit.cli.reach import NOT_HEARD, Answer, Desk, Heard
 from gracekit.cli.records import (
@@ -22,6 +23,7 @@ from gracekit.cli.records import (
 )
 from gracekit.cli.text import counts, duration, json_text, paint, safe, table
 from gracekit.clock import age_s
+from gracekit.errors import DependencyError
 from gracekit.leases.members import Run, run_as_json
 from gracekit.life import Answer as LifeAnswer
 from gracekit.life import Judgement
@@ -106,10 +108,14 @@ def status(options: Options, /) -> None:
 
     Asks each living process, for 2 seconds at most. With none alive the store
     says who was there, how it ended, and what the next start has to settle.
+
+    Exit status: 0; with --instance 4 if no run of that name is proven alive.
     """
     with Records(options.settings) as records:
         picture = asyncio.run(_look(records, options.instance))
     click.echo(json_text(picture.as_json()) if options.as_json else _text(picture))
+    if options.instance and not any(entry.judgement.is_alive for entry in picture.entries):
+        click.get_current_context().exit(UNREACHABLE)
 
 
 async def _look(records: Records, name: str | None) -> Picture:
@@ -117,6 +123,8 @@ async def _look(records: Records, name: str | None) -> Picture:
         heard = await desk.hear_all(records, name)
     # Read after the answers, so that a run which ended meanwhile is seen as ended.
     runs = await records.runs(name)
+    if name is not None and not runs:
+        raise DependencyError(await records.what_is_known(name))
     unfinished = await records.unfinished()
     judged = {run.run_id: records.judge(run) for run in runs}
     entries = [

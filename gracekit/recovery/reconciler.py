@@ -335,6 +335,11 @@ class Reconciler:
             await self._journal.commit(batch)
             self._telemetry.emit("task.adopted", task_id=row.request_id, method=row.method)
 
+    async def count_unfinished(self) -> int:
+        """Rows of the store that this run, or its next start, could settle."""
+        dead, _ = await self._members.survey()
+        return await self._claims.unfinished([run.run_id for run in dead])
+
     async def free_forgotten(self, acted: Collection[str]) -> list[TaskRow]:
         """At the end of a drain: let go of rows that a commit of unknown end made ours.
 

@@ -101,6 +101,12 @@ SELECT min(max(iif(on_interrupt = 'error', 0, coalesce(not_before, 0)), coalesce
 FROM task
 WHERE owner IS NULL AND state = 'handed_over' AND {IS_OPEN} AND service = ?
     AND target IN ('', ?, ?) AND id NOT IN (SELECT value FROM json_each(?))"""  # noqa: S608 - a constant
+_UNFINISHED: Final = f"""
+SELECT (SELECT count(*) FROM task WHERE {IS_OPEN} AND service = ?1 AND target IN ('', ?2, ?3)
+        AND (owner IS NULL OR owner IN (SELECT value FROM json_each(?4))))
+    + (SELECT count(*) FROM hold WHERE ended_at IS NULL AND service = ?1 AND target = ?2
+        AND lapses_at > ?5 AND (owner IS NULL OR owner IN (SELECT value FROM json_each(?4))))
+"""  # noqa: S608 - a constant
 # An operator ended a row that nobody owned: what it owes is anyone's.
 _OWING: Final = """
 owner IS NULL AND finished_at IS NOT NULL AND service = ? AND id IN (
@@ -202,6 +208,18 @@ class Claims:
             _NEXT_LOOK, self._journal.service, *self._targets, others
         )
         return None if rows[0][0] is None else float(rows[0][0])
+
+    async def unfinished(self, dead: Collection[str]) -> int:
+        """Rows that this run could settle, now or later: its own, ownerless ones, the dead's.
+
+        Also those in their settle time, and the holds of this host. Not what a living run owns, or
+        one of which nothing is proven, nor what another host or instance alone may run.
+        """
+        owners = json.dumps([self._journal.run_id, *dead])
+        names = (self._journal.service, *self._targets)
+        now = self._journal.clock.wall()
+        rows = await self._journal.engine.query(_UNFINISHED, *names, owners, now)
+        return int(rows[0][0] or 0)
 
     async def unfinished_resources(self) -> list[tuple[int, tuple[str, str]]]:
         """(row id, resource) of each started, ownerless row that names one, oldest first."""

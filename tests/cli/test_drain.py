@@ -56,6 +56,21 @@ def test_what_outlives_the_deadline_is_named_and_exits_3(directory):
     assert "verdict: handed_over: 0 finished, 1 handed over" in answer.out
 
 
+def test_a_drain_that_leaves_an_earlier_run_s_task_is_not_said_to_be_drained(directory):
+    """
+    The task of a killed run waits out its settle time: exit 75 and 3, and the verdict counts it.
+    """
+    with Running(directory, "--instance", "api-1") as killed:
+        start_work(directory, killed)
+        killed.kill()
+    with Running(directory, "--instance", "api-1") as run:
+        answer = gracekit(directory, "drain")
+        code = run.wait()
+
+    assert (answer.code, code) == (3, 75), answer
+    assert "0 handed over, 0 not started, 1 left of earlier runs. exit 3" in answer.out
+
+
 def test_ctrl_c_detaches_and_the_drain_can_be_undone(directory):
     """
     A typed Ctrl-C ends the watching alone; `resume` brings the service back to work.

@@ -174,7 +174,8 @@ def test_a_run_that_restarts_between_listing_and_asking_is_a_sentence(
 
 def test_a_killed_run_leaves_orphans_that_are_listed(directory):
     """
-    With no process alive the store tells who was there, how it ended and what it left.
+    With no process alive the store tells who was there, how it ended and what it left. Who asks
+    for one run learns by the exit status that it does not live.
     """
     with Running(directory, "--instance", "worker-0") as run:
         gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--id", "order-1")
@@ -184,8 +185,12 @@ def test_a_killed_run_leaves_orphans_that_are_listed(directory):
     status = gracekit(directory, "status")
     tasks = gracekit(directory, "tasks", "--resource", "vm:vm-1")
     drain = gracekit(directory, "drain", "worker-0")
+    asked = gracekit(directory, "status", "--instance", "worker-0")
+    unknown = gracekit(directory, "status", "--instance", "worker-7")
 
-    assert status.code == 0
+    assert (status.code, asked.code, unknown.code) == (0, 4, 4)
+    assert "worker-0" in asked.out
+    assert "no run of instance 'worker-7' is on record" in unknown.err
     assert status.out.splitlines()[1].split()[:2] == ["worker-0", "gone"]
     assert "1 orphaned" in status.out
     assert "reconcile pending" in status.out

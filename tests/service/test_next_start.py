@@ -95,6 +95,39 @@ async def end(life: Life, how: str) -> None:
 BOTH = pytest.mark.parametrize("how", ["crash", "drain"])
 
 
+@pytest.mark.parametrize("policy", ["error", "retry", "probe", "hold"])
+async def test_a_run_that_leaves_rows_of_an_earlier_one_hands_over(
+    world: World, svc: Service, policy: str
+):
+    """
+    In their settle time they are not touched, and the end is 75: drained means that nothing is
+    left. What a living sibling owns does not count, nor does another service's.
+    """
+    job = Job(world, svc, on_interrupt="retry" if policy == "hold" else policy)
+    if policy == "probe":
+        job.with_probe()
+        job.probe_answers = lambda _: Wait(500)
+
+    @svc.rpc
+    async def migrate(ctx: Context, vm: str) -> None:
+        await ctx.hold("migration", vm, at_most="10m")
+
+    first, _ = await job.begin()
+    if policy == "hold":
+        await (await world.client(svc)).call(migrate, vm="v")
+        await world.verb(first, "cancel", task_id="w")
+        await world.until(lambda: world.state("w") == "cancelled")
+    sibling = await world.start(svc)
+    assert (await sibling.drain()).exit_code == 0
+    await first.crash()
+
+    report = await (await world.start(svc, startup_reconciliation_enabled=False)).drain()
+
+    assert (report.unfinished, report.exit_code) == (1, 75)
+    other = await world.start(Service("other"))
+    assert (await other.drain()).exit_code == 0
+
+
 # -- each policy ---------------------------------------------------------------------------
 
 
