@@ -7,9 +7,11 @@ and the exit is orderly.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import subprocess
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ from gracekit.process import Process
 from gracekit.request.lanes import GIVE_BACK_PAUSE_S
 from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.oslo_wire import decode_reply
+from gracekit.rpc.plain import MAX_FAR_NUMBERS, MAX_LONG_DIGITS, MAX_NODES
 from gracekit.rpc.transport import reply_queue
 from gracekit.runtime import MIGRATIONS, run_service
 from gracekit.store.engine import SqliteEngine
@@ -328,6 +331,138 @@ def test_no_bytes_whatever_stop_the_service(bodies: list[bytes]):
         loop.run_until_complete(feed())
     finally:
         loop.close()
+
+
+# -- messages that are made to keep a service busy ----------------------------------------------
+
+HELD_S = 0.05
+LONGEST_REFUSAL = 2000
+REPLIES = f"reply_{'a' * 32}"
+MIB = (1 << 20) - 2000
+
+
+def filled(unit: str, *, around: str = "[]") -> str:
+    """A list, or an object, of as many units as one message has room for."""
+    room = MIB // (len(json.dumps(unit)) - 1)  # within an envelope too, where quotes are escaped
+    return around[0] + ",".join([unit] * room) + around[1]
+
+
+def names(beginning: str) -> str:
+    """The inside of an object with almost as many keys as a message may have."""
+    return ",".join(f'"{beginning}{number}":0' for number in range(9980))
+
+
+def mixed() -> str:
+    """As much as the limits allow of everything that takes long to read."""
+    parts = [
+        *["[" * 20 + "]" * 20] * (MAX_NODES // 21),
+        *["1.7976931348623157e308"] * (MAX_FAR_NUMBERS - 1),
+        *["9" * 4200] * (MAX_LONG_DIGITS // 4200),
+    ]
+    room = MIB - sum(map(len, parts)) - len(parts)
+    return "[" + ",".join(parts) + ",0" * (room // 2) + "]"
+
+
+HEAVY = {
+    "unknown names": lambda: args_of("{" + names("alph" * 10) + "}"),
+    "short unknown names": lambda: args_of("{" + names("alph") + "}"),
+    "one endless name": lambda: args_of('{"' + "a" * MIB + '":0}'),
+    "equal names": lambda: args_of(filled('"a":0', around="{}")),
+    "lists": lambda: args_of('{"vm":' + filled("[]") + "}"),
+    "lists that never end": lambda: args_of('{"vm":' + filled("[]"))[:-1],
+    "objects": lambda: args_of('{"vm":' + filled("{}") + "}"),
+    "deep lists": lambda: args_of('{"vm":' + filled("[" * 28 + "]" * 28) + "}"),
+    "numbers": lambda: args_of('{"vm":' + filled("0") + "}"),
+    "long numbers": lambda: args_of('{"vm":' + filled("9" * 4300) + "}"),
+    "tiny numbers": lambda: args_of('{"vm":' + filled("2.2250738585072011e-308") + "}"),
+    "huge numbers": lambda: args_of('{"vm":' + filled("1.7976931348623157E+308") + "}"),
+    "a long number for a name": lambda: args_of('{"vm":' + "9" * 4300 + "}"),
+    "texts": lambda: args_of('{"vm":' + filled('""') + "}"),
+    "escapes": lambda: args_of('{"vm":"' + "\\u0001" * (MIB // 7) + '"}'),
+    "everything": lambda: args_of('{"alpha":' + mixed() + "}"),
+    "everything, accepted": lambda: args_of('{"vm":"a","alpha":' + mixed() + "}"),
+    "an id of lists": lambda: '{"method":"change","_unique_id":' + filled("[]") + "}",
+    "an id of numbers": lambda: '{"method":"change","_unique_id":' + filled("0") + "}",
+    "a long id": lambda: '{"method":"change","_unique_id":"' + "x" * MIB + '"}',
+    "args of numbers": lambda: args_of(filled("0")),
+    "an unknown method": lambda: '{"method":"change_the_size_of_numbr_1"}',
+    "a long method": lambda: '{"method":"' + "change" * 42 + '"}',
+    "contexts": lambda: '{"method":"change",' + names("_context_") + "}",
+}
+
+
+def args_of(text: str) -> str:
+    """A request with these arguments."""
+    return '{"method":"change","args":' + text + "}"
+
+
+def busy_service() -> Service:
+    """Hundreds of methods, whose names resemble each other."""
+    svc = Service("compute")
+
+    @svc.rpc(resource="vm")
+    async def change(ctx: Context, vm: str, alpha: object = None, beta: int = 0) -> None: ...
+
+    for number in range(1000):
+
+        async def one_of_many(ctx: Context, a: int = 0) -> None: ...
+
+        one_of_many.__name__ = f"change_the_size_of_number_{number}"
+        svc.rpc(one_of_many)
+    return svc
+
+
+def heavy_body(shape: str, *, enveloped: bool) -> bytes:
+    """One of `HEAVY`, as a call."""
+    message = '{"_msg_id":"m","_reply_q":"' + REPLIES + '",' + HEAVY[shape]()[1:]
+    if not enveloped:
+        return message.encode()
+    return json.dumps({"oslo.version": "2.0", "oslo.message": message}).encode()
+
+
+async def its_time_s(world: World, body: bytes) -> float:
+    """Processor seconds of this thread from a delivery to its record."""
+    count = "SELECT count(*) AS n FROM task"
+    before, began = world.rows(count), time.thread_time()
+    await world.deliver("compute", body)
+    await world.until(lambda: world.rows(count) != before)
+    return time.thread_time() - began
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("shape", HEAVY)
+@pytest.mark.parametrize("enveloped", [False, True], ids=["bare", "enveloped"])
+async def test_no_message_within_the_limits_holds_the_loop(shape: str, enveloped: bool):
+    """
+    Whatever fits into 1 MiB: from its delivery to its refusal, or to its end, it takes the loop's
+    thread less than 50 ms of processor time, and no text about it is long.
+    """
+    world = World()
+    life = await world.start(busy_service())
+    inbox = Inbox()
+    transport = MemoryTransport(world.broker, Process())
+    await transport.start()
+    await transport.consume([reply_queue(REPLIES)], inbox.put, prefetch=10)
+    body = heavy_body(shape, enveloped=enveloped)
+    assert len(body) <= 1 << 20
+
+    gc.disable()  # a full collection looks at all that the tests before this one have left
+    try:
+        took_s = [await its_time_s(world, body) for _ in range(3)]
+    finally:
+        gc.enable()
+
+    assert min(took_s) < HELD_S
+    for row in world.rows("SELECT detail FROM task"):
+        assert len(row["detail"] or "") < LONGEST_REFUSAL
+    for letter in world.broker.dead_letters:
+        assert len(letter.reason) < LONGEST_REFUSAL
+    for delivery in inbox.all:
+        failure = decode_reply(delivery.body).failure
+        assert failure is None or len(failure.message) < LONGEST_REFUSAL
+    assert all(len(str(fields)) < LONGEST_REFUSAL for _, fields in life.events)
+    await transport.stop()
+    await world.close()
 
 
 # -- declarations, options, settings -----------------------------------------------------------

@@ -17,9 +17,9 @@ from gracekit.recovery.suspects import suspicion
 from gracekit.request.heartbeats import monitor_of
 from gracekit.request.lanes import Job, LaneGate
 from gracekit.request.refusals import Refusals
-from gracekit.rpc.message import CONTROL_NAMESPACE, STATE_VERB, Request
+from gracekit.rpc.message import CONTROL_NAMESPACE, STATE_VERB, JsonObject, Request
 from gracekit.rpc.methods import Method, MethodTable
-from gracekit.rpc.oslo_wire import caller_of, decode_request
+from gracekit.rpc.oslo_wire import caller_in, decode_request, open_message, request_in
 from gracekit.rpc.transport import Delivery, QueueKind
 from gracekit.shutdown import Phase, ServiceState
 from gracekit.tracing import adopted
@@ -57,11 +57,13 @@ class Arrivals:
 
     async def read(self, delivery: Delivery, gate: LaneGate) -> Job | None:
         """What a delivery asks for; None when it was refused, recorded and settled."""
+        message: JsonObject = {}
         try:
-            request = decode_request(delivery.body, max_bytes=self._settings.max_body_bytes)
+            message = open_message(delivery.body, max_bytes=self._settings.max_body_bytes)
+            request = request_in(message)
         except BadMessageError as error:
             reason = "oversize" if isinstance(error, MessageTooLargeError) else "unreadable"
-            caller = caller_of(delivery.body, max_bytes=self._settings.max_body_bytes)
+            caller = caller_in(message)
             await self._refusals.reject(None, delivery, gate.lane, reason, error, caller=caller)
             return None
         if request.namespace == CONTROL_NAMESPACE and gate.lane is Lane.OPS:

@@ -23,10 +23,11 @@ from typing import Any, Final, NoReturn
 
 from gracekit.clock import Clock
 from gracekit.config import parse_duration
-from gracekit.errors import DeclarationError, LeaseHeld, StoreError
+from gracekit.errors import DeclarationError, InvalidArgumentsError, LeaseHeld, StoreError
 from gracekit.leases.leases import Guard, Leases
 from gracekit.process import SafePoints
 from gracekit.rpc.message import LEASE_KEY, JsonObject, carried_lease
+from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 from gracekit.rpc.plain import dumps, plain
 from gracekit.shutdown import Phase
 from gracekit.tracker.holds import Holds
@@ -319,9 +320,16 @@ class Context(Mapping[str, Any]):
 
         Raises:
             LeaseHeld: somebody has it; the message names the task.
+            InvalidArgumentsError: *resource_id* is empty, or longer than 255 characters.
         """
         services = self._services
-        resource = (kind, str(resource_id))
+        name = resource_id_of(str(resource_id))
+        if name is None:
+            raise InvalidArgumentsError(
+                f"the id of a {kind} is of 1 to {LONGEST_RESOURCE} characters, "
+                f"not of {len(str(resource_id))}"
+            )
+        resource = (kind, name)
         guard = await self._take(resource)
         if guard is None:
             row = await services.leases.look(resource)

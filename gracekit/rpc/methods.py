@@ -13,7 +13,7 @@ import difflib
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
@@ -31,6 +31,19 @@ R_co = TypeVar("R_co", covariant=True)  # a method that returns a dict returns a
 OnInterruptName = Literal["error", "retry", "probe", "requeue"]
 InDrain = Literal["answer", "refuse"]
 Hook = Callable[..., Any]
+
+
+LONGEST_RESOURCE: Final = 255
+"""Characters of a resource's id: it is kept for as long as its store."""
+_NO_RESOURCE: Final = f"needs text or a number of 1 to {LONGEST_RESOURCE} characters for"
+
+
+def resource_id_of(value: object) -> str | None:
+    """The id that an argument is; None for what cannot be one."""
+    if not isinstance(value, str | int | float):
+        return None
+    text = str(value)
+    return text if 0 < len(text) <= LONGEST_RESOURCE else None
 
 
 class Place(NamedTuple):
@@ -106,6 +119,7 @@ class Method(Generic[P, R_co]):
         self._skip = skip
         self.signature = _signature(handler, skip)
         self._required, self._named = _names(self.signature)
+        self._takes_more = _takes_more(self.signature)
         _check(self)
         self.__doc__ = handler.__doc__
 
@@ -149,24 +163,24 @@ class Method(Generic[P, R_co]):
         Raises:
             InvalidArgumentsError: one is missing or unknown, or the resource is empty.
         """
-        if not self._required <= args.keys() <= self._named:  # then it may still be `**more`
-            try:
-                self.signature.bind(**args)
-            except TypeError as error:
-                raise InvalidArgumentsError(self._explain(args, str(error))) from None
+        missing = self._required - args.keys()
+        unknown = () if self._takes_more else args.keys() - self._named
+        if missing or unknown:
+            raise InvalidArgumentsError(self._explain(args, missing, unknown))
         if self.options.resource is not None and self.resource_of(args) is None:
             kind, name = self.options.resource
+            needs = "needs a value for" if args.get(name) in (None, "") else _NO_RESOURCE
             raise InvalidArgumentsError(
-                f"{self.name}() needs a value for {name!r}: it names the {kind} to act on"
+                f"{self.name}() {needs} {name!r}: it names the {kind} to act on"
             )
 
     def resource_of(self, args: Mapping[str, Any]) -> tuple[str, str] | None:
-        """(kind, id) of the resource that *args* name; None if the method has none."""
+        """(kind, id) of the resource that *args* name; None if the method, or *args*, have none."""
         if self.options.resource is None:
             return None
         kind, name = self.options.resource
-        value = args.get(name)
-        return None if value is None or value == "" else (kind, str(value))
+        resource_id = resource_id_of(args.get(name))
+        return None if resource_id is None else (kind, resource_id)
 
     # -- methods of classes -------------------------------------------------------------
 
@@ -222,14 +236,46 @@ class Method(Generic[P, R_co]):
 
     # -- the small print ----------------------------------------------------------------
 
-    def _explain(self, args: Mapping[str, Any], reason: str) -> str:
-        known = list(self.signature.parameters)
-        hints = [
-            f"; did you mean {close[0]!r} instead of {name!r}?"
-            for name in args
-            if name not in known and (close := difflib.get_close_matches(name, known, 1))
-        ]
-        return f"{self.name}{self.signature}: {reason}{''.join(hints)}"
+    def _explain(
+        self, args: Mapping[str, Any], missing: Collection[str], unknown: Collection[str]
+    ) -> str:
+        wrong = []
+        if missing:
+            names = [name for name in self.signature.parameters if name in missing]
+            wrong.append(f"missing a required argument: {_listed(names)}")
+        if unknown:
+            names = [name for name in args if name in unknown]
+            known = list(self.signature.parameters)
+            hints = [
+                f"; did you mean {near!r} instead of {_cut(name)}?"
+                for name in names[:_MOST_NAMED]
+                if (near := _nearest(name, known))
+            ]
+            wrong.append(f"got an unexpected keyword argument {_listed(names)}{''.join(hints)}")
+        return f"{self.name}{str(self.signature)[:_LONGEST_SIGNATURE]}: {'; '.join(wrong)}"
+
+
+# A refusal is a short text, made quickly: anyone can send thousands of unknown names, and an
+# unknown method's many times a second.
+_MOST_NAMED: Final = 3
+_LONGEST_NAME: Final = 100
+_LONGEST_SIGNATURE: Final = 500
+_MOST_COMPARED: Final = 50
+_ALIKE: Final = 3
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(_cut, names[:_MOST_NAMED]))
+    return f"{shown} and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else shown
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    """What may have been meant; of many names only those that begin alike are compared."""
+    if len(name) > _LONGEST_NAME:
+        return None
+    if len(known) > _MOST_COMPARED:
+        known = [other for other in known if other[:_ALIKE] == name[:_ALIKE]][:_MOST_COMPARED]
+    return next(iter(difflib.get_close_matches(name, known, 1)), None)
 
 
 def _fitting(places: set[Place], namespace: str | None, version: str | None) -> set[Place]:
@@ -289,6 +335,11 @@ def _names(signature: inspect.Signature) -> tuple[frozenset[str], frozenset[str]
     by_name = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
     required = (p.name for p in parameters if p.kind in by_name and p.default is p.empty)
     return frozenset(required), frozenset(p.name for p in parameters if p.kind in by_name)
+
+
+def _takes_more(signature: inspect.Signature) -> bool:
+    """Whether it has `**more`."""
+    return any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
 
 def _check(method: Method[Any, Any]) -> None:
@@ -429,8 +480,8 @@ class MethodTable:
         return (method for served in self._methods.values() for method in served)
 
     def _hint(self, name: str) -> str:
-        close = difflib.get_close_matches(name[:100], [known for _, known in self._methods], 1)
-        return f"; did you mean {close[0]!r}?" if close else ""
+        near = _nearest(name, [known for _, known in self._methods])
+        return f"; did you mean {near!r}?" if near else ""
 
 
 def _elsewhere(version: str, served: Sequence[Method[Any, Any]]) -> str:
@@ -438,7 +489,7 @@ def _elsewhere(version: str, served: Sequence[Method[Any, Any]]) -> str:
 
 
 def _cut(text: str | None) -> str:
-    return repr(text)[:120]
+    return repr(text and text[:_LONGEST_NAME])[:120]
 
 
 def _named(namespace: str | None) -> str:

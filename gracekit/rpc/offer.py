@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gracekit.rpc.methods import Method, MethodTable, serves
+from gracekit.rpc.methods import Method, MethodTable, resource_id_of, serves
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,7 +35,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         known = {*self.required, *self.optional}
         if not args.keys() >= set(self.required) or not (self.more or args.keys() <= known):
             return False
-        return self.resource is None or args.get(self.resource) not in {None, ""}
+        return self.resource is None or resource_id_of(args.get(self.resource)) is not None
 
 
 def written(methods: MethodTable) -> str:
@@ -53,17 +53,18 @@ def can_serve(
     if text is None:
         return True
     return any(
-        (offer.namespace, offer.name) == (namespace, name)
-        and serves(offer.version, version)
-        and offer.takes(args)
-        for offer in _offers(text)
+        serves(offer.version, version) and offer.takes(args)
+        for offer in _offers(text).get((namespace, name), ())
     )
 
 
 @lru_cache(maxsize=64)
-def _offers(text: str) -> list[Offer]:
+def _offers(text: str) -> Mapping[tuple[str | None, str], list[Offer]]:
     """*text* as methods; remembered, because each request that is refused asks all versions."""
-    return msgspec.json.decode(text, type=list[Offer])
+    offers: dict[tuple[str | None, str], list[Offer]] = {}
+    for offer in msgspec.json.decode(text, type=list[Offer]):
+        offers.setdefault((offer.namespace, offer.name), []).append(offer)
+    return offers
 
 
 def _offer(method: Method[Any, Any]) -> Offer:

@@ -21,13 +21,15 @@ from gracekit.rpc.plain import dumps, excerpt, loads, plain
 
 __all__ = [
     "MAX_BODY_BYTES",
-    "caller_of",
+    "caller_in",
     "decode_reply",
     "decode_request",
     "encode_reply",
     "encode_request",
     "failure_of",
+    "open_message",
     "rebuild",
+    "request_in",
 ]
 
 MAX_BODY_BYTES: Final = 1 << 20
@@ -87,7 +89,15 @@ def decode_request(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Request:
         MessageTooLargeError: the body exceeds *max_bytes*; it was not parsed.
         BadMessageError: it is no request.
     """
-    message = _open(body, max_bytes)
+    return request_in(open_message(body, max_bytes=max_bytes))
+
+
+def request_in(message: JsonObject) -> Request:
+    """The request that an opened message is.
+
+    Raises:
+        BadMessageError: it is none.
+    """
     return Request(
         request_id=_text(message, "_unique_id") or "",
         method=_required(message, "method"),
@@ -102,10 +112,10 @@ def decode_request(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Request:
     )
 
 
-def caller_of(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> ReplyAddress | None:
-    """Whom to tell that *body* is no request; None where nobody can be found in it."""
+def caller_in(message: JsonObject) -> ReplyAddress | None:
+    """Whom to tell that an opened message is no request; None where nobody can be found in it."""
     try:
-        return _address(_open(body, max_bytes))
+        return _address(message)
     except BadMessageError:
         return None
 
@@ -144,7 +154,7 @@ def decode_reply(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Reply:
         MessageTooLargeError: the body exceeds *max_bytes*; it was not parsed.
         BadMessageError: it is no reply.
     """
-    message = _open(body, max_bytes)
+    message = open_message(body, max_bytes=max_bytes)
     failure = message.get("failure")
     return Reply(
         msg_id=_required(message, "_msg_id"),
@@ -167,6 +177,13 @@ def _write_failure(failure: Failure) -> str:
     return dumps(content, "failure")
 
 
+def _words(value: object) -> str:
+    """Text as it is; of anything else an excerpt."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else excerpt(value)
+
+
 def _read_failure(text: object) -> Failure:
     try:
         content = loads(text, "failure") if isinstance(text, str) else text
@@ -176,10 +193,10 @@ def _read_failure(text: object) -> Failure:
         return Failure(
             exc_class=_text(content, "class") or "",
             module=_text(content, "module") or "",
-            message=str(content.get("message") or ""),
+            message=_words(content.get("message")),
             args=tuple(args) if isinstance(args, list) else (),
             kwargs=kwargs if isinstance(kwargs, dict) else {},
-            tb=tuple(map(str, tb)) if isinstance(tb, list) else (),
+            tb=tuple(map(_words, tb)) if isinstance(tb, list) else (),
         )
     except BadMessageError as error:
         return Failure(exc_class="", module="", message=f"{error}: {excerpt(text)}")
@@ -193,7 +210,13 @@ def _envelope(message: JsonObject, what: str) -> bytes:
     return msgspec.json.encode(outer)
 
 
-def _open(body: bytes, max_bytes: int) -> JsonObject:
+def open_message(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> JsonObject:
+    """The message in the envelope, whatever is in it; for `request_in` and `caller_in`.
+
+    Raises:
+        MessageTooLargeError: the body exceeds *max_bytes*; it was not parsed.
+        BadMessageError: nothing can be read of it.
+    """
     if len(body) > max_bytes:
         raise MessageTooLargeError(f"body of {len(body)} bytes exceeds the limit of {max_bytes}")
     try:

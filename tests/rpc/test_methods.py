@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from gracekit.errors import (
     UnsupportedVersionError,
 )
 from gracekit.rpc.methods import Method
+from gracekit.rpc.offer import can_serve, written
 
 svc = Service("compute")
 
@@ -32,6 +34,16 @@ async def more(ctx: Context, a: int, **rest: int) -> None:
 @svc.rpc
 async def nothing(ctx: Context) -> None:
     """None at all."""
+
+
+@svc.rpc
+async def named(ctx: Context, alpha: int, beta: int = 0) -> None:
+    """With names that are easily mistyped."""
+
+
+@svc.rpc(resource="vm")
+async def leased(ctx: Context, vm: str) -> None:
+    """One that acts on a resource."""
 
 
 @pytest.mark.parametrize("method", [plain, more, nothing], ids=lambda method: method.name)
@@ -154,3 +166,60 @@ def test_a_method_that_is_older_than_its_place_is_told_apart():
 
     with pytest.raises(NoSuchMethodError, match=r"not served at '1\.4', .*only at 1\.0"):
         shop.methods.resolve(None, "plain", "1.4")
+
+
+def test_a_refusal_is_short_whatever_was_sent():
+    """
+    The first three names are shown and compared, of at most 100 characters; the rest is a number.
+    """
+    near = {f"alpha_{number}": 0 for number in range(5000)}
+    odd = {"\U000e0001" * 100: 0, "x" * 500_000: 0, "beta_": 0, "gamma": 0}
+
+    with pytest.raises(InvalidArgumentsError) as many:
+        named.bind(near)
+    with pytest.raises(InvalidArgumentsError) as long:
+        named.bind(odd)
+
+    assert str(many.value) == (
+        "named(*, alpha: 'int', beta: 'int' = 0): missing a required argument: 'alpha'; "
+        "got an unexpected keyword argument 'alpha_0', 'alpha_1', 'alpha_2' and 4997 more; "
+        "did you mean 'alpha' instead of 'alpha_0'?; did you mean 'alpha' instead of 'alpha_1'?; "
+        "did you mean 'alpha' instead of 'alpha_2'?"
+    )
+    assert "did you mean 'beta' instead of 'beta_'?" in str(long.value)
+    assert len(str(long.value)) < 1000
+
+
+def test_an_unknown_method_is_refused_quickly_by_a_large_service():
+    """
+    Of a thousand names only those that begin like it are compared, and the nearest is named.
+    """
+    large = Service("compute")
+    for number in range(1000):
+
+        async def one(ctx: Context) -> None: ...
+
+        one.__name__ = f"{'abcdefghij'[number % 10] * 3}_method_of_many_{number}"
+        large.rpc(one)
+
+    began = time.thread_time()
+    for number in range(100):
+        with pytest.raises(NoSuchMethodError, match="did you mean 'ddd_method_of_many_33'"):
+            large.methods.resolve(None, f"ddd_method_of_mny_33{'' if number % 2 else '_'}", "1.0")
+
+    assert time.thread_time() - began < 0.5
+
+
+@pytest.mark.parametrize("wrong", [["vm-1"], {"id": 1}, "x" * 256, 10**300])
+def test_a_resource_has_a_short_name(wrong: object):
+    """
+    Text or a number of at most 255 characters: its row outlives the request. Nothing else is
+    accepted, nor left to a sibling.
+    """
+    with pytest.raises(InvalidArgumentsError, match="needs text or a number of 1 to 255 char"):
+        leased.bind({"vm": wrong})
+
+    assert not can_serve(written(svc.methods), None, "leased", "1.0", {"vm": wrong})
+    for right in ("x" * 255, 7, 1.5):
+        leased.bind({"vm": right})
+        assert leased.resource_of({"vm": right}) == ("vm", str(right))

@@ -17,9 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gracekit.errors import BadMessageError, MessageTooLargeError, UnserialisableError
+from gracekit.rpc import plain
 from gracekit.rpc.message import Failure, Reply, ReplyAddress, Request
 from gracekit.rpc.oslo_wire import decode_reply, decode_request, encode_reply, encode_request
-from gracekit.rpc.plain import MAX_DEPTH, MAX_KEYS
+from gracekit.rpc.plain import (
+    MAX_DEPTH,
+    MAX_FAR_NUMBERS,
+    MAX_KEYS,
+    MAX_LONG_DIGITS,
+    MAX_NODES,
+    excess_of,
+)
 from tests.scale import scale
 
 CALL = Request(
@@ -233,6 +241,45 @@ def test_keys_are_counted():
         encode_request(Request(request_id="", method="m", args=args))
 
 
+FAR, LONG = "1.500000000000000000e308", "9" * 3000
+
+
+@pytest.mark.parametrize(
+    ("item", "number", "said"),
+    [
+        ("[]", MAX_NODES - 2, "30000 lists and objects"),
+        (FAR, MAX_FAR_NUMBERS, "300 numbers with an exponent of three digits"),
+        (LONG, MAX_LONG_DIGITS // len(LONG), "50000 digits in numbers of 300 digits or more"),
+    ],
+)
+def test_what_takes_long_to_read_is_counted(item: str, number: int, said: str):
+    """
+    Lists and objects, far exponents, digits of long numbers: one more than the limit is refused on
+    both sides, by a text that says which.
+    """
+    at_most = f'{{"m": [{", ".join([item] * number)}]}}'
+    more = f'{{"m": [{", ".join([item] * (number + 1))}]}}'
+
+    assert (excess_of(at_most), excess_of(more.encode())) == (None, f"more than {said}")
+    with pytest.raises(BadMessageError, match=said):
+        decode_request(more.encode())
+    if item != FAR:  # Python writes such a number in another way
+        with pytest.raises(UnserialisableError, match=said):
+            encode_reply(Reply(msg_id="m", reply_id="r", result=json.loads(more)["m"]))
+
+
+def test_text_in_strings_is_not_counted():
+    """
+    A script, a template or a hex dump may hold any number of brackets, colons, digits and quotes.
+    """
+    text = ('{"a": [1e308, \\"[[{{::"]}\\\\' + FAR + LONG + "\n\t\u00e9") * 50
+    args = {"script": text * 2, text: [{"deep": [text]}]}
+
+    assert (
+        decode_request(encode_request(Request(request_id="", method="m", args=args))).args == args
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -379,6 +426,40 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=12,
 )
+ODD_TEXT = st.text(st.sampled_from('[]{}:,"\\u0e é'), max_size=12)
+ODD_JSON = st.recursive(
+    st.none() | st.integers() | ODD_TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ODD_TEXT, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=scale(200, 20000), deadline=None)
+@given(ODD_JSON, st.booleans())
+def test_limits_count_what_the_parser_finds(value: object, compact: bool):
+    """
+    Lists, objects, keys and levels are counted in the text, and are those of the parsed value.
+    """
+    text = json.dumps(value, ensure_ascii=compact, separators=(",", ":") if compact else None)
+
+    outside = plain._outside_strings(text.encode())
+    nodes = outside.translate(None, plain._NOT_NODES)
+
+    assert (plain._depth(nodes), len(nodes), outside.count(b":")) == sizes(value)
+
+
+def sizes(value: object) -> tuple[int, int, int]:
+    """Levels, brackets and keys of a value."""
+    if not isinstance(value, dict | list):
+        return 0, 0, 0
+    inner = [sizes(one) for one in (value.values() if isinstance(value, dict) else value)]
+    return (
+        1 + max((depth for depth, _, _ in inner), default=0),
+        2 + sum(brackets for _, brackets, _ in inner),
+        sum(keys for _, _, keys in inner) + (len(value) if isinstance(value, dict) else 0),
+    )
+
+
 REQUESTS = st.builds(
     Request,
     request_id=TEXT,
