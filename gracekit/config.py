@@ -141,6 +141,10 @@ def _parse_text(value: object) -> str:
     raise ConfigError(f"{value!r} is not a text; leave the setting out for its default")
 
 
+def _parse_words(value: object) -> str:
+    return "" if value == "" else _parse_text(value)
+
+
 def _parse_optional_name(value: object) -> str | None:
     return None if value == "" else _parse_text(value)
 
@@ -243,6 +247,8 @@ class Settings:
         rpc_ping_enabled: Answer `oslo_rpc_server_ping` with "pong", as an oslo server does.
         error_details: What callers are shown of an exception: `full`, `message` (no
             traceback and no arguments of it), or `none`. The record keeps all.
+        reply_queues: Names of queues that answers may go to beside `reply_...`, with * for any
+            characters, separated by commas.
         log_format: `text`, `json`, or `auto`: text on a terminal.
         origins: Field name to the place that its value came from.
     """
@@ -289,6 +295,7 @@ class Settings:
     accept_unshared_store: bool = _setting(default=False, parse=_parse_truth)
     rpc_ping_enabled: bool = _setting(default=False, parse=_parse_truth)
     error_details: str = _text("full")
+    reply_queues: str = _setting("", _parse_words)
     log_format: str = _text("auto")
 
     origins: Mapping[str, str] = field(

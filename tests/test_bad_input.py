@@ -289,7 +289,7 @@ VALID = {
     "version": "1.0",
     "_unique_id": "u",
     "_msg_id": "m",
-    "_reply_q": "nowhere",
+    "_reply_q": "reply_nowhere",
     "_context_user": "ann",
 }
 JSON = st.recursive(

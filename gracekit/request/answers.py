@@ -13,6 +13,7 @@ from gracekit.errors import (
     MessageTooLargeError,
     StoreBrokenError,
     StoreError,
+    Undeliverable,
     UnserialisableError,
 )
 from gracekit.process import Point, Process
@@ -36,7 +37,7 @@ CALLER_WAITS_S: Final = 60.0
 
 
 class Sent(enum.Enum):
-    """What became of a reply."""
+    """What became of a reply, or of a heartbeat."""
 
     YES = "yes"
     GIVEN_UP = "given_up"  # its caller has left, or waited long enough
@@ -116,8 +117,8 @@ class Answers:
         self._telemetry.emit("reply.given_up", queue=address.queue, error=told)
         return Sent.GIVEN_UP
 
-    async def beat(self, address: Address, *, within_s: float) -> bool:
-        """Publish one heartbeat; false if it found no way, which hurts nobody but its caller."""
+    async def beat(self, address: Address, *, within_s: float) -> Sent:
+        """Publish one heartbeat; if it finds no way, that hurts nobody but its caller."""
         beat = Reply(msg_id=address.msg_id, reply_id=self._clock.new_id(), ending=False)
         try:
             async with asyncio.timeout(within_s):
@@ -125,8 +126,8 @@ class Answers:
         except Exception as error:  # noqa: BLE001 - whatever the transport met, the task goes on
             told = str(error) or type(error).__name__
             self._telemetry.emit("heartbeat.lost", queue=address.queue, error=told)
-            return False
-        return True
+            return Sent.GIVEN_UP if isinstance(error, Undeliverable) else Sent.NOT_YET
+        return Sent.YES
 
     async def _publish(self, address: Address, body: bytes) -> None:
         self._process.reach(Point.REPLY, "before")

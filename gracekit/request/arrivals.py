@@ -17,10 +17,17 @@ from gracekit.recovery.suspects import suspicion
 from gracekit.request.heartbeats import monitor_of
 from gracekit.request.lanes import Job, LaneGate
 from gracekit.request.refusals import Refusals
-from gracekit.rpc.message import CONTROL_NAMESPACE, STATE_VERB, JsonObject, Request
+from gracekit.rpc.message import (
+    CONTROL_NAMESPACE,
+    STATE_VERB,
+    JsonObject,
+    ReplyAddress,
+    Request,
+)
 from gracekit.rpc.methods import Method, MethodTable
 from gracekit.rpc.oslo_wire import caller_in, decode_request, open_message, request_in
-from gracekit.rpc.transport import Delivery, QueueKind
+from gracekit.rpc.plain import excerpt
+from gracekit.rpc.transport import REPLY, Delivery, QueueKind, is_for_replies
 from gracekit.shutdown import Phase, ServiceState
 from gracekit.tracing import adopted
 from gracekit.tracker.journal import Acceptance, Address, TaskRow
@@ -61,9 +68,10 @@ class Arrivals:
         try:
             message = open_message(delivery.body, max_bytes=self._settings.max_body_bytes)
             request = request_in(message)
+            self._check_address(request.reply)
         except BadMessageError as error:
             reason = "oversize" if isinstance(error, MessageTooLargeError) else "unreadable"
-            caller = caller_in(message)
+            caller = self._caller_in(message)
             await self._refusals.reject(None, delivery, gate.lane, reason, error, caller=caller)
             return None
         if request.namespace == CONTROL_NAMESPACE and gate.lane is Lane.OPS:
@@ -83,6 +91,23 @@ class Arrivals:
                 await self._refusals.refuse(request, delivery, gate, error)
             return None
         return self._job(request, method, delivery, gate)
+
+    def _check_address(self, reply: ReplyAddress | None) -> None:
+        """Before anything is done: what is sent to it would be sent with our permissions."""
+        if reply is not None and not is_for_replies(reply.queue, self._settings.reply_queues):
+            raise BadMessageError(
+                f"_reply_q {excerpt(reply.queue)} is no reply queue ({REPLY}...); "
+                "GRACEKIT_REPLY_QUEUES may name more"
+            )
+
+    def _caller_in(self, message: JsonObject) -> ReplyAddress | None:
+        """Whom to tell that nothing can be done with *message*."""
+        caller = caller_in(message)
+        try:
+            self._check_address(caller)
+        except BadMessageError:
+            return None
+        return caller
 
     async def refuse(self, job: Job, reason: str, error: GracekitError) -> None:
         """Refuse a job after all."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from gracekit import background
 from gracekit.clock import Clock
-from gracekit.request.answers import REPLY_TIMEOUT_S, Answers
+from gracekit.request.answers import REPLY_TIMEOUT_S, Answers, Sent
 from gracekit.rpc.message import Request
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Address
@@ -122,7 +122,10 @@ class _Beat:
         if self._over or self._caller_left():
             return  # since a try that met a fault
         began_at, pause_s = self._clock.loop(), interval_s(self._monitor_s)
-        if await self._answers.beat(self._address, within_s=min(pause_s, REPLY_TIMEOUT_S)):
+        sent = await self._answers.beat(self._address, within_s=min(pause_s, REPLY_TIMEOUT_S))
+        if sent is Sent.GIVEN_UP:
+            return  # its queue is gone, and with it the caller
+        if sent is Sent.YES:
             self._heard_at = began_at
         if not self._over:
             took_s = self._clock.loop() - began_at

@@ -14,7 +14,7 @@ from gracekit.clock import Clock
 from gracekit.errors import BadMessageError, HeartbeatTimeoutError, RpcError
 from gracekit.rpc.message import Reply, ReplyAddress
 from gracekit.rpc.oslo_wire import decode_reply
-from gracekit.rpc.transport import Consumer, Delivery, Queue, Transport, reply_queue
+from gracekit.rpc.transport import REPLY, Consumer, Delivery, Queue, Transport, reply_queue
 
 _PREFETCH: Final = 100
 
@@ -91,7 +91,7 @@ class Replies:
     async def _open(self) -> Queue:
         async with self._opening:
             if self._queue is None:
-                queue = reply_queue(f"reply_{self._clock.new_id()}")
+                queue = reply_queue(f"{REPLY}{self._clock.new_id()}")
                 self._consumer = await self._transport.consume(
                     [queue], self._on_delivery, prefetch=_PREFETCH
                 )

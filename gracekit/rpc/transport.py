@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -58,6 +59,25 @@ def shared_queue(topic: str) -> Queue:
 def directed_queue(topic: str, host: str) -> Queue:
     """The queue that one host (or one instance) of a topic reads."""
     return Queue(f"{topic}.{host}", QueueKind.DIRECTED, topic)
+
+
+REPLY: Final = "reply_"
+"""How names of reply queues begin: of our clients, and of oslo.messaging's."""
+
+
+def is_for_replies(name: str, also: str = "") -> bool:
+    """Whether answers may go to a queue of that name.
+
+    Anything else may be the queue of a service, which whoever names it may not be allowed to
+    send to.
+
+    Args:
+        name: From the wire.
+        also: Patterns of further names, separated by commas.
+    """
+    return name.startswith(REPLY) or any(
+        fnmatchcase(name, pattern.strip()) for pattern in also.split(",")
+    )
 
 
 def reply_queue(name: str) -> Queue:

@@ -45,7 +45,9 @@ ODD = {
     "arguments as text": raw(args=CANARY),
     "half a message": raw()[:-1],
     "NaN beside it": raw(args={"token": CANARY, "seconds": float("nan")}),
-    "a caller that is gone": raw(_msg_id="m", _reply_q="gone", _timeout=2, _context_token=CANARY),
+    "a caller that is gone": raw(
+        _msg_id="m", _reply_q="reply_gone", _timeout=2, _context_token=CANARY
+    ),
     "trace keys": raw(_context_traceparent=CANARY, _context_baggage=f"{CANARY}={CANARY},"),
     "a lease": raw(_context_gracekit_lease={"kind": CANARY, "id": 1, "token": CANARY}),
 }
@@ -71,7 +73,7 @@ async def test_no_secret_reaches_a_log_or_an_event(
         for body in ODD.values():
             await world.deliver(queue, body)
     await client.prepare(timeout=100, monitor_timeout=90).cast("work", token=CANARY, seconds=60)
-    gone = {"_msg_id": "m2", "_reply_q": "gone", "_timeout": 4}
+    gone = {"_msg_id": "m2", "_reply_q": "reply_gone", "_timeout": 4}
     await world.deliver("compute", raw(args={"token": CANARY, "seconds": 20}, **gone))
     await world.until(lambda: bool(life.told("heartbeat.lost")))
     await life.drain()
