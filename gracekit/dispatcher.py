@@ -22,6 +22,7 @@ from gracekit.request.attempt import (
     error_type_of,
     errored,
     failed,
+    has_left_out,
     ordered,
     outcome_of,
     run_attempt,
@@ -522,6 +523,14 @@ class Dispatcher:
                     method=task.method,
                     attempt=task.attempt,
                     error=end.interrupted_by,
+                )
+            elif end.outcome is not None and has_left_out(end.outcome):
+                self._telemetry.emit(
+                    "task.result_left_out",
+                    task_id=task.request_id,
+                    method=task.method,
+                    attempt=task.attempt,
+                    error=end.outcome.detail,
                 )
             return end
         finally:

@@ -120,6 +120,12 @@ _EVENTS: Final = (
         f"{_TASK} error",
     ),
     _event("task.finished", _D, "Its handler has ended.", f"{_TASK} outcome ran_s"),
+    _event(
+        "task.result_left_out",
+        _W,
+        "Its work is done, and what it returned cannot be sent: whoever asks is told so.",
+        f"{_TASK} error",
+    ),
     _event("task.ordered", _I, "An operator's word about a task.", f"{_TASK} verb by reason state"),
     _event("task.rejected", _W, "A request was refused for good.", "task_id method reason error"),
     _event("dispatch.failed", _E, "A request met a fault of gracekit itself.", "error"),

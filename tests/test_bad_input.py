@@ -7,9 +7,11 @@ and the exit is orderly.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import json
 import random
+import re
 import subprocess
 import time
 from collections.abc import AsyncIterator
@@ -45,7 +47,7 @@ from gracekit.exits import ExitCode
 from gracekit.process import Process
 from gracekit.request.lanes import GIVE_BACK_PAUSE_S
 from gracekit.rpc.memory import MemoryTransport
-from gracekit.rpc.oslo_wire import decode_reply
+from gracekit.rpc.oslo_wire import MAX_RESULT_BYTES, decode_reply
 from gracekit.rpc.plain import MAX_FAR_NUMBERS, MAX_LONG_DIGITS, MAX_NODES
 from gracekit.rpc.transport import reply_queue
 from gracekit.runtime import MIGRATIONS, run_service
@@ -73,10 +75,6 @@ def a_service(done: list[int] | None = None) -> Service:
     @svc.rpc
     async def odd(ctx: Context) -> object:
         return object()
-
-    @svc.rpc
-    async def long(ctx: Context) -> str:
-        return "x" * 2_000_000
 
     @svc.ops
     async def ping(ctx: Context) -> str:
@@ -191,22 +189,79 @@ async def test_an_oversize_message_is_refused_before_it_is_parsed(site: Site):
         await site.client.cast("add", a="x" * 2_000_000)
 
 
-@pytest.mark.looptime
-async def test_a_result_too_odd_to_send_is_a_failure(site: Site):
-    """
-    The caller hears which part; the row is FAILED.
-    """
-    with pytest.raises(UnserialisableError, match=r"odd\(\) returned what is no JSON: result"):
-        await site.client.prepare(timeout=5).call("odd")
+LEFT_OUT = {
+    "an object": (object(), UnserialisableError, "result: object of type object"),
+    "too long": ("x" * 2_000_000, MessageTooLargeError, "result of 2000006 bytes in a reply"),
+    "too long in a reply": ('"' * 400_000, MessageTooLargeError, r"of 16000\d\d bytes in a reply"),
+    "too many keys": ({str(n): n for n in range(10_001)}, UnserialisableError, "10000 keys"),
+    "too many for a reply": (
+        {str(n): n for n in range(9_998)},
+        UnserialisableError,
+        "000 keys",
+    ),
+    "too many lists": ([[]] * 40_000, UnserialisableError, "30000 lists and objects"),
+    "too deep": (functools.reduce(lambda v, _: [v], range(40), 0), UnserialisableError, "deeper"),
+}
 
 
 @pytest.mark.looptime
-async def test_a_result_too_long_to_send_is_told_at_once(site: Site):
+@pytest.mark.parametrize("policy", ["error", "requeue"])
+@pytest.mark.parametrize(("result", "error", "said"), LEFT_OUT.values(), ids=LEFT_OUT)
+async def test_work_whose_result_cannot_be_sent_is_done(
+    result: object, error: type[Exception], said: str, policy: Any
+):
     """
-    The work was done, and the caller hears so instead of waiting for a reply that it refuses.
+    The task has SUCCEEDED, the record says what was left out, and keeps none of it. Its caller is
+    told at once, and so is who asks later; the work is not done again.
     """
-    with pytest.raises(MessageTooLargeError, match=r"the task succeeded, but its reply of 2\d+"):
-        await site.client.prepare(timeout=5).call("long")
+    world, svc, done = World(), Service("compute"), list[str]()
+
+    @svc.rpc(on_interrupt=policy)
+    async def work(ctx: Context) -> Any:
+        done.append(ctx.request_id)
+        return result
+
+    life = await world.start(svc)
+    view = (await world.client(svc)).prepare(timeout=5, request_id="r")
+    words = rf"work\(\) has succeeded, but its result is left out: result.*{said.strip('result')}"
+    for _ in range(2 if policy == "error" else 1):
+        with pytest.raises(error, match=words):
+            await view.call("work")
+
+    assert done == ["r"]
+    (told,) = life.told("task.result_left_out")
+    assert re.search(words, str(told["error"]))
+    if policy == "error":
+        row = world.task("r")
+        assert (row["state"], row["result"]) == ("succeeded", None)
+        assert re.search(words, row["detail"])
+        assert len(row["failure"]) < 10_000
+    await world.close()
+
+
+@pytest.mark.looptime
+async def test_the_largest_result_is_sent():
+    """
+    What is kept can be sent, whatever the ids of its call are.
+    """
+    world, svc = World(), Service("compute")
+    largest = "x" * (MAX_RESULT_BYTES - 6)
+
+    @svc.rpc
+    async def work(ctx: Context) -> str:
+        return largest
+
+    await world.start(svc)
+    inbox, name = Inbox(), "reply_" + "\u0001" * 249
+    transport = MemoryTransport(world.broker, Process())
+    await transport.start()
+    await transport.consume([reply_queue(name)], inbox.put, prefetch=1)
+    asked = {"method": "work", "args": {}, "_msg_id": "\u0001" * 255, "_reply_q": name}
+    await world.deliver("compute", json.dumps(asked).encode())
+
+    assert decode_reply((await inbox.next()).body).result == largest
+    await transport.stop()
+    await world.close()
 
 
 JUNK: dict[str, bytes] = {

@@ -17,7 +17,7 @@ from gracekit.errors import (
     UnserialisableError,
 )
 from gracekit.process import Point, Process
-from gracekit.request.attempt import failed, failure_from, failure_text
+from gracekit.request.attempt import failure_from, failure_text, without_result
 from gracekit.rpc.failures import failure_of, shown
 from gracekit.rpc.message import Failure, Reply
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_reply
@@ -175,16 +175,19 @@ class Answers:
     def _body(self, address: Address, outcome: Outcome) -> bytes:
         try:
             body = encode_reply(self._reply(address, outcome))
-        except UnserialisableError as error:  # within the limits, but not with the envelope around
-            return encode_reply(self._reply(address, failed(error)))
+        except UnserialisableError as error:
+            return self._body_without(address, error)
         if len(body) <= MAX_BODY_BYTES:
             return body
-        # The caller would refuse it unread and wait on: tell it at least that the work was done.
-        too_large = MessageTooLargeError(
-            f"the task {outcome.state.value}, but its reply of {len(body)} bytes is above "
-            f"{MAX_BODY_BYTES}: return a reference to the data instead"
-        )
-        return encode_reply(self._reply(address, failed(too_large)))
+        # Its caller would refuse it unread, and wait on.
+        size = f"a reply of {len(body)} bytes is above {MAX_BODY_BYTES}"
+        return self._body_without(address, MessageTooLargeError(size))
+
+    def _body_without(
+        self, address: Address, error: UnserialisableError | MessageTooLargeError
+    ) -> bytes:
+        """Of a row that an older gracekit has ended: a present one keeps no such result."""
+        return encode_reply(self._reply(address, without_result("the task", error)))
 
     def _reply(self, address: Address, outcome: Outcome) -> Reply:
         return Reply(

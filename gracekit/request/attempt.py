@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 
 from gracekit.errors import (
+    MessageTooLargeError,
     MethodTimeoutError,
     TaskCancelledError,
     TaskInterruptedError,
@@ -29,7 +30,7 @@ from gracekit.request.context import Context, enter, leave, running_in
 from gracekit.rpc.failures import failure_of, words_of
 from gracekit.rpc.message import Failure
 from gracekit.rpc.methods import Method
-from gracekit.rpc.plain import dumps, plain
+from gracekit.rpc.oslo_wire import write_result
 from gracekit.tracing import apart
 from gracekit.tracker.journal import ERRORED_SENTENCES, Outcome, TaskRow
 from gracekit.tracker.orders import DONE, ENDS
@@ -56,8 +57,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def error_type_of(end: End) -> str | None:
-    """Class name of what the handler raised, or was ended with; None for a result or a cut."""
-    if end.outcome is None or end.outcome.failure is None:
+    """Class name of what the handler raised, or was ended with; None for a success or a cut."""
+    if end.outcome is None or end.outcome.failure is None or has_left_out(end.outcome):
         return None
     return failure_from(end.outcome.failure).exc_class
 
@@ -66,6 +67,11 @@ def failed(error: BaseException, state: TaskState = TaskState.FAILED) -> Outcome
     """The outcome of a handler that raised *error*."""
     failure = failure_of(error)
     return Outcome(state=state, failure=failure_text(failure), detail=failure.message[:1000])
+
+
+def has_left_out(outcome: Outcome) -> bool:
+    """Whether a task has succeeded with a result that cannot be sent."""
+    return outcome.state is TaskState.SUCCEEDED and outcome.failure is not None
 
 
 def failure_text(failure: Failure) -> str:
@@ -132,16 +138,25 @@ _NOTHING: Final = Outcome(state=TaskState.SUCCEEDED, result="null")
 
 
 def succeeded(who: str, result: Any) -> Outcome:
-    """The outcome of *who* returned *result*; FAILED if that cannot be sent."""
+    """The outcome of *who* returned *result*.
+
+    The work is done, whatever it returned. A result that cannot be sent is left out, and whoever
+    asks for it, now or later, is told so instead.
+    """
     if result is None:
         return _NOTHING
     try:
-        return Outcome(state=TaskState.SUCCEEDED, result=dumps(plain(result, "result"), "result"))
-    except UnserialisableError as error:
-        return failed(UnserialisableError(f"{who} returned what is no JSON: {error}"))
+        return Outcome(state=TaskState.SUCCEEDED, result=write_result(result))
+    except (UnserialisableError, MessageTooLargeError) as error:
+        return without_result(who, error)
     except BaseException as error:  # noqa: BLE001 - a Mapping may be the application's
-        words = f"{who} returned what cannot be written: its own code raised {words_of(error)}"
-        return failed(UnserialisableError(words))
+        return without_result(who, UnserialisableError(f"its own code raised {words_of(error)}"))
+
+
+def without_result(who: str, error: UnserialisableError | MessageTooLargeError) -> Outcome:
+    """The outcome of *who* has done its work, and returned what cannot be sent."""
+    left_out = type(error)(f"{who} has succeeded, but its result is left out: {error}")
+    return failed(left_out, TaskState.SUCCEEDED)
 
 
 _STOPPED: Final = End(cut=Cut.SAFE_POINT)

@@ -14,10 +14,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gracekit.errors import BadMessageError, MessageTooLargeError
+from gracekit.errors import BadMessageError, MessageTooLargeError, UnserialisableError
 from gracekit.rpc.failures import failure_of, rebuild
 from gracekit.rpc.message import Failure, JsonObject, Reply, ReplyAddress, Request
-from gracekit.rpc.plain import dumps, excerpt, loads, plain
+from gracekit.rpc.plain import dumps, excerpt, excess_of, loads, plain
 
 __all__ = [
     "MAX_BODY_BYTES",
@@ -30,9 +30,12 @@ __all__ = [
     "open_message",
     "rebuild",
     "request_in",
+    "write_result",
 ]
 
 MAX_BODY_BYTES: Final = 1 << 20
+MAX_RESULT_BYTES: Final = MAX_BODY_BYTES - 4096  # beside it a reply has two ids of any text
+_SURELY_FITS: Final = 4096  # characters of a result
 MAX_NAME: Final = 255  # characters of a method, namespace, id or queue name
 MAX_VERSION: Final = 32  # characters
 MAX_SECONDS: Final = 1e9  # anybody may send an integer that no timer takes
@@ -142,6 +145,27 @@ def encode_reply(reply: Reply) -> bytes:
         "_unique_id": reply.reply_id,
     }
     return _envelope(message, "reply")
+
+
+def write_result(result: object) -> str:
+    """A result as JSON text that fits into a reply, whoever asks for it.
+
+    Raises:
+        UnserialisableError: it is no plain data, or more than callers read.
+        MessageTooLargeError: a reply with it is above what callers read.
+    """
+    text = dumps(plain(result, "result"), "result")
+    if len(text) <= _SURELY_FITS:
+        return text
+    if excess := excess_of(f'{{"result":{text},"":0,"":0,"":0,"":0}}'):  # as it is in a reply
+        raise UnserialisableError(f"result has {excess}; send less, or a reference to the data")
+    size = len(msgspec.json.encode(text))
+    if size > MAX_RESULT_BYTES:
+        raise MessageTooLargeError(
+            f"result of {size} bytes in a reply is above {MAX_RESULT_BYTES}; "
+            "return a reference to the data instead"
+        )
+    return text
 
 
 def decode_reply(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Reply:

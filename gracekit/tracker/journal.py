@@ -115,7 +115,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         state: SUCCEEDED, FAILED or CANCELLED; ERRORED when recovery says so.
         result: JSON text; None beside a failure.
-        failure: JSON text of a Failure; None beside a result.
+        failure: JSON text of a Failure; None beside a result. A success has one where its result
+            cannot be sent.
         reason: Of ERRORED or CANCELLED.
         detail: The sentence beside it.
     """
