@@ -17,6 +17,8 @@ import contextlib
 import enum
 import fcntl
 import os
+import shlex
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -385,7 +387,7 @@ class LifeLock:
         """Take the lock without waiting; false if somebody else holds it.
 
         Raises:
-            ConfigError: the file cannot be made, or cannot be locked in this way.
+            ConfigError: the file cannot be made, cannot be locked in this way, or is not ours.
         """
         for _ in range(_TRIES):
             if (is_ours := self._try_to_acquire()) is not None:
@@ -404,12 +406,15 @@ class LifeLock:
 
     def _try_to_acquire(self) -> bool | None:
         """As `acquire`; None if somebody removed the file between its opening and its lock."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             fd = os.open(self.path, flags, 0o600)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                self._check_ours(self.path.lstat())
             raise self._refused("opened", error) from error
         try:
+            self._check_ours(os.fstat(fd))
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
         except (BlockingIOError, PermissionError):
             os.close(fd)
@@ -417,6 +422,9 @@ class LifeLock:
         except OSError as error:
             os.close(fd)
             raise self._refused("locked", error) from error
+        except ConfigError:
+            os.close(fd)
+            raise
         there = LockFile.at(self.path)
         if there is None or there.inode != os.fstat(fd).st_ino:
             os.close(fd)
@@ -426,6 +434,23 @@ class LifeLock:
         self._fd, self._file = fd, LockFile.of(os.fstat(fd))
         self._held.add(self)
         return True
+
+    def _check_ours(self, info: os.stat_result) -> None:
+        """Raise ConfigError unless it is a plain file of this user, or of root, with one name."""
+        if stat.S_ISLNK(info.st_mode):
+            wrong = "is a symbolic link"
+        elif not stat.S_ISREG(info.st_mode):
+            wrong = "is no regular file"
+        elif info.st_uid not in {0, os.geteuid()}:
+            wrong = f"belongs to uid {info.st_uid} and this process runs as uid {os.geteuid()}"
+        elif info.st_nlink > 1:
+            wrong = f"has {info.st_nlink} names, and notes in it would change another file"
+        else:
+            return
+        raise ConfigError(
+            f"{self.path} {wrong}: as a lock it would prove nothing of this process's life; "
+            f"remove it: rm -r {shlex.quote(str(self.path))}"
+        )
 
     def _refused(self, what: str, error: OSError) -> ConfigError:
         return ConfigError(

@@ -55,22 +55,52 @@ def check_file(path: Path) -> Finding:
 
 
 def check_directory(path: Path) -> Finding:
-    """Whether others can list what is in it, and uid of its owner."""
+    """Who besides us may write the directory, or list what is in it."""
     directory = path.parent
-    mode = stat.S_IMODE(directory.stat().st_mode)
+    info, quoted = directory.stat(), shlex.quote(str(directory))
+    mode = stat.S_IMODE(info.st_mode)
     if not os.access(directory, os.W_OK | os.X_OK):
+        mend = f"{files.run_as(info.st_uid)}, or, as root: chown {os.geteuid()} {quoted}"
         return fail(
             "directory",
             f"{directory} cannot be written by uid {os.geteuid()}, and SQLite makes files there",
-            f"run the service as its owner, or: chown {os.geteuid()} {shlex.quote(str(directory))}",
+            mend if os.geteuid() else "have it mounted writable",
+        )
+    if mode & stat.S_IWOTH:
+        return warn(
+            "directory",
+            f"{directory} has mode {mode:04o}: anybody may be the first to make a file or "
+            "directory that a service needs there, and keep it from starting",
+            "give the file a path in a directory of its own: mkdir -m 700",
+        )
+    if mode & stat.S_IWGRP:
+        return warn(
+            "directory",
+            f"{directory} has mode {mode:04o}: members of group {info.st_gid} can take the files "
+            "away, and put others in their place",
+            f"chmod g-w {quoted}, unless that group is this service's alone, as fsGroup of a pod",
         )
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         return warn(
             "directory",
             f"{directory} has mode {mode:04o}: others see the names of instances and locks in it",
-            f"chmod 700 {shlex.quote(str(directory))}, or a directory of its own",
+            f"chmod 700 {quoted}, or a directory of its own",
         )
     return ok("directory", f"{directory} has mode {mode:04o}")
+
+
+def check_way(path: Path) -> Iterator[Finding]:
+    """Directories above: whoever may rename in one of them can move away all that is below."""
+    for above in path.parent.resolve().parents:
+        info = above.stat()
+        open_to_all = info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX
+        if info.st_uid not in {0, os.geteuid()} or open_to_all:
+            who = "everybody" if open_to_all else f"uid {info.st_uid}, its owner,"
+            yield warn(
+                "way",
+                f"{who} can move away what is in {above}, and so the directory of {path.name}",
+                "give the file a path below directories of root or of the service's user",
+            )
 
 
 def check_room(path: Path) -> Finding:

@@ -257,6 +257,7 @@ def _place_checks(path: Path) -> tuple[Check, ...]:
         *first,
         lambda: disk.check_file(path),
         lambda: disk.check_directory(path),
+        lambda: disk.check_way(path),
         lambda: disk.check_room(path),
         lambda: disk.check_wal(path),
     )

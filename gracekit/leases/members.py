@@ -23,6 +23,7 @@ from gracekit.life import Answer, Identity, Judgement, Life, LifeLock, LockFile,
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine
+from gracekit.store.files import make_directory
 
 MAX_SLOTS: Final = 1000
 _LONGEST_SLOT: Final = 200
@@ -212,8 +213,10 @@ async def take_seat(
 
     Raises:
         AlreadyRunningError: the instance lives, or all slots are taken.
-        ConfigError: the locks cannot be taken there.
+        ConfigError: *directory* or a lock in it is not ours, or no lock can be taken there.
     """
+    if directory is not None:
+        make_directory(directory)  # also before it is asked who lives
     identity = process.identify()
     rows = await engine.query(
         f"SELECT {_COLUMNS} FROM run "  # noqa: S608 - a constant
@@ -227,7 +230,6 @@ async def take_seat(
             continue
         if directory is None:
             return Seat(name, identity, None, None)
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # noqa: ASYNC240 - once, at start
         slot = LifeLock(directory / slot_name(service, name))
         if slot.acquire():
             own = LifeLock(directory / lock_name(run_id))

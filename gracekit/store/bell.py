@@ -8,14 +8,13 @@ ring of another kind, for what is cheap to look at and comes often.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from gracekit.errors import ConfigError
+from gracekit.store import files
 
 _RING: Final = b"\0"
 _NUDGE: Final = b"\1"
@@ -51,11 +50,11 @@ class Bell:
         A second call does nothing.
 
         Raises:
-            ConfigError: others could ring or take the bell away.
+            ConfigError: its directory is somebody else's, or none.
         """
         if self._fd is not None:
             return
-        _make_directory(self.path.parent)
+        files.make_directory(self.path.parent)
         # A dead owner of the same name may have left its pipe.
         self.path.unlink(missing_ok=True)
         os.mkfifo(self.path, 0o600)
@@ -116,15 +115,3 @@ def ring(path: Path, how: bytes = _RING) -> bool:
         return True
     finally:
         os.close(fd)
-
-
-def _make_directory(directory: Path) -> None:
-    with contextlib.suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
-    info = directory.lstat()
-    private = not info.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-    if not (stat.S_ISDIR(info.st_mode) and private and info.st_uid == os.geteuid()):
-        raise ConfigError(
-            f"{directory} must be a directory of uid {os.geteuid()} with mode 0700, so that only "
-            f"this user's processes can wake this one; remove it, or chown and chmod 700 it"
-        )

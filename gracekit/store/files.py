@@ -3,10 +3,17 @@
 Closing any descriptor of a database file drops every lock that this process
 holds on it. So the file is created before SQLite connects, and from then on
 nothing here opens it, its `-wal` or its `-shm`; all checks go by name.
+
+Whoever owns a directory can take away what is in it. So a database, and the
+directories of locks and bells beside it, must belong to this process's user; the
+directory that they are in may also be root's. What only the group may do is no
+reason to refuse: a volume of a pod belongs to root and to the pod's group, and
+Kubernetes (fsGroup) gives the group all bits again at each start.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shlex
@@ -26,6 +33,11 @@ SUFFIXES: Final = ("", "-wal", "-shm", "-turn")
 """What is beside a database and must be as private as it."""
 OPEN_SUFFIXES: Final = ("", "-wal", "-shm")
 """What SQLite keeps open; it removes them only when its last connection closes."""
+DIRECTORIES: Final = ("-runs", "-bells")
+"""What processes that use a database put beside it."""
+
+_ROOT: Final = 0
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 _OLDEST_LIBRARY: Final = (3, 51, 3)
 _STATEMENT_CACHE: Final = 256
@@ -58,6 +70,8 @@ def prepare_file(path: Path) -> Path:
     """
     real = check_place(path)
     try:
+        for suffix in SUFFIXES:
+            _close_to_group(real.with_name(real.name + suffix))
         _create(real)
     except OSError as error:
         raise _refusal(path, error) from error
@@ -65,16 +79,41 @@ def prepare_file(path: Path) -> Path:
 
 
 def check_place(path: Path) -> Path:
-    """As `prepare_file`, and nothing is created."""
+    """As `prepare_file`, and nothing is created or changed."""
     try:
         directory = path.parent.resolve(strict=True)
         _check_directory(directory)
         real = directory / path.name
         for suffix in SUFFIXES:
             _check_file(real.with_name(real.name + suffix))
+        for suffix in DIRECTORIES:
+            _check_beside(real.with_name(real.name + suffix))
     except OSError as error:
         raise _refusal(path, error) from error
     return real
+
+
+def make_directory(path: Path) -> None:
+    """Make the directory at *path* for this user alone, or close the one that is there to others.
+
+    Raises:
+        ConfigError: something else is there, or it is somebody else's.
+        DependencyError: the disk did not do it.
+    """
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        _check_beside(path)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise _refusal(path, error) from error
+    try:
+        info = os.fstat(fd)  # of what is there now, and stays there while we hold it
+        _check_owner_beside(path, info)
+        if info.st_uid == os.geteuid() and info.st_mode & _OTHERS:
+            os.fchmod(fd, 0o700)
+    finally:
+        os.close(fd)
 
 
 def identity_of(path: Path) -> str | None:
@@ -191,12 +230,63 @@ def _check_directory(directory: Path) -> None:
             f"{directory} is on {network}, a file system that hosts share, where SQLite's locks "
             f"and shared memory do not work; give the store a path on a local disk"
         )
-    mode = directory.stat().st_mode
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+    info = directory.stat()
+    if info.st_uid not in {_ROOT, os.geteuid()}:
         raise ConfigError(
-            f"{directory} can be written by everyone, who could replace the store; "
-            f"run: chmod o-w {shlex.quote(str(directory))}"
+            f"{directory} belongs to uid {info.st_uid} and this process runs as uid "
+            f"{os.geteuid()}: its owner could take the store away; {run_as(info.st_uid)}, or give "
+            f"the store a path in a directory of uid {os.geteuid()} or root"
         )
+    if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
+        raise _writable(directory)
+
+
+def _writable(directory: Path) -> ConfigError:
+    return ConfigError(
+        f"{directory} can be written by everyone, who could replace what is in it; "
+        f"run: chmod o-w {shlex.quote(str(directory))}"
+    )
+
+
+def _check_beside(path: Path) -> None:
+    """One of `DIRECTORIES`, if it is there."""
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        return
+    quoted = shlex.quote(str(path))
+    if stat.S_ISLNK(info.st_mode):
+        raise ConfigError(
+            f"{path} is a symbolic link, and locks that prove who lives would be made elsewhere; "
+            f"remove it: rm {quoted}"
+        )
+    if not stat.S_ISDIR(info.st_mode):
+        raise ConfigError(f"{path} is no directory, and locks are kept there; move it away")
+    _check_owner_beside(path, info)
+
+
+def _check_owner_beside(path: Path, info: os.stat_result) -> None:
+    if info.st_uid not in {_ROOT, os.geteuid()}:
+        raise ConfigError(
+            f"{path} belongs to uid {info.st_uid} and this process runs as uid {os.geteuid()}: its "
+            f"owner decides which locks, that prove who lives, are in it; {run_as(info.st_uid)}, "
+            f"or, if no service has made it, remove it: rm -r {shlex.quote(str(path))}"
+        )
+    if info.st_uid != os.geteuid() and info.st_mode & stat.S_IWOTH:
+        raise _writable(path)
+
+
+def run_as(uid: int) -> str:
+    """How to become the owner of a file, which is the way out that harms nobody."""
+    return f"run as uid {uid}, for example by: sudo -u '#{uid}'"
+
+
+def _close_to_group(path: Path) -> None:
+    """Take back what only the group was given; see the module. By name, as all is done here."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        if mode & stat.S_IRWXG:
+            path.chmod(mode & ~_OTHERS)
 
 
 def _check_file(path: Path) -> None:
@@ -213,7 +303,7 @@ def _check_file(path: Path) -> None:
     if info.st_uid != os.geteuid():
         raise ConfigError(
             f"{path} belongs to uid {info.st_uid} and this process runs as uid {os.geteuid()}; "
-            f"run as its owner, or: chown {os.geteuid()} {shlex.quote(str(path))}"
+            f"{run_as(info.st_uid)}{_or_be_given(path)}"
         )
     if info.st_nlink > 1:
         raise ConfigError(
@@ -226,11 +316,17 @@ def _check_file(path: Path) -> None:
             f"{path} is a mount point, one file mounted by itself, without the -wal and -shm that "
             f"are beside it: two processes would keep two logs of one file; mount its directory"
         )
-    if info.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if info.st_mode & stat.S_IRWXO:
         raise ConfigError(
             f"{path} has mode {stat.S_IMODE(info.st_mode):04o} and holds requests that others "
             f"must not read or change; run: chmod 600 {shlex.quote(str(path))}"
         )
+
+
+def _or_be_given(path: Path) -> str:
+    """The other way out. Not for root, whose file the service could not open any more."""
+    me = os.geteuid()
+    return "" if me == _ROOT else f", or, as root: chown {me} {shlex.quote(str(path))}"
 
 
 def _create(path: Path) -> None:
@@ -250,7 +346,7 @@ def _create(path: Path) -> None:
 
 def _refusal(path: Path, error: OSError) -> ConfigError | DependencyError:
     parent = shlex.quote(str(path.parent))
-    there = next(one for one in path.absolute().parents if one.exists())
+    there = next(one for one in path.absolute().parents if os.access(one, os.F_OK))
     if (kernel := kernel_file_system(there)) is not None:
         return ConfigError(
             f"no files can be kept in {there}, which is {kernel} of the kernel; give {path} "

@@ -70,6 +70,28 @@ def test_a_contradiction_of_settings_is_78(tmp_path: Path):
     assert "must be below kill_after = 30s" in answer.err
 
 
+@pytest.mark.parametrize("spoil", ["symlink", "file"])
+def test_something_else_in_the_place_of_the_run_directory_is_78(tmp_path: Path, spoil: str):
+    """
+    A sentence with its remedy, and nothing is made through a link.
+    """
+    write_service(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    directory = tmp_path / "gracekit-store.db-runs"
+    if spoil == "symlink":
+        directory.symlink_to("elsewhere")
+    else:
+        directory.touch()
+
+    answer = gracekit(tmp_path, "run", "compute")
+
+    assert answer.code == 78, answer
+    assert f"ConfigError: {directory} is " in answer.err
+    assert "Traceback" not in answer.err
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert not (tmp_path / "gracekit-store.db").exists()
+
+
 def test_an_unknown_flag_is_a_usage_error(tmp_path: Path):
     """
     The command line itself was wrong: 2, as for every command.

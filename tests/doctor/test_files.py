@@ -124,6 +124,35 @@ def test_a_directory_that_others_can_list_is_a_warning(place):
     assert disk.check_directory(place / "store.db").level is Level.WARN
 
 
+@pytest.mark.parametrize(
+    ("mode", "said"), [(0o2770, "members of group"), (0o1777, "anybody")], ids=["group", "sticky"]
+)
+def test_a_directory_that_others_can_write_is_a_warning(place, mode, said):
+    """
+    Who may write it can take the files away, or be first with a name.
+    """
+    place.chmod(mode)
+
+    found = disk.check_directory(place / "store.db")
+
+    assert (found.level, said in found.seen) == (Level.WARN, True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a directory of another uid takes root")
+def test_a_way_that_goes_through_a_strangers_directory_is_a_warning(place):
+    """
+    Who may rename a directory above can put another one in its place.
+    """
+    inner = place / "strangers" / "ours"
+    inner.mkdir(parents=True, mode=0o700)
+    os.chown(inner.parent, 4242, 4242)
+
+    found = one(disk.check_way(inner / "store.db"), "way")
+
+    assert (found.level, "uid 4242" in found.seen) == (Level.WARN, True)
+    assert str(inner.parent) in found.seen
+
+
 def test_room_is_measured(place):
     """
     The disk of this test has room, or the test could not run.
