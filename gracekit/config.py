@@ -25,6 +25,8 @@ PREFIX: Final = "GRACEKIT_"
 BROKERS: Final = ("amqp", "amqps", "rabbit")
 TRANSPORTS: Final = ("sqlite", *BROKERS, "memory")
 STORES: Final = ("sqlite", "memory")
+# Of `bob:password@host` the first word is no scheme.
+_SCHEME: Final = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|(?:{'|'.join(TRANSPORTS)}):/?")
 EXCHANGE: Final = "gracekit"
 DECLARE_PROFILE: Final = "durable"
 
@@ -44,8 +46,10 @@ _HOST: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_QUEUE}}}")
 _TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
-_URL_PASSWORD: Final = re.compile(r"://[^/]*:[^/]*@")
 _URL_SECRET: Final = re.compile(r"(?<=://)(?!/).*@", re.DOTALL)  # a password may hold anything
+_OPTION_VALUE: Final = re.compile(r"=[^&]+")
+# Where a login seems to stand for host and port; brackets are an address's own.
+_NO_PORT: Final = re.compile(r"\[[^\]]*\]|:(?!\d*(?:,|$))[^,]*")
 
 
 def parse_duration(value: str | float) -> float:
@@ -76,9 +80,42 @@ def format_duration(seconds: float) -> str:
     return f"{seconds:.10g}s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:.10g}ms"
 
 
-def redact_url(url: str) -> str:
-    """*url* without its user and password."""
-    return _URL_SECRET.sub("***@", url)
+def redact_url(text: str) -> str:
+    """*text*, in which a URL may stand, without that one's user and password."""
+    return _URL_SECRET.sub("***@", text)
+
+
+def shown_url(url: str) -> str:
+    """*url* as it may be shown, however wrong it is: no login, and no value of an option.
+
+    `amqp://user:password@host/v?profile=quorum` is `amqp://***@host/v?profile=***`, and of
+    `amqp:/user:password@host` or `user:password@host` no more is left.
+    """
+    scheme, login, address = _parts_of(url)
+    address, mark, options = address.partition("?")
+    shown = f"{address}{mark}{_OPTION_VALUE.sub('=***', options)}"
+    if login:
+        return f"{scheme}***@{shown}"
+    host = address.partition("/")[0]
+    # The host may have been forgotten: then a login stands in its place, and may go on behind it.
+    masked = _NO_PORT.sub(lambda found: found[0] if found[0][0] == "[" else ":***", host)
+    return scheme + (shown if masked == host or not scheme.endswith("://") else masked)
+
+
+def _parts_of(url: str) -> tuple[str, str, str]:
+    """What leads to its login (`amqp://`), that login, and what follows its last `@`."""
+    found = _SCHEME.match(url)
+    scheme = found[0] if found is not None else ""
+    rest = url[len(scheme) :]
+    if scheme == "sqlite://" and rest[:1] == "/":  # a path, which may hold an @
+        return scheme, "", rest
+    login, _, address = rest.rpartition("@")
+    return scheme, login, address
+
+
+def holds_password(url: str) -> bool:
+    """Whether a password stands in *url*, or in what should be one."""
+    return ":" in _parts_of(url)[1]
 
 
 def check_topic(topic: str, remedy: str) -> str:
@@ -109,7 +146,7 @@ def sqlite_path(url: str) -> Path:
     path = url.removeprefix("sqlite:///")
     if path == url or path.strip("/.") == "" or "?" in path or "\0" in path:
         raise ConfigError(
-            f"{redact_url(url)!r} names no file; "
+            f"{shown_url(url)!r} names no file; "
             "write sqlite:///relative.db or sqlite:////absolute.db, without options"
         )
     return Path(path)
@@ -145,6 +182,12 @@ def _parse_words(value: object) -> str:
     return "" if value == "" else _parse_text(value)
 
 
+def _parse_url(value: object) -> str:
+    if isinstance(value, str) and value:
+        return value
+    raise ConfigError("a URL is a text, and not empty; leave the setting out for its default")
+
+
 def _parse_optional_name(value: object) -> str | None:
     return None if value == "" else _parse_text(value)
 
@@ -176,6 +219,10 @@ def _setting(default: object, parse: Callable[[Any], object], *, zero: bool = Fa
 
 def _text(default: str) -> Any:
     return _setting(default, _parse_text)
+
+
+def _url(default: str) -> Any:
+    return _setting(default, _parse_url)
 
 
 def _seconds(default: float, *, zero: bool = False) -> Any:
@@ -253,8 +300,8 @@ class Settings:
         origins: Field name to the place that its value came from.
     """
 
-    transport_url: str = _text("sqlite:///gracekit.db")
-    store_url: str = _text("sqlite:///gracekit-store.db")
+    transport_url: str = _url("sqlite:///gracekit.db")
+    store_url: str = _url("sqlite:///gracekit-store.db")
     host: str = field(default_factory=socket.gethostname, metadata={"parse": _parse_text})
     instance: str | None = _setting(None, _parse_optional_name)
     ops_topic: str = _text("{topic}-ops")
@@ -349,7 +396,7 @@ def _shown(name: str, value: object, setting: Field[Any]) -> str:
         return str(value).lower()
     if value is None:
         return "unset"
-    return redact_url(str(value)) if name.endswith("_url") else str(value)
+    return shown_url(str(value)) if name.endswith("_url") else str(value)
 
 
 def _is_duration(setting: Field[Any]) -> bool:
@@ -434,7 +481,7 @@ class _Reader:
         for key, value in flags.items():
             if value is not None:
                 label = f"--{option_name(key).replace('_', '-')}"
-                if _URL_PASSWORD.search(str(value)) and key.endswith("_url"):
+                if key.endswith("_url") and holds_password(str(value)):
                     self._problems.append(
                         f"{label} holds a password, which everybody sees who lists processes: set "
                         f"{variable_name(key)}, or write it into a settings file"
@@ -454,8 +501,7 @@ class _Reader:
         try:
             self._values[name] = _SETTINGS[name].metadata["parse"](value)
         except ConfigError as error:
-            text = redact_url(str(error)) if name.endswith("_url") else str(error)
-            self._problems.append(f"{label}: {text}")
+            self._problems.append(f"{label}: {error}")
         else:
             self._origins[name] = origin
 
@@ -559,7 +605,7 @@ def _urls(settings: Settings) -> Iterator[str]:
     if settings.store_url.startswith("memory:") and settings.transport_url.startswith("sqlite:"):
         yield (
             f"store_url = {settings.store_url} forgets at exit what it accepted from "
-            f"{redact_url(settings.transport_url)}; set GRACEKIT_STORE_URL to a file, or both "
+            f"{shown_url(settings.transport_url)}; set GRACEKIT_STORE_URL to a file, or both "
             "to memory://"
         )
 
@@ -571,7 +617,7 @@ def _path_of(url: str, schemes: Sequence[str]) -> list[Path]:
         hint = did_you_mean(scheme, schemes)
         *first, last = (f"{one}:///" if one == "sqlite" else f"{one}://" for one in schemes)
         known = f"{', '.join(first)} or {last}"
-        raise ConfigError(f"{redact_url(url)!r} must begin with {known}{hint}")
+        raise ConfigError(f"{shown_url(url)!r} must begin with {known}{hint}")
     return [sqlite_path(url)] if scheme == "sqlite" else []
 
 

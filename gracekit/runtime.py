@@ -31,7 +31,7 @@ import anyio.to_thread
 
 from gracekit import background, sdnotify, streams
 from gracekit.clock import Clock
-from gracekit.config import Settings, check_queues, did_you_mean, load, redact_url, sqlite_path
+from gracekit.config import Settings, check_queues, did_you_mean, load, shown_url, sqlite_path
 from gracekit.control import Control
 from gracekit.dispatcher import Dispatcher
 from gracekit.errors import (
@@ -706,7 +706,7 @@ class Runtime:
         readers = await self._transport.announce(queues, store=store, label=label)
         methods = need_one_store(self.service.methods)
         if readers and methods and not self.settings.accept_unshared_store:
-            seen = foreign_seen(readers, redact_url(self.settings.store_url), methods)
+            seen = foreign_seen(readers, shown_url(self.settings.store_url), methods)
             raise ConfigError(f"{seen}; {FOREIGN_REMEDY}")
         for reader in readers:
             self.telemetry.emit(
@@ -1253,7 +1253,7 @@ def _absolute(url: str) -> str:
     """A transport URL that means the same from another directory, without its secrets."""
     if url.startswith("sqlite:"):
         return f"sqlite:///{sqlite_path(url).absolute()}"
-    return redact_url(url)
+    return shown_url(url)
 
 
 async def _call(hook: Callable[[], Any]) -> None:

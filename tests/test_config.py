@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gracekit.config import (
     option_name,
     parse_duration,
     redact_url,
+    shown_url,
     sqlite_path,
     variable_name,
 )
@@ -335,8 +337,73 @@ def test_unknown_scheme_is_told_without_its_password():
 
     assert "did you mean sqlite?" in problem
     assert "canary" not in problem
-    assert redact_url("amqp://me:can@ry/@host/v") == "amqp://***@host/v"
-    assert redact_url("sqlite:////home/me@here/x.db") == "sqlite:////home/me@here/x.db"
+    assert redact_url("amqp://me:can@ry/@host/v is gone") == "amqp://***@host/v is gone"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("amqp://bob:canary@h/v", "amqp://***@h/v"),
+        ("amqp://bob:can@ry/@h,you:canary@i/v", "amqp://***@i/v"),
+        ("bob:canary@h", "***@h"),
+        ("amqp:/bob:canary@h", "amqp:/***@h"),
+        ("amqp:bob:canary@h/v", "amqp:***@h/v"),
+        ("amqp:///bob:canary@h/v", "amqp://***@h/v"),
+        ("amqb://bob:canary@h", "amqb://***@h"),
+        ("canary@h", "***@h"),
+        ("amqp://bob:canary", "amqp://bob:***"),
+        ("amqp://bob:canary/canary?x", "amqp://bob:***"),
+        ("amqp://h:5672,[::1]:5673/v", "amqp://h:5672,[::1]:5673/v"),
+        ("amqp://h/v?profile=canary&x", "amqp://h/v?profile=***&x"),
+        ("sqlite:///x.db?key=canary", "sqlite:///x.db?key=***"),
+        ("sqlite://bob:canary@h/x.db", "sqlite://***@h/x.db"),
+        ("sqlite:////home/me@here/x.db", "sqlite:////home/me@here/x.db"),
+        ("sqlite:///a:b/x.db", "sqlite:///a:b/x.db"),
+        ("memory://", "memory://"),
+        ("gracekit.db", "gracekit.db"),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets_however_it_is_written(url, shown):
+    """
+    Everything before the last @ is a login, and an option's value may be the end of one.
+    """
+    assert shown_url(url) == shown
+
+
+@pytest.mark.parametrize("name", ["transport_url", "store_url"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "bob:canary@h",
+        "amqp:/bob:canary@h",
+        "amqp//bob:canary@h",
+        "ftp://bob:canary",
+        ["b:canary@h"],
+    ],
+)
+def test_a_wrong_url_is_told_without_its_password(tmp_path, name, value):
+    """
+    From a file and from the environment, right or wrong, as a text or not.
+    """
+    file = tmp_path / "settings.toml"
+    file.write_text(f"{name} = {json.dumps(value)}\n")
+
+    told = problems(file=file)
+    if isinstance(value, str):
+        told += problems(env={variable_name(name): value})
+
+    assert told
+    assert not any("canary" in problem for problem in told)
+
+
+@pytest.mark.parametrize("url", ["bob:canary@h", "amqp:/bob:canary@h", "amqp://bob:can/ary@h"])
+def test_no_password_is_taken_from_a_flag_however_it_is_written(url):
+    """
+    Whoever lists processes reads it there, before anybody has said that it is wrong.
+    """
+    (problem,) = problems(flags={"transport_url": url})
+
+    assert "holds a password, which everybody sees" in problem
 
 
 def test_transport_and_store_have_a_file_each(tmp_path, monkeypatch):

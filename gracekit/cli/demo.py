@@ -20,7 +20,7 @@ from gracekit.cli.demo_story import Story, View
 from gracekit.cli.demo_view import Lines, Picture, Silent, can_draw
 from gracekit.cli.text import json_text
 from gracekit.clock import Clock
-from gracekit.config import BROKERS, load, redact_url
+from gracekit.config import BROKERS, load, shown_url
 from gracekit.errors import GracekitError
 
 
@@ -84,7 +84,7 @@ def _play_and_judge(
     directory = Path(tempfile.mkdtemp(prefix="gracekit-demo-"))
     view.say(f"files and logs are in {directory}")
     if broker is not None:
-        view.say(f"queues are on {redact_url(broker)}")
+        view.say(f"queues are on {shown_url(broker)}")
     kept = keep
     try:
         told, judgement = asyncio.run(_perform(Story(directory, view, broker), crash=crash))

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import click
 
+from gracekit.config import redact_url
 from gracekit.telemetry import LONGEST_TEXT, escape
 
 _GAP: Final = "  "
@@ -35,6 +36,18 @@ def json_text(value: Any, *, indent: int | None = 2) -> str:
     if text.replace("\n", "").isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+
+
+def redacted(value: Any) -> Any:
+    """Plain data, without the logins of URLs that stand in its texts, as `safe` shows them."""
+    match value:
+        case str():
+            return redact_url(value)
+        case dict():
+            return {key: redacted(item) for key, item in value.items()}
+        case list() | tuple():
+            return [redacted(item) for item in value]
+    return value
 
 
 def duration(seconds: float | None) -> str:

@@ -11,7 +11,7 @@ from gracekit.config import (
     EXCHANGE,
     TRANSPORTS,
     did_you_mean,
-    redact_url,
+    shown_url,
     sqlite_path,
 )
 from gracekit.errors import ConfigError
@@ -65,7 +65,7 @@ def open_transport(
             telemetry=telemetry or Telemetry(),
         )
     raise ConfigError(
-        f"transport {redact_url(url)!r}: scheme {scheme!r} is none of {', '.join(TRANSPORTS)}"
+        f"transport {shown_url(url)!r}: its scheme is none of {', '.join(TRANSPORTS)}"
         f"{did_you_mean(scheme, TRANSPORTS)}"
     )
 
@@ -77,5 +77,5 @@ def _memory(url: str, process: Process, broker: MemoryBroker | None) -> MemoryTr
             "or use sqlite:///gracekit.db, which processes share by name"
         )
     if urlsplit(url).netloc or urlsplit(url).path.strip("/"):
-        raise ConfigError(f"{redact_url(url)!r}: memory:// takes no host and no path")
+        raise ConfigError(f"{shown_url(url)!r}: memory:// takes no host and no path")
     return MemoryTransport(broker, process)

@@ -236,6 +236,21 @@ def test_work_without_a_row_is_listed_too(directory):
     assert "not journaled" in shown.out
 
 
+def test_no_list_shows_the_login_of_a_url(directory):
+    """
+    JSON is for other programs' logs, so it is redacted as the table is.
+    """
+    with Running(directory) as run:
+        gracekit(directory, "cast", "compute", "work", "vm=amqp://u:canary@host/v")
+        run.wait_line("at work")
+
+        listed = [gracekit(directory, "tasks"), gracekit(directory, "tasks", "--json")]
+
+    for shown in listed:
+        assert "amqp://***@host/v" in shown.out
+        assert "canary" not in shown.out
+
+
 def test_filters_narrow_the_list(directory):
     """
     By state, resource and number; the cut list says that there is more.

@@ -103,8 +103,8 @@ def test_tls_checks_the_broker_unless_that_is_switched_off_in_words():
         ("amqp://u:1?secret@host/", "an @ stands behind the host"),
         ("amqp://u:secret[abc]w@host/", "is no URL|a port is no number"),
         ("amqp://u:secret@host?exchange=" + "x" * 128, "must be 1 to 127 of A-Z"),
-        ("amqp://u:secret@host?exchange=nova%0A", r"exchange 'nova\\n' must be"),
-        ("amqp://u:secret@host?exchange=caf%C3%A9", "exchange 'café' must be"),
+        ("amqp://u:secret@host?exchange=nova%0A", "exchange= must be 1 to 127 of"),
+        ("amqp://u:secret@host?exchange=caf%C3%A9", "exchange= must be 1 to 127 of"),
         ("amqp://u:secret@a..b", "a host is neither an address nor a name"),
         ("amqp://u:secret@.a", "a host is neither an address nor a name"),
         ("amqp://u:secret@" + "x" * 64, "with 1 to 63 between two dots"),
@@ -146,6 +146,24 @@ def test_a_wrong_url_is_refused_with_the_remedy_and_no_secret(url, said):
         read(url)
 
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("profile", "exchange", "heartbeat", "connect_timeout", "publish_timeout", "verify"),
+        *("frames", "amqp_durable_queues", "rabbit_quorum_queue", "ssl", "password"),
+        "heartbeat_timeout_threshold",
+    ],
+)
+def test_a_wrong_option_is_named_without_its_value(option):
+    """
+    It may be the end of a password with a ? or & that nobody has escaped.
+    """
+    with pytest.raises(ConfigError, match=option) as refused:
+        read(f"rabbit://u:p@host/v?{option}=canary%0A")
+
+    assert "canary" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

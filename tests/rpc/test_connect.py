@@ -45,8 +45,8 @@ def test_a_memory_url_needs_its_broker():
     ("url", "said"),
     [
         ("sqllite:///a.db", "did you mean sqlite"),
-        ("redis://host", "scheme 'redis' is none of sqlite, amqp, amqps, rabbit, memory"),
-        ("", "scheme '' is none of"),
+        ("redis://host", "its scheme is none of sqlite, amqp, amqps, rabbit, memory"),
+        ("", "its scheme is none of"),
         ("sqlite://a.db", "write sqlite:///relative.db"),
         ("sqlite:///", "write sqlite:///relative.db"),
         ("memory://host", "no host"),

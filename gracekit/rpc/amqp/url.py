@@ -4,7 +4,7 @@
     rabbit://user:password@host-1:5672,user:password@host-2:5672/vhost?amqp_durable_queues=true
 
 A host without a login has that of the one before it. No error, repr or event shows a
-user or a password.
+user or a password, nor the value of an option.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from gracekit.config import NAME_CHARACTERS, did_you_mean, parse_duration, redact_url
+from gracekit.config import NAME_CHARACTERS, did_you_mean, parse_duration, shown_url
 from gracekit.errors import ConfigError
 from gracekit.rpc.amqp.profiles import OSLO_OPTIONS, PROFILES, Profile, profile_named
 
@@ -152,7 +152,7 @@ def read_url(url: str, *, exchange: str, profile: str) -> Broker:
     Raises:
         ConfigError: something in it cannot be; the message shows no secret.
     """
-    shown = redact_url(url)
+    shown = shown_url(url)
     try:
         url.encode()  # the client leaves out what is no UTF-8, and all of a login that has some
         parts = urlsplit(url)
@@ -162,13 +162,13 @@ def read_url(url: str, *, exchange: str, profile: str) -> Broker:
         options = _options(parts.query, parts.scheme)
         tls = _tls(parts.scheme, options)
         _check_guest(hosts)
-        _check_exchange(options.get("exchange", exchange))
+        name = _exchange(options, exchange)
         return Broker(
             hosts=hosts,
             vhost=_vhost(parts.path),
             tls=tls,
             profile=_profile(options, profile),
-            exchange=options.pop("exchange", exchange),
+            exchange=name,
             heartbeat_s=_whole_seconds(options, "heartbeat", HEARTBEAT_S),
             connect_timeout_s=_seconds(options, "connect_timeout", CONNECT_TIMEOUT_S),
             publish_timeout_s=_seconds(options, "publish_timeout", PUBLISH_TIMEOUT_S),
@@ -220,12 +220,15 @@ def _is_host_name(host: str) -> bool:
         return False
 
 
-def _check_exchange(name: str) -> None:
+def _exchange(options: dict[str, str], default: str) -> str:
+    shown = "exchange=" if "exchange" in options else f"exchange {default[:50]!r}"
+    name = options.pop("exchange", default)
     if not _EXCHANGE.fullmatch(name):
         raise ConfigError(
-            f"exchange {name[:50]!r} must be 1 to {LONGEST_NAME} of A-Z a-z 0-9 space and "
+            f"{shown} must be 1 to {LONGEST_NAME} of A-Z a-z 0-9 space and "
             "_ . : @ # , / + -; set GRACEKIT_EXCHANGE or exchange= to what the peers use"
         )
+    return name
 
 
 def _vhost(path: str) -> str:
@@ -260,6 +263,8 @@ def is_loopback(host: str) -> bool:
 
 # -- options ----------------------------------------------------------------------
 
+# No error shows a value: a password with a ? or & in it may end here.
+
 
 def _options(query: str, scheme: str) -> dict[str, str]:
     known = _OPTIONS + ((*OSLO_OPTIONS, *_OSLO_NAMES, "ssl") if scheme == "rabbit" else ())
@@ -277,7 +282,7 @@ def _tls(scheme: str, options: dict[str, str]) -> Tls | None:
     files = {name: options.pop(name, None) for name in ("cafile", "certfile", "keyfile")}
     verify = options.pop("verify", "peer")
     if verify not in {"peer", "none"}:
-        raise ConfigError(f"verify={verify!r} is neither 'peer' nor 'none'")
+        raise ConfigError("verify= is neither 'peer' nor 'none'")
     if scheme == "amqps" or _truth(options, "ssl"):
         return Tls(**files, verify=verify == "peer")
     given = [name for name, value in files.items() if value is not None]
@@ -293,6 +298,9 @@ def _profile(options: dict[str, str], default: str) -> Profile:
         name: _truth(options, name) for name in OSLO_OPTIONS if name in options
     }
     if not asked:
+        if "profile" in options and (name := options["profile"]) not in PROFILES:
+            known = ", ".join(PROFILES)
+            raise ConfigError(f"profile= is none of {known}{did_you_mean(name, PROFILES)}")
         return profile_named(options.pop("profile", default))
     if "profile" in options:
         raise ConfigError(f"profile and {', '.join(asked)} say the same thing: leave out one")
@@ -316,19 +324,22 @@ def _oslo_profile(asked: Mapping[str, bool]) -> str:
 def _own_frames(options: dict[str, str]) -> bool:
     frames = options.pop("frames", "own")
     if frames not in FRAMES:
-        raise ConfigError(f"frames={frames!r} is neither {' nor '.join(map(repr, FRAMES))}")
+        raise ConfigError(f"frames= is neither {' nor '.join(map(repr, FRAMES))}")
     return frames == "own"
 
 
 def _truth(options: dict[str, str], name: str) -> bool:
     value = options.pop(name, "false")
     if value.lower() not in _TRUTH:
-        raise ConfigError(f"{name}={value!r} is neither true nor false")
+        raise ConfigError(f"{name}= is neither true nor false")
     return _TRUTH[value.lower()]
 
 
 def _seconds(options: dict[str, str], name: str, default: float) -> float:
-    seconds = parse_duration(options.pop(name, default))
+    try:
+        seconds = parse_duration(options.pop(name, default))
+    except ConfigError:
+        raise ConfigError(f"{name}= is not a duration; write 25, 25s, 500ms or 5m") from None
     if seconds <= 0:
         raise ConfigError(f"{name} must be above 0")
     return seconds
@@ -337,5 +348,5 @@ def _seconds(options: dict[str, str], name: str, default: float) -> float:
 def _whole_seconds(options: dict[str, str], name: str, default: float) -> float:
     seconds = _seconds(options, name, default)
     if seconds != int(seconds):
-        raise ConfigError(f"{name}={seconds:g}: AMQP counts it in whole seconds")
+        raise ConfigError(f"{name}= must be whole seconds, as AMQP counts it in them")
     return seconds
