@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from gracekit.clock import Clock
+from gracekit.errors import ConfigError
 from gracekit.telemetry import Telemetry
 
 FIRST_PAUSE_S: Final = 0.1
@@ -19,6 +20,17 @@ LONGEST_PAUSE_S: Final = 10.0
 """Also the time after which work that has not failed counts as well again."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+def need_loop() -> None:
+    """Raise ConfigError where no event loop of asyncio runs, as under trio."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigError(
+            "no event loop of asyncio runs here, and gracekit needs it: run the program by "
+            'asyncio.run(main()), or by anyio.run(main, backend="asyncio"); trio has another loop'
+        ) from None
 
 
 def start(work: Work, name: str, *, telemetry: Telemetry, clock: Clock) -> asyncio.Task[None]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from gracekit.errors import ConfigError
 
@@ -37,6 +37,8 @@ _CENTURY_S: Final = 100 * 366 * 86400.0  # beyond it timers of the kernel overfl
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.ASCII)
 NAME_CHARACTERS: Final = "A-Za-z0-9_.:@#,/+ -"
 """Of a name on a broker, as a class of a regular expression."""
+LEAST_BODY_BYTES: Final = 1024
+"""A request with one short argument has some 400, and an oslo client's context more."""
 LONGEST_TOPIC: Final = 120
 """Its fanout exchange `<topic>_fanout` may have 127 characters."""
 _TOPIC: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_TOPIC}}}")
@@ -349,8 +351,15 @@ class Settings:
         default_factory=dict, repr=False, compare=False, metadata={"parse": None}
     )
 
+    def __new__(cls, **given: object) -> Self:
+        """Refuse names that are no field in words of their own, before `__init__` does."""
+        unknown = [name for name in given if name not in _FIELDS]
+        if unknown:
+            raise ConfigError("\n".join(map(_no_field, unknown)))
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
-        problems = list(_problems(self))
+        problems = list(_wrong_types(self)) or list(_problems(self))
         if problems:
             raise ConfigError("\n".join(problems))
 
@@ -368,9 +377,17 @@ class Settings:
         """Name of the ops topic that belongs to *topic*.
 
         Raises:
-            ConfigError: together they are too long.
+            ConfigError: together they are too long, or requests of the one would be read as
+                requests of the other.
         """
-        return check_topic(self.ops_topic.replace("{topic}", topic), "set GRACEKIT_OPS_TOPIC")
+        name = check_topic(self.ops_topic.replace("{topic}", topic), "set GRACEKIT_OPS_TOPIC")
+        if name in {topic, f"{topic}.{self.host}", f"{topic}.{self.instance}"}:
+            raise ConfigError(
+                f"ops_topic = {self.ops_topic!r} is {name!r}, which is a queue of new requests of "
+                f"the service {topic!r}: in a drain they would be refused as unknown; set "
+                "GRACEKIT_OPS_TOPIC to a name of its own such as '{topic}-ops'"
+            )
+        return name
 
     def origin(self, name: str) -> str:
         """Where the value of field *name* came from: flag, variable, file or default."""
@@ -387,6 +404,7 @@ def _settings() -> dict[str, Field[Any]]:
 
 
 _SETTINGS: Final = MappingProxyType(_settings())
+_FIELDS: Final = frozenset(entry.name for entry in fields(Settings))
 
 
 def _shown(name: str, value: object, setting: Field[Any]) -> str:
@@ -467,6 +485,12 @@ class _Reader:
             self._problems.append(f"cannot read the settings in {file}: {error}")
             return
         for key, value in entries.items():
+            if isinstance(value, dict):
+                self._problems.append(
+                    f"[{key}] in {file}: settings stand in no table, one `name = value` a line; "
+                    f"take the line [{key}] away"
+                )
+                continue
             self._take_option(key, value, f"{file}:{_line_of(key, text)}", f"{key} in {file}")
 
     def read_environment(self, env: Mapping[str, str]) -> None:
@@ -542,6 +566,43 @@ def setting_named(word: str) -> str:
 # -- checks -----------------------------------------------------------------------
 
 
+def _no_field(name: str) -> str:
+    """What to write instead of a field that `Settings()` does not have."""
+    if (unit := f"{name}_s") in _SETTINGS:
+        return (
+            f"Settings() has no {name!r}, only {unit!r}, in seconds: write {unit}=25.0, or read "
+            f"text by gracekit.config.load({{{name!r}: '25s'}})"
+        )
+    return f"Settings() has no {name!r}{did_you_mean(name, _FIELDS)}"
+
+
+def _wrong_types(settings: Settings) -> Iterator[str]:
+    """Values that were given in code, where nobody has read them as a setting's text."""
+    for name, setting in _SETTINGS.items():
+        value = getattr(settings, name)
+        if value is None and setting.default is None:
+            continue
+        kind, wanted = _kind_of(setting)
+        is_truth = isinstance(value, bool)
+        if not isinstance(value, kind) or is_truth is not (kind is bool):
+            shown = "" if name.endswith("_url") else f" = {value!r}"
+            yield (
+                f"{name}{shown} is {type(value).__name__}, and Settings() wants {wanted}; text, as "
+                "in the environment, is read by gracekit.config.load()"
+            )
+
+
+def _kind_of(setting: Field[Any]) -> tuple[type | tuple[type, ...], str]:
+    """Which types it may have, and how that is said."""
+    if _is_duration(setting):
+        return (int, float), "seconds, such as 25.0"
+    if setting.metadata["parse"] is _parse_count:
+        return int, "a whole number"
+    if setting.metadata["parse"] is _parse_truth:
+        return bool, "True or False"
+    return str, "a text"
+
+
 def _problems(settings: Settings) -> Iterator[str]:
     """What is wrong with *settings*, one sentence each."""
     yield from _numbers(settings)
@@ -559,6 +620,12 @@ def _numbers(settings: Settings) -> Iterator[str]:
         if not 0 <= value < math.inf or (value == 0 and not zero):
             rule = "not negative" if zero else "more than 0"
             yield f"{option_name(name)} = {shown} must be {rule}; set {variable_name(name)}"
+
+    if 0 < settings.max_body_bytes < LEAST_BODY_BYTES:
+        yield (
+            f"max_body_bytes = {settings.max_body_bytes} must be at least {LEAST_BODY_BYTES}: "
+            "otherwise hardly a request is small enough to be taken; set GRACEKIT_MAX_BODY_BYTES"
+        )
 
 
 def _names(settings: Settings) -> Iterator[str]:

@@ -155,6 +155,7 @@ class Runtime:
     ) -> None:
         self.service = service
         self.settings = settings or load({}, os.environ, None)
+        self.settings.ops_topic_of(service.topic)  # refused before anything is made
         self.telemetry = telemetry or Telemetry()
         self.phase = Phase()
         self.run_id = ""
@@ -182,7 +183,6 @@ class Runtime:
         self._background: list[asyncio.Task[None]] = []
         self._deaf: dict[Lane, str] = {}
         self._report: DrainReport | None = None
-        self._start_failed_as: ExitCode | None = None
         self._ending: asyncio.Task[DrainReport] | None = None
         self._opening: asyncio.Event | None = None  # set when it has ended, either way
         self._is_open = False
@@ -333,11 +333,12 @@ class Runtime:
         """Signals, store, run lock, member; then everything is built.
 
         Raises:
-            ConfigError: the store cannot be used as configured.
+            ConfigError: the store cannot be used as configured, or no event loop of asyncio runs.
             AlreadyRunningError: a run of this instance lives.
             DeclarationError: `signals=True` outside of the main thread, or while another Runtime
                 of this process has the signals.
         """
+        background.need_loop()
         self._opening = asyncio.Event()
         try:
             if self._signals is not None:
@@ -385,6 +386,8 @@ class Runtime:
         self.telemetry.identify(service=self.service.topic, instance=self.instance)
         self.telemetry.observe_in_flight(self.tracker.counts)
         self.telemetry.emit("service.starting", service=self.service.topic, instance=self.instance)
+        for text in self.service.doubts():
+            self.telemetry.emit("service.doubted", text=text)
 
     def _check_names(self) -> None:
         """Refuse names of queues that are too long together, before anything is taken."""
@@ -867,11 +870,10 @@ class Runtime:
                 ring(bell.path)
 
     async def _record_stop(self, report: DrainReport) -> None:
-        # A start that was refused ends the process with what refused it.
-        code = int(self._start_failed_as or report.exit_code)
+        code = int(report.exit_code)
         is_recorded = False
         try:
-            await self.members.stop_record(code, report.as_json() | {"exit_code": code})
+            await self.members.stop_record(code, report.as_json())
             is_recorded = True
             await self._ring_siblings()
         finally:
@@ -894,8 +896,7 @@ class Runtime:
 
     async def _stop_after_failed_start(self, error: BaseException) -> DrainReport:
         reason = f"start failed: {error!r}"
-        self._start_failed_as = _exit_code(error)
-        self.coordinator.fail(reason)
+        self.coordinator.fail(reason, _exit_code(error))
         self.request_stop(source="error", by="start", reason=reason)
         return await self.serve()
 

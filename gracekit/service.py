@@ -6,9 +6,21 @@ Service and never changes it.
 
 from __future__ import annotations
 
+import builtins
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import (
+    Any,
+    Concatenate,
+    Never,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    get_origin,
+    overload,
+)
 
 from gracekit.config import Settings, check_topic, did_you_mean, parse_duration
 from gracekit.errors import ConfigError, DeclarationError
@@ -21,6 +33,7 @@ from gracekit.rpc.methods import (
     MethodTable,
     OnInterruptName,
     Place,
+    check_no_generator,
     options_from,
 )
 
@@ -173,16 +186,28 @@ class Service:
 
     # -- jobs and hooks -----------------------------------------------------------------
 
-    def periodic(self, *, every: str | float, singleton: bool = False) -> Callable[[HookT], HookT]:
+    def periodic(
+        self, *bare: Never, every: str | float = "", singleton: bool = False
+    ) -> Callable[[HookT], HookT]:
         """Run a function again and again, its pause counted from its end.
 
         Args:
-            every: Duration between the end of one and the start of the next.
+            bare: Nothing: it is for the error where the parentheses were forgotten.
+            every: Duration between the end of one and the start of the next; it must be given.
             singleton: At most one process of the store runs it at a time.
+
+        Raises:
+            DeclarationError: the declaration cannot work; the message says why.
         """
+        if bare or every == "":
+            raise DeclarationError(
+                "a periodic job needs its pause: write @svc.periodic(every='60s'), parentheses "
+                "included"
+            )
         every_s = parse_duration(every)
 
         def register(handler: HookT) -> HookT:
+            _check_call(handler, "job", ("ctx: Context",))
             job = PeriodicJob(
                 name=handler.__name__, handler=handler, every_s=every_s, singleton=singleton
             )
@@ -192,16 +217,36 @@ class Service:
         return register
 
     def on_start(self, hook: HookT) -> HookT:
-        """Call *hook* at each start, before requests are taken; a stop signal cancels it."""
+        """Call *hook* at each start, before requests are taken; a stop signal cancels it.
+
+        Raises:
+            DeclarationError: it cannot be called without arguments.
+        """
+        _check_call(hook, "on_start hook", ())
         self.start_hooks.append(hook)
         return hook
 
     def on_stop(self, hook: HookT) -> HookT:
-        """Call *hook* at each stop, after the last task has ended; bounded."""
+        """Call *hook* at each stop, after the last task has ended; bounded.
+
+        Raises:
+            DeclarationError: it cannot be called without arguments.
+        """
+        _check_call(hook, "on_stop hook", ())
         self.stop_hooks.append(hook)
         return hook
 
     # -- use ----------------------------------------------------------------------------
+
+    def doubts(self) -> Iterator[str]:
+        """What is declared and will not do what was meant, a sentence each, for a start's log."""
+        for method in self.methods:
+            if method.options.on_interrupt == "probe" and method.probe_hook is None:
+                yield (
+                    f"{method.name}() has on_interrupt='probe' and no probe, so every interrupted "
+                    f"task of it ends as ERRORED: write one, @{method.name}.probe with the same "
+                    "arguments, or say on_interrupt='error'"
+                )
 
     def client(self, url: str, settings: Settings | None = None) -> RpcClient:
         """A client of this service; use as `async with svc.client(url) as client`."""
@@ -265,4 +310,56 @@ def _method(
         raise DeclarationError(
             f"{function.__name__}: unknown option {name!r}{did_you_mean(name, known)}"
         )
+    _check_context(function, skip)
     return Method(function, options_from(**options), skip=skip)
+
+
+def _check_context(function: Callable[..., Any], skip: int) -> None:
+    """Refuse a handler whose first argument (the second of a method) is plainly no Context.
+
+    Raises:
+        DeclarationError: it has another type, or a default.
+    """
+    parameters = list(inspect.signature(function).parameters.values())[skip - 1 : skip]
+    for first in parameters:
+        kind = _type_of(first.annotation, function)
+        is_context = kind is None or issubclass(Context, kind) or issubclass(kind, Context)
+        if is_context and first.default is first.empty and first.kind is not first.KEYWORD_ONLY:
+            continue
+        written = "self, ctx: Context" if skip > 1 else "ctx: Context"
+        raise DeclarationError(
+            f"{function.__qualname__}() gets the Context in {first.name!r}, which is declared as "
+            f"{first}: write def {function.__name__}({written}, {first}, ...)"
+        )
+
+
+def _type_of(annotation: Any, function: Callable[..., Any]) -> type | None:
+    """The plain class that *annotation* names; None where that is not certain."""
+    kind, is_plain = get_origin(annotation) or annotation, get_origin(annotation) is None
+    if isinstance(annotation, str):
+        name, parts, _ = annotation.partition("[")
+        kind = {**vars(builtins), **getattr(function, "__globals__", {})}.get(name)
+        is_plain = not parts
+    if not is_plain and getattr(kind, "__module__", "") != builtins.__name__:
+        return None  # a union, or annotated otherwise; but `list[int]` is a list
+    is_special = kind in {Any, inspect.Parameter.empty} or getattr(kind, "_is_protocol", False)
+    return kind if isinstance(kind, type) and not is_special else None
+
+
+def _check_call(function: Callable[..., Any], what: str, arguments: tuple[str, ...]) -> None:
+    """Refuse what cannot be called with as many arguments, and what has a yield.
+
+    Raises:
+        DeclarationError: it cannot.
+    """
+    check_no_generator(function, what)
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        name = getattr(function, "__name__", repr(function))
+        raise DeclarationError(
+            f"{what} {name}() is called with {' and '.join(arguments) or 'no argument'} alone, "
+            f"and {error}: write def {name}({', '.join(arguments)})"
+        ) from None
+    except ValueError:  # a builtin that does not say what it takes
+        return

@@ -147,6 +147,7 @@ class DrainReport:
             runs among them; None if the store did not say.
         forced: Whether a second signal cut the wait short.
         failure: Why the end was not in order; None if it was.
+        failed_as: What the process tells its supervisor then.
     """
 
     waited_s: float = 0.0
@@ -161,6 +162,7 @@ class DrainReport:
     unfinished: int | None = 0
     forced: bool = False
     failure: str | None = None
+    failed_as: ExitCode = ExitCode.INTERNAL
 
     @property
     def must_die(self) -> bool:
@@ -171,7 +173,7 @@ class DrainReport:
     def exit_code(self) -> ExitCode:
         """What the process tells its supervisor."""
         if self.failure is not None:
-            return ExitCode.INTERNAL
+            return self.failed_as
         if self.handed_over or self.not_started or self.unclean or self.open_holds:
             return ExitCode.HANDED_OVER
         if self.unfinished != 0:  # unknown is not nothing
@@ -326,9 +328,10 @@ class ShutdownCoordinator:
         self._cut_short.set()
         self._parts.tracker.poke()
 
-    def fail(self, reason: str) -> None:
-        """The end will not be in order, whatever else happens: exit 70."""
+    def fail(self, reason: str, code: ExitCode | None = None) -> None:
+        """The end will not be in order, whatever else happens: exit 70, or *code*."""
         self._report.failure = self._report.failure or reason
+        self._report.failed_as = code or self._report.failed_as
 
     async def wait_requested(self) -> StopRequest:
         """Wait until somebody asks for a stop."""

@@ -14,9 +14,9 @@ import random
 import re
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import apsw
 import looptime
@@ -32,6 +32,7 @@ from gracekit import (
     Runtime,
     Service,
     Settings,
+    rpc_method,
 )
 from gracekit.config import load
 from gracekit.errors import (
@@ -549,6 +550,130 @@ def test_an_unknown_option_of_a_decorator_is_refused():
     for topic in ("a*b", "", "x" * 121, "\udcff"):
         with pytest.raises(DeclarationError, match=r"topic '.*' of \d+ characters must be 1"):
             Service(topic)
+
+
+def forgets_it(n: int) -> None: ...
+
+
+def forgets_it_by_default(n=1) -> None: ...
+
+
+def lists(albums: list[str]) -> None: ...
+
+
+class Manager:
+    async def forgets_it(self, vm: dict[str, int]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("decorate", "function", "said"),
+    [
+        (Service("s").rpc, forgets_it, r"write def forgets_it\(ctx: Context, n: 'int', ...\)"),
+        (Service("s").ops, forgets_it_by_default, r"gets the Context in 'n'.*ctx: Context, n=1"),
+        (Service("s").rpc, lists, "gets the Context in 'albums'"),
+        (rpc_method, Manager.forgets_it, r"def forgets_it\(self, ctx: Context, vm: "),
+    ],
+)
+def test_a_forgotten_context_is_told_where_it_was_forgotten(decorate, function, said):
+    """
+    Otherwise the first argument would be taken for it, and each request be refused for its name.
+    """
+    with pytest.raises(DeclarationError, match=said):
+        decorate(function)
+
+
+def test_a_forgotten_context_without_annotations_is_told_by_the_first_request():
+    """
+    Before that, nothing says that the first argument was not meant for it.
+    """
+    svc = Service("compute")
+
+    @svc.rpc
+    async def add(a, b): ...
+
+    with pytest.raises(InvalidArgumentsError, match=r"'a' gets the Context: write def add\(ctx, "):
+        add.bind({"a": 1, "b": 2})
+    add.bind({"b": 2})
+
+
+def test_a_context_is_known_by_whatever_name_and_type_it_has():
+    """
+    What is not certain is let through.
+    """
+    svc = Service("compute")
+
+    def a(context): ...
+    def b(ctx: Context): ...
+    def c(ctx: Any): ...
+    def d(ctx: object): ...
+    def e(ctx: Unknown): ...  # noqa: F821
+    def f(ctx: Context | None): ...
+    def g(ctx: Annotated[Context, "mine"]): ...
+    def i(*args, **more: int): ...
+
+    for function in (a, b, c, d, e, f, g, i):
+        svc.rpc(function)
+    assert len(list(svc.methods)) == 8
+
+
+async def sends_parts(ctx: Context) -> AsyncIterator[int]:
+    yield 1
+
+
+def sends_parts_plainly(ctx: Context) -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [sends_parts, sends_parts_plainly])
+def test_a_generator_is_no_handler(function):
+    """
+    To call it runs nothing: neither as a method, nor as its probe, a job or a hook.
+    """
+    svc = Service("compute")
+
+    @svc.rpc
+    def work(ctx: Context) -> None: ...
+
+    for register in (svc.rpc, svc.ops, svc.periodic(every="1s"), svc.on_start, svc.on_stop):
+        with pytest.raises(DeclarationError, match=f"{function.__name__}.. has a yield, so to"):
+            register(function)
+    with pytest.raises(DeclarationError, match=f"probe hook of work, {function.__name__}.. has a"):
+        work.probe(function)
+
+
+def test_a_job_has_a_pause_and_no_parameters_of_its_own():
+    """
+    Forgotten parentheses, a forgotten pause and a parameter are told at the declaration.
+    """
+    svc = Service("compute")
+
+    async def tidy(ctx: Context) -> None: ...
+    async def tidy_bare() -> None: ...
+    async def tidy_one(ctx: Context, album: str) -> None: ...
+
+    for forget in (lambda: svc.periodic(tidy), svc.periodic):
+        with pytest.raises(DeclarationError, match=r"write @svc.periodic\(every='60s'\), parenthe"):
+            forget()
+    for wrong in (tidy_bare, tidy_one):
+        with pytest.raises(DeclarationError, match=rf"job {wrong.__name__}\(\) is called with ctx"):
+            svc.periodic(every="1s")(wrong)
+    svc.periodic(every="1s")(tidy)
+    assert [job.name for job in svc.jobs] == ["tidy"]
+
+
+def test_a_hook_of_start_or_stop_takes_nothing():
+    """
+    It is told at the declaration, and not by a start that fails.
+    """
+    svc = Service("compute")
+
+    async def connect(ctx: Context) -> None: ...
+
+    with pytest.raises(DeclarationError, match=r"on_start hook connect\(\) is called with no argu"):
+        svc.on_start(connect)
+    with pytest.raises(DeclarationError, match=r"on_stop hook connect\(\) is called with no argum"):
+        svc.on_stop(connect)
+    assert svc.on_start(print) is print
 
 
 @pytest.mark.looptime

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import pickle
 import socket
 from pathlib import Path
 
@@ -404,6 +406,74 @@ def test_no_password_is_taken_from_a_flag_however_it_is_written(url):
     (problem,) = problems(flags={"transport_url": url})
 
     assert "holds a password, which everybody sees" in problem
+
+
+def test_a_field_that_settings_do_not_have_is_named_with_the_one_that_is_meant():
+    """
+    In code values are numbers of seconds; text is for the environment, flags and files.
+    """
+    with pytest.raises(ConfigError, match=r"only 'drain_timeout_s', in seconds: write drain_"):
+        Settings(drain_timeout="25s")
+    with pytest.raises(ConfigError, match="has no 'drain_timeot_s'; did you mean drain_timeout_s"):
+        Settings(drain_timeot_s=25)
+    assert dataclasses.replace(Settings(), max_running=3).max_running == 3
+    assert pickle.loads(pickle.dumps(Settings(host="h"))).host == "h"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("drain_timeout_s", "25s", "seconds, such as 25.0"),
+        ("drain_timeout_s", None, "seconds, such as 25.0"),
+        ("kill_after_s", True, "seconds, such as 25.0"),
+        ("max_running", "100", "a whole number"),
+        ("max_running", 1.5, "a whole number"),
+        ("accept_unshared_store", "yes", "True or False"),
+        ("host", 3, "a text"),
+        ("transport_url", ["amqp://bob:canary@h"], "a text"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_the_one_that_is_wanted(name, value, wanted):
+    """
+    It would break a comparison much later, in the middle of a start or a drain.
+    """
+    with pytest.raises(ConfigError, match=rf"^{name}.*wants {wanted}") as refused:
+        Settings(**{name: value})
+
+    assert "canary" not in str(refused.value)
+
+
+def test_a_table_in_a_file_is_told_to_be_taken_away(tmp_path):
+    """
+    Other programs have tables, so people write them.
+    """
+    file = tmp_path / "settings.toml"
+    file.write_text('[gracekit]\ndrain_timeout = "25s"\n')
+
+    (problem,) = problems(file=file)
+
+    assert problem.endswith("one `name = value` a line; take the line [gracekit] away")
+
+
+def test_messages_may_not_be_bounded_to_nothing():
+    """
+    A service that refuses each request as too large would look healthy.
+    """
+    (problem,) = problems(env={"GRACEKIT_MAX_BODY_BYTES": "1"})
+
+    assert problem.startswith("max_body_bytes = 1 must be at least 1024: ")
+    assert Settings(max_body_bytes=1024)
+
+
+@pytest.mark.parametrize("ops_topic", ["compute", "compute.node-1", "{topic}.slot-3"])
+def test_an_ops_topic_that_is_a_queue_of_new_requests_is_refused(ops_topic):
+    """
+    Names are compared as they are in the end: ops requests would be read as new ones, and back.
+    """
+    settings = Settings(ops_topic=ops_topic, host="node-1", instance="slot-3")
+
+    with pytest.raises(ConfigError, match="which is a queue of new requests of"):
+        settings.ops_topic_of("compute")
 
 
 def test_transport_and_store_have_a_file_each(tmp_path, monkeypatch):

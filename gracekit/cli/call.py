@@ -16,6 +16,7 @@ from gracekit.clock import Clock
 from gracekit.config import BROKERS, Settings, sqlite_path
 from gracekit.errors import DependencyError, GracekitError, RemoteError
 from gracekit.rpc.client import ClientView, RpcClient
+from gracekit.rpc.plain import MAX_DEPTH
 
 _FEATURES: Final = (
     click.argument("topic"),
@@ -160,13 +161,13 @@ def arguments(words: tuple[str, ...], args_text: str | None) -> Mapping[str, Any
             raise click.UsageError(f"{word!r} is not KEY=VALUE")
         if key in args:
             raise click.UsageError(f"argument {key!r} is given twice")
-        args[key] = _value(value)
+        args[key] = _value(key, value)
     return args
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = _read_json(text, "--args")
     except ValueError as error:
         raise click.UsageError(f"--args is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -174,11 +175,21 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
-def _value(text: str) -> Any:
+def _value(name: str, text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return _read_json(text, f"argument {name!r}")
     except ValueError:
         return text
+
+
+def _read_json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise click.UsageError(
+            f"{what} nests too deeply to be read, and no service takes more than {MAX_DEPTH} "
+            "levels; give a file's name or another reference to such data"
+        ) from None
 
 
 def _no_constant(name: str) -> NoReturn:

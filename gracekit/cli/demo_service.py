@@ -98,7 +98,7 @@ async def ping(ctx: Context) -> dict[str, str | bool]:
 
 
 @svc.periodic(every=1.0)
-def leave_with_the_story() -> None:
+def leave_with_the_story(_: Context) -> None:
     """A story that was killed can stop nothing: leave when it is gone."""
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is not None and os.getppid() != int(parent):

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from msgspec import structs
 
+from gracekit.background import need_loop
 from gracekit.clock import Clock
 from gracekit.config import DECLARE_PROFILE, EXCHANGE, check_topic
 from gracekit.errors import (
@@ -188,6 +189,7 @@ class RpcClient(ClientView):
                 clock=self._clock,
                 exchange=exchange,
                 profile=declare_profile,
+                creates=False,
             )
             if isinstance(transport, str)
             else transport
@@ -205,9 +207,10 @@ class RpcClient(ClientView):
         """Connect, where the transport is this client's own; may be called twice.
 
         Raises:
-            ConfigError: the file cannot be used.
+            ConfigError: the file cannot be used, or no event loop of asyncio runs here.
             DependencyError: the transport cannot be reached.
         """
+        need_loop()
         if self._owned:
             await self._transport.start()
 
@@ -337,7 +340,7 @@ class RpcClient(ClientView):
     def _request(
         self, options: Options, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Request:
-        name = method if isinstance(method, str) else method.name
+        name = _name_of(method)
         if args:
             raise InvalidArgumentsError(
                 f"{name}() takes its arguments by name; {len(args)} came by position: "
@@ -382,6 +385,26 @@ class RpcClient(ClientView):
 
     def _queue(self, options: Options, method: AnyMethod) -> Queue:
         return _queue_of(self._topic(options, method), options.host)
+
+
+def _name_of(method: object) -> str:
+    """Of a method, or of a text that names one.
+
+    Raises:
+        InvalidArgumentsError: it is neither.
+    """
+    match method:
+        case str():
+            return method
+        case Method():
+            return method.name
+    name = getattr(method, "__name__", None)
+    if name is None:
+        raise InvalidArgumentsError(f"{method!r} is no method: pass a service's, or its name")
+    raise InvalidArgumentsError(
+        f"{name}() is a plain function and no method of a service: decorate it with @svc.rpc or "
+        f"@svc.ops, or pass its name, {name!r}"
+    )
 
 
 def _queue_of(topic: str, host: str | None) -> Queue:

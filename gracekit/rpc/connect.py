@@ -31,6 +31,7 @@ def open_transport(
     exchange: str = EXCHANGE,
     profile: str = DECLARE_PROFILE,
     telemetry: Telemetry | None = None,
+    creates: bool = True,
 ) -> Transport:
     """Build the transport that *url* names; it is not started.
 
@@ -44,13 +45,16 @@ def open_transport(
         exchange: RabbitMQ's control exchange, where the URL names none.
         profile: How queues are declared on RabbitMQ, where the URL does not say.
         telemetry: Hears of losses of the broker and of faults; None for the log alone.
+        creates: Whether a sqlite file that is missing is made; clients make none.
 
     Raises:
         ConfigError: the URL is wrong; its password is not shown.
     """
     scheme = url.partition(":")[0]
     if scheme == "sqlite":
-        return SqliteTransport(sqlite_path(url), process=process, clock=clock, telemetry=telemetry)
+        return SqliteTransport(
+            sqlite_path(url), process=process, clock=clock, telemetry=telemetry, creates=creates
+        )
     if scheme == "memory":
         return _memory(url, process, broker)
     if scheme in BROKERS:

@@ -116,8 +116,8 @@ class Method(Generic[P, R_co]):
         self.errored_hook: Hook | None = None
         self._owner: object = None
         self._learnt: list[tuple[Callable[[], object], Place]] = []  # shared with bound copies
-        self._skip = skip
         self.signature = _signature(handler, skip)
+        self._context_name = "".join([*inspect.signature(handler).parameters][skip - 1 : skip])
         self._required, self._named = _names(self.signature)
         self._takes_more = _takes_more(self.signature)
         _check(self)
@@ -251,6 +251,10 @@ class Method(Generic[P, R_co]):
                 for name in names[:_MOST_NAMED]
                 if (near := _nearest(name, known))
             ]
+            if (taken := self._context_name) in unknown:  # without annotations: it was forgotten
+                hints.append(
+                    f"; {taken!r} gets the Context: write def {self.name}(ctx, {taken}, ...)"
+                )
             wrong.append(f"got an unexpected keyword argument {_listed(names)}{''.join(hints)}")
         return f"{self.name}{str(self.signature)[:_LONGEST_SIGNATURE]}: {'; '.join(wrong)}"
 
@@ -306,7 +310,29 @@ def _reference(owner: object) -> Callable[[], object]:
         return lambda: owner
 
 
+def check_no_generator(function: Callable[..., Any], what: str) -> None:
+    """Refuse a function with a `yield`: called, it only makes a generator, and nothing runs.
+
+    Args:
+        function: Of the application.
+        what: What it was declared as, for the error.
+
+    Raises:
+        DeclarationError: it is one.
+    """
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise DeclarationError(
+            f"{what} {_qualified(function)}() has a yield, so to call it runs nothing and makes a "
+            "generator: return the whole result in place of the yield"
+        )
+
+
+def _qualified(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))
+
+
 def _signature(handler: Callable[..., Any], skip: int) -> inspect.Signature:
+    check_no_generator(handler, "method")
     parameters = list(inspect.signature(handler).parameters.values())
     if len(parameters) < skip:
         place = "second" if skip > 1 else "first"
@@ -372,6 +398,7 @@ def _check(method: Method[Any, Any]) -> None:
 
 
 def _check_hook(method: Method[Any, Any], hook: Hook, what: str, *, extra: int) -> None:
+    check_no_generator(hook, f"the {what} hook of {method.name},")
     expected = set(method.signature.parameters) | ({"reason"} if extra else set())
     parameters = inspect.signature(hook).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

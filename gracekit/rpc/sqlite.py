@@ -75,6 +75,8 @@ class SqliteTransport:
         path: The database; beside it live `-wal`, `-shm`, `-turn` and `-bells/`.
         process: Who this is, and who else lives.
         clock: Wall time and ids.
+        creates: Whether it makes a file that is missing. A client does not: it waits until a
+            service has made it, and until then whatever it sends is Undeliverable.
         poll_s: Seconds between two safety polls, about.
         telemetry: Hears of faults in the background; None for the log alone.
     """
@@ -87,6 +89,7 @@ class SqliteTransport:
         *,
         process: Process,
         clock: Clock,
+        creates: bool = True,
         poll_s: float = 1.0,
         telemetry: Telemetry | None = None,
     ) -> None:
@@ -94,11 +97,13 @@ class SqliteTransport:
         self._bells = bells_directory(self.path)
         self._process = process
         self._clock = clock
+        self._creates = creates
         self._poll_s = poll_s
         self._telemetry = telemetry or Telemetry()
         self._engine = SqliteEngine(self.path, load_migrations(QUEUES_SCHEMA), process=process)
         self._changing = asyncio.Lock()  # start and stop wait for each other
         self._connection: _Connection | None = None
+        self._is_started = False
         self._poll: asyncio.Task[None] | None = None
 
     @property
@@ -120,26 +125,40 @@ class SqliteTransport:
             DependencyError: the disk did not do it.
         """
         async with self._changing:
-            if self._connection is not None:
-                return
-            connection = _Connection(self._bells, self._clock.new_id())
-            try:
-                await self._connect(connection)
-            except BaseException:
-                connection.close(is_gone=False)
-                await self._engine.stop()
-                raise
-            self._connection = connection
-            self._poll = background.start(
-                lambda: self._poll_for_ever(connection),
-                f"poll of {self.path.name}",
-                telemetry=self._telemetry,
-                clock=self._clock,
-            )
+            if self._connection is None and not self._is_missing():
+                await self._open()
+            self._is_started = True
+
+    def _is_missing(self) -> bool:
+        """Whether a service has to make the file first; a missing directory it does not make."""
+        try:
+            self.path.stat()
+        except FileNotFoundError:
+            return not self._creates and self.path.parent.is_dir()
+        except OSError:  # the engine says what is wrong
+            return False
+        return False
+
+    async def _open(self) -> None:
+        connection = _Connection(self._bells, self._clock.new_id())
+        try:
+            await self._connect(connection)
+        except BaseException:
+            connection.close(is_gone=False)
+            await self._engine.stop()
+            raise
+        self._connection = connection
+        self._poll = background.start(
+            lambda: self._poll_for_ever(connection),
+            f"poll of {self.path.name}",
+            telemetry=self._telemetry,
+            clock=self._clock,
+        )
 
     async def stop(self) -> None:
         """See `Transport.stop`."""
         async with self._changing:
+            self._is_started = False
             connection, self._connection = self._connection, None
             if connection is None:
                 return
@@ -170,12 +189,12 @@ class SqliteTransport:
 
     async def declare(self, queues: Sequence[Queue]) -> None:
         """See `Transport.declare`."""
-        connection = self._connected()
+        connection = await self._reached()
         await self._engine.commit(rows.declare(queues, connection.id))
 
     async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`; what it confirms is on disk."""
-        connection = self._connected()
+        connection = await self._reached()
         try:
             results = await self._engine.commit(
                 rows.publish(queue.name, message, now=self._clock.wall())
@@ -189,7 +208,7 @@ class SqliteTransport:
 
     async def publish_fanout(self, topic: str, message: Message) -> None:
         """See `Transport.publish_fanout`."""
-        connection = self._connected()
+        connection = await self._reached()
         results = await self._engine.commit(
             rows.publish_fanout(topic, message, now=self._clock.wall())
         )
@@ -239,7 +258,7 @@ class SqliteTransport:
         self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int
     ) -> SqliteConsumer:
         """See `Transport.consume`."""
-        connection = self._connected()
+        connection = await self._reached()
         consumer = SqliteConsumer(
             self._engine,
             queues,
@@ -312,6 +331,27 @@ class SqliteTransport:
     async def _disconnect(self, connection_id: str) -> None:
         results = await self._engine.commit(rows.disconnect(connection_id))
         ring_all(results[-1], self._bells)
+
+    async def _reached(self) -> _Connection:
+        """Our connection; made now, if the file was missing at the start.
+
+        Raises:
+            Undeliverable: it still is.
+        """
+        if self._connection is None:
+            await self._open_late()
+        return self._connected()
+
+    async def _open_late(self) -> None:
+        async with self._changing:
+            if self._connection is not None or not self._is_started:
+                return
+            if self._is_missing():
+                raise Undeliverable(
+                    f"there are no queues at {self.path}: no service has ever started there; start "
+                    "the service first, which makes the file, or mend the transport URL"
+                )
+            await self._open()
 
     def _connected(self) -> _Connection:
         if self._connection is None:

@@ -111,6 +111,8 @@ def test_arguments_are_json_where_they_read_as_json():
         ((), "[1]", "must be a JSON object, not list"),
         ((), "{", "--args is not JSON"),
         ((), '{"n": NaN}', "NaN is not JSON"),
+        (("d=" + "[" * 100_000,), None, "argument 'd' nests too deeply to be read"),
+        ((), '{"d":' * 100_000, "--args nests too deeply to be read"),
     ],
 )
 def test_wrong_arguments_are_usage_errors(words, text, message):

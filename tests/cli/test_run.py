@@ -12,7 +12,7 @@ import pytest
 
 from gracekit.cli.main import cli
 from gracekit.config import Settings
-from tests.cli.kit import Running, Started, gracekit, write_service
+from tests.cli.kit import SERVICE, Running, Started, gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -90,6 +90,56 @@ def test_something_else_in_the_place_of_the_run_directory_is_78(tmp_path: Path, 
     assert "Traceback" not in answer.err
     assert not list((tmp_path / "elsewhere").iterdir())
     assert not (tmp_path / "gracekit-store.db").exists()
+
+
+def test_an_ops_topic_that_is_the_topic_is_78(tmp_path: Path):
+    """
+    Each cast would be read as an ops request; the names are compared as they are in the end.
+    """
+    write_service(tmp_path)
+
+    answer = gracekit(tmp_path, "run", "compute", GRACEKIT_OPS_TOPIC="compute")
+
+    assert answer.code == 78
+    assert "is a queue of new requests of the service 'compute'" in answer.err.replace("which ", "")
+    assert not (tmp_path / "gracekit-store.db").exists()
+
+
+def test_a_start_that_is_refused_logs_one_exit_code(tmp_path: Path):
+    """
+    The code that the process leaves with, in each line that names one.
+    """
+    refusal = """
+@svc.on_start
+async def refuse() -> None:
+    from gracekit import ConfigError
+    raise ConfigError("nothing is right")
+"""
+    write_service(tmp_path, text=SERVICE + refusal)
+
+    answer = gracekit(tmp_path, "run", "compute")
+
+    codes = [found.get("exit_code") for found in map(json.loads, answer.out.splitlines())]
+    assert answer.code == 78
+    assert [code for code in codes if code is not None] == [78, 78]
+
+
+def test_a_probe_that_nobody_wrote_is_warned_of_at_the_start(tmp_path: Path):
+    """
+    doctor FAILs for it; who does not ask doctor reads it in the log.
+    """
+    text = """
+@svc.rpc(on_interrupt="probe")
+async def create(ctx: Context) -> None: ...
+"""
+    write_service(tmp_path, text=SERVICE + text)
+
+    with Started(tmp_path, "run", "compute") as run:
+        told = json.loads(run.wait_line("service.doubted"))
+        run.wait_line("service.serving")
+
+    assert told["level"] == "WARNING"
+    assert "create() has on_interrupt='probe' and no probe" in told["text"]
 
 
 def test_an_unknown_flag_is_a_usage_error(tmp_path: Path):

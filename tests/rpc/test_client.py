@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gracekit.clock import Clock
 from gracekit.errors import (
     CallTimeoutError,
     ConfigError,
@@ -30,6 +31,7 @@ from gracekit.errors import (
 )
 from gracekit.process import Process
 from gracekit.rpc.client import RpcClient
+from gracekit.rpc.connect import open_transport
 from gracekit.rpc.failures import failure_of
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.message import Reply, Request
@@ -897,10 +899,62 @@ async def test_a_client_opens_a_url_by_itself(tmp_path: Path, monkeypatch: pytes
     """
     monkeypatch.chdir(tmp_path)
     inbox = Inbox()
-    async with RpcClient("sqlite:///gracekit.db", "compute") as service:
-        await service._transport.consume([shared_queue("compute")], inbox.put, prefetch=1)
+    service = open_transport("sqlite:///gracekit.db", process=Process(), clock=Clock())
+    await service.start()
+    try:
+        await service.consume([shared_queue("compute")], inbox.put, prefetch=1)
         async with RpcClient(f"sqlite:///{tmp_path}/gracekit.db", "compute") as client:
             sent = await client.cast("echo", a=1)
         delivery = await inbox.next()
+    finally:
+        await service.stop()
 
     assert decode_request(delivery.body) == Request(request_id=sent, method="echo", args={"a": 1})
+
+
+@pytest.mark.looptime(False)
+async def test_a_client_makes_no_file_and_waits_for_its_service(tmp_path: Path):
+    """
+    A wrong path is told at the first request, with what to do, and leaves nothing behind; after
+    the first start of the service the same client is understood.
+    """
+    url = f"sqlite:///{tmp_path}/gracekit.db"
+    async with RpcClient(url, "compute") as client:
+        for send in (client.call, client.cast, client.fanout):
+            with pytest.raises(Undeliverable, match="start the service first, which makes the"):
+                await send("echo", a=1)
+        assert list(tmp_path.iterdir()) == []
+
+        service = open_transport(url, process=Process(), clock=Clock())
+        await service.start()
+        try:
+            with pytest.raises(Undeliverable, match="no service ever declared queue 'compute'"):
+                await client.cast("echo", a=1)
+            await service.declare([shared_queue("compute")])
+            assert await client.cast("echo", a=1)
+        finally:
+            await service.stop()
+
+
+def test_a_client_needs_the_loop_of_asyncio():
+    """
+    Under trio nothing of it could work: it says so before anything is opened.
+    """
+    opening = RpcClient("sqlite:///x.db", "compute").start()
+
+    with pytest.raises(ConfigError, match=r"no event loop of asyncio runs here.*trio"):
+        opening.send(None)
+
+
+async def test_a_function_that_is_no_method_is_told_to_be_decorated(client):
+    """
+    With the name by which it can be called all the same.
+    """
+
+    async def render(ctx: object, album: str) -> None: ...
+
+    for send in (client.call, client.cast, client.fanout):
+        with pytest.raises(InvalidArgumentsError, match=r"render\(\) is a plain func.*@svc.rpc"):
+            await send(render, album="a")
+    with pytest.raises(InvalidArgumentsError, match="3 is no method: pass a service's, or"):
+        await client.call(3)

@@ -275,6 +275,18 @@ async def test_an_opening_that_fails_leaves_the_handlers_as_they_were(tmp_path: 
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
+def test_a_runtime_needs_the_loop_of_asyncio(tmp_path: Path, svc: Service):
+    """
+    Under trio nothing of it could work: it says so before anything is made.
+    """
+    store, queue = f"sqlite:///{tmp_path}/s.db", f"sqlite:///{tmp_path}/q.db"
+    opening = Runtime(svc, Settings(store_url=store, transport_url=queue, host="h")).open()
+
+    with pytest.raises(ConfigError, match=r"no event loop of asyncio runs here.*trio"):
+        opening.send(None)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_signals_are_refused_outside_of_the_main_thread(svc: Service):
     """
     Only the main thread can own them: the error says so before anything is opened.
