@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -21,6 +23,11 @@ LITTLE: Final = 256 * MIB
 FEW_INODES: Final = 100
 LARGE_WAL: Final = 64 * MIB
 
+# Of statx(2), which Python does not have: `stx_attributes` are the eight bytes from the eighth on.
+_STATX_SIZE: Final = 256
+_AT_FDCWD: Final = -100
+_AT_SYMLINK_NOFOLLOW: Final = 0x100
+_PROTECTIONS: Final = {"i": 0x10, "a": 0x20}
 _NAMES: Final = {"": "the file", "-wal": "its -wal", "-shm": "its -shm", "-turn": "its -turn"}
 
 
@@ -101,6 +108,31 @@ def check_way(path: Path) -> Iterator[Finding]:
                 f"{who} can move away what is in {above}, and so the directory of {path.name}",
                 "give the file a path below directories of root or of the service's user",
             )
+
+
+def check_flags(path: Path) -> Iterator[Finding]:
+    """Files that nobody may change, not even root, as after `chattr +i`."""
+    files_there = [path.with_name(path.name + end) for end in files.SUFFIXES]
+    for place in (path.parent, *files_there):
+        flag = _protection_of(place)
+        if flag:
+            yield fail(
+                "flags",
+                f"{place} has the flag {flag} (lsattr), so SQLite cannot change it, whoever runs "
+                "the service",
+                f"as root: chattr -{flag} {shlex.quote(str(place))}",
+            )
+
+
+def _protection_of(path: Path) -> str:
+    """`i` for immutable, `a` for append-only, else nothing; by name, as nothing here is opened."""
+    libc, buffer = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(_STATX_SIZE)
+    if not hasattr(libc, "statx"):
+        return ""
+    if libc.statx(_AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW, 0, buffer) != 0:
+        return ""
+    attributes = int.from_bytes(buffer.raw[8:16], sys.byteorder)
+    return next((flag for flag, bit in _PROTECTIONS.items() if attributes & bit), "")
 
 
 def check_room(path: Path) -> Finding:

@@ -258,6 +258,7 @@ def _place_checks(path: Path) -> tuple[Check, ...]:
         lambda: disk.check_file(path),
         lambda: disk.check_directory(path),
         lambda: disk.check_way(path),
+        lambda: disk.check_flags(path),
         lambda: disk.check_room(path),
         lambda: disk.check_wal(path),
     )

@@ -9,12 +9,13 @@ import importlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from gracekit.config import PREFIX, Settings, format_duration, load, parse_duration
+from gracekit.config import PREFIX, Settings, format_duration, parse_duration, sqlite_path
 from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
+from gracekit.doctor.given import given_by
 from gracekit.doctor.grace import compare
 from gracekit.doctor.shells import hides_signals
 from gracekit.errors import ConfigError
@@ -31,19 +32,23 @@ class Pod:
     Attributes:
         name: `Deployment compute`.
         spec: Its PodSpec.
+        replicas: How many are wanted.
+        claims: Names of volumes of which each pod gets one of its own that stays.
     """
 
     name: str
     spec: Mapping[str, Any]
+    replicas: int = 1
+    claims: frozenset[str] = frozenset()
 
 
 def check_manifest(settings: Settings, path: Path) -> Iterator[Finding]:
     """Every container of every pod in a manifest that runs gracekit, or may."""
     documents = read_documents(path)
     if documents is None:
-        yield skip(
+        yield fail(
             "manifest",
-            f"{path} is YAML, and PyYAML is not installed here",
+            f"{path} is YAML, and PyYAML is not installed here: nothing in it was judged",
             "pip install pyyaml, or give JSON: kubectl get deployment NAME -o json",
         )
         return
@@ -83,24 +88,33 @@ def read_documents(path: Path) -> list[Any] | None:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
 
 
-def find_pods(value: Any, name: str = "pod", depth: int = 0) -> Iterator[Pod]:
+def find_pods(value: Any, around: Pod = Pod(name="pod", spec={}), depth: int = 0) -> Iterator[Pod]:
     """The pod templates inside a manifest, at whatever depth its kind keeps them."""
     if depth > DEEPEST:
         return
     if isinstance(value, list):
         for item in value:
-            yield from find_pods(item, name, depth + 1)
+            yield from find_pods(item, around, depth + 1)
     if not isinstance(value, dict):
         return
     if "kind" in value:
         metadata = value.get("metadata")
         label = metadata.get("name", "") if isinstance(metadata, dict) else ""
-        name = f"{value['kind']} {label}".strip()
+        around = replace(around, name=f"{value['kind']} {label}".strip())
+    if isinstance(value.get("replicas"), int):
+        around = replace(around, replicas=value["replicas"])
+    if isinstance(claims := value.get("volumeClaimTemplates"), list):
+        around = replace(around, claims=frozenset(map(_name_of_claim, claims)))
     if isinstance(value.get("containers"), list):
-        yield Pod(name=name, spec=value)
+        yield replace(around, spec=value)
         return
     for key in ("items", "spec", "template", "jobTemplate"):
-        yield from find_pods(value.get(key), name, depth + 1)
+        yield from find_pods(value.get(key), around, depth + 1)
+
+
+def _name_of_claim(claim: Any) -> str:
+    metadata = claim.get("metadata") if isinstance(claim, dict) else None
+    return str(metadata.get("name", "")) if isinstance(metadata, dict) else ""
 
 
 def _ours(pod: Pod) -> Sequence[Mapping[str, Any]]:
@@ -132,11 +146,15 @@ def _check_container(
     settings: Settings, pod: Pod, container: Mapping[str, Any]
 ) -> Iterator[Finding]:
     name = f"{pod.name}, container {container.get('name', '?')}"
-    ours = {key: text for key, text in _environment(container).items() if key.startswith(PREFIX)}
-    kill_after = ours.pop(KILL_AFTER, None)  # compared here, with a sentence of its own
-    if ours:
+    environment = _environment(container)
+    kill_after = environment.pop(KILL_AFTER, None)  # compared here, with a sentence of its own
+    given = given_by(_words(container), environment, str(container.get("workingDir", "")))
+    if given.has_hidden_file:
+        seen = f"it names the settings file {given.file}, which is not here"
+        yield skip(f"{name}: settings", seen, "run doctor with its options")
+    if given.says:
         try:
-            settings = load({}, ours)
+            settings = given.load()
         except ConfigError as error:
             yield from told(name, error)
             return
@@ -163,6 +181,7 @@ def _check_container(
         spent_s=0.0 if math.isnan(before) else before,
     )
     yield _check_kill_after(name, kill_after, float(grace))
+    yield from check_files(settings, pod, container, name)
     if hides_signals(_words(container)):
         yield fail(
             name,
@@ -216,3 +235,98 @@ def _check_kill_after(name: str, value: str | None, grace_s: float) -> Finding:
             f'set {KILL_AFTER} to "{grace_s:g}"',
         )
     return ok(check, f"{format_duration(said)} is the pod's grace period")
+
+
+# -- where its files are --------------------------------------------------------------
+
+_WITH_THE_POD: Final = ("emptyDir", "ephemeral")
+
+
+def check_files(
+    settings: Settings, pod: Pod, container: Mapping[str, Any], name: str
+) -> Iterator[Finding]:
+    """Whether journal and queue outlive the container and the pod, and who shares them."""
+    is_own = True
+    for what, url in (("journal", settings.store_url), ("queue", settings.transport_url)):
+        if not url.startswith("sqlite:"):
+            continue
+        path = PurePosixPath(str(container.get("workingDir", ""))) / sqlite_path(url)
+        volume = _volume_of(pod, container, path)
+        yield _check_volume(f"{name}: {what}", what, path, volume)
+        is_own = is_own and (volume is None or _is_own(volume))
+    if pod.replicas > 1 and "sqlite:" in settings.store_url + settings.transport_url:
+        yield _check_replicas(settings, pod, name, is_own=is_own)
+
+
+def _volume_of(
+    pod: Pod, container: Mapping[str, Any], path: PurePosixPath
+) -> Mapping[str, Any] | None:
+    """The volume on which *path* is; None if it is on none."""
+    mounts = [
+        (PurePosixPath(str(mount["mountPath"])), str(mount["name"]))
+        for mount in container.get("volumeMounts") or ()
+        if isinstance(mount, dict) and "mountPath" in mount and "name" in mount
+    ]
+    around = [(place, name) for place, name in mounts if place in path.parents]
+    if not around:
+        return None
+    name = max(around, key=lambda one: len(one[0].parts))[1]
+    if name in pod.claims:
+        return {"name": name, "volumeClaimTemplate": {}}
+    volumes = [one for one in pod.spec.get("volumes") or () if isinstance(one, dict)]
+    return next((one for one in volumes if one.get("name") == name), {"name": name})
+
+
+def _is_own(volume: Mapping[str, Any]) -> bool:
+    """Whether each pod has one for itself."""
+    return any(kind in volume for kind in (*_WITH_THE_POD, "volumeClaimTemplate"))
+
+
+def _check_volume(
+    check: str, what: str, path: PurePosixPath, volume: Mapping[str, Any] | None
+) -> Finding:
+    remedy = (
+        "mount a volume that stays, by a persistentVolumeClaim, and name a path in it by "
+        f"{PREFIX}{'STORE' if what == 'journal' else 'TRANSPORT'}_URL=sqlite:////data/{path.name}"
+    )
+    if volume is None:
+        seen = f"the {what} {path} is on no volume: it is lost when the container ends"
+        if not path.is_absolute():
+            seen += ", unless a mount is around the image's working directory, which is not said"
+        return fail(check, seen, remedy)
+    kind = next((kind for kind in _WITH_THE_POD if kind in volume), None)
+    if kind is not None:
+        return warn(
+            check,
+            f"the {what} {path} is in the {kind} volume {volume['name']!r}: it outlives a restart "
+            "of the container, and not the pod: a rollout or a drained node loses what is in it",
+            remedy,
+        )
+    return ok(check, f"the {what} {path} is on the volume {volume['name']!r}")
+
+
+def _check_replicas(settings: Settings, pod: Pod, name: str, *, is_own: bool) -> Finding:
+    check = f"{name}: replicas"
+    remedy = "set replicas: 1, or have all pods on one node with one volume for their files"
+    if not is_own:
+        return warn(
+            check,
+            f"{pod.replicas} replicas share SQLite files, which works for pods of one node alone: "
+            "a volume that nodes share is refused at the start",
+            remedy,
+        )
+    if settings.transport_url.startswith("sqlite:"):
+        seen = "each has a queue of its own, of which callers reach one at most"
+    elif settings.accept_unshared_store:
+        return warn(
+            check,
+            f"{pod.replicas} replicas, each with a journal of its own (accept_unshared_store): "
+            "dedupe, resources and recovery do not reach from one to the other",
+            remedy,
+        )
+    else:
+        seen = (
+            "each has a journal of its own: while a method is 'error' or 'probe' or names a "
+            "resource, only the first one starts"
+        )
+    return fail(check, f"{pod.replicas} replicas, and {seen}", remedy)

@@ -9,16 +9,20 @@ from __future__ import annotations
 import configparser
 import math
 import re
+import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from gracekit.config import Settings, format_duration
-from gracekit.doctor.finding import Finding, fail, ok, skip, warn
+from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
+from gracekit.doctor.given import Given, given_by
 from gracekit.doctor.grace import compare
 from gracekit.doctor.shells import hides_signals
+from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 
 DEFAULT_STOP_S: Final = 90.0  # systemd's DefaultTimeoutStopSec
@@ -27,6 +31,7 @@ SYSTEMCTL_TIMEOUT_S: Final = 5.0
 
 Directives = Mapping[str, str]
 
+_ADDED: Final = frozenset({"Environment", "EnvironmentFile"})
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _SPAN_UNITS: Final = {
     "": 1.0, "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0,
@@ -63,7 +68,7 @@ def check_unit(settings: Settings, unit: str) -> Iterator[Finding]:
     programs = _programs(text)
     if programs:
         for name, program in programs.items():
-            yield check_program(settings, name, program)
+            yield from check_program(settings, name, program)
     else:
         directives = parse_unit(text)
         if not directives:
@@ -75,9 +80,9 @@ def check_unit(settings: Settings, unit: str) -> Iterator[Finding]:
 def _check_named(settings: Settings, unit: str) -> Iterator[Finding]:
     shown = show_unit(unit)
     if shown is None:
-        yield skip(
+        yield fail(
             "unit",
-            f"there is no file {unit}, and systemctl knows no such unit here",
+            f"there is no file {unit}, and systemctl knows no such unit here: nothing was judged",
             "give --unit the path of the unit's file",
         )
     else:
@@ -85,7 +90,10 @@ def _check_named(settings: Settings, unit: str) -> Iterator[Finding]:
 
 
 def parse_unit(text: str) -> Directives:
-    """The [Service] section of a unit file; a later line wins, an empty one resets."""
+    """The [Service] section of a unit file; a later line wins, an empty one resets.
+
+    Lines that add up, as `Environment=` does, are joined by blanks.
+    """
     section, found = "", dict[str, str]()
     for line in text.replace("\\\n", " ").splitlines():
         words = line.strip()
@@ -93,7 +101,9 @@ def parse_unit(text: str) -> Directives:
             section = words
         elif section == "[Service]" and "=" in words and words[0] not in "#;":
             name, _, value = words.partition("=")
-            found[name.strip()] = value.strip()
+            name, value = name.strip(), value.strip()
+            more = f"{found.get(name, '')} {value}".strip() if name in _ADDED and value else value
+            found[name] = more
     if "TimeoutSec" in found:
         found.setdefault("TimeoutStopSec", found["TimeoutSec"])
         found.setdefault("TimeoutStartSec", found["TimeoutSec"])
@@ -133,12 +143,68 @@ def show_unit(name: str) -> Directives | None:
 
 def check_directives(settings: Settings, name: str, unit: Directives) -> Iterator[Finding]:
     """Everything in a unit that changes how a stop, a crash or a start ends."""
+    environment, hidden = _environment(unit)
+    given = given_by(_words(unit), environment, unit.get("WorkingDirectory", ""))
+    for file in hidden:
+        yield skip("settings", f"{name} reads {file}, which is not here", "run doctor where it is")
+    settings = yield from judged_by(settings, given, name)
     yield _check_stop(settings, name, unit)
     yield _check_kill_mode(name, unit)
     yield _check_command(name, unit)
     yield _check_restart(name, unit)
     yield _check_start(settings, name, unit)
     yield from _check_watchdog(settings, name, unit)
+
+
+def judged_by(settings: Settings, given: Given, where: str) -> Generator[Finding, None, Settings]:
+    """The settings that a run of *where* has, which is not this process; ours if it says none."""
+    if given.has_hidden_file:
+        seen = f"{where} names the settings file {given.file}, which is not here"
+        yield skip("settings", seen, "run doctor where it is, or with its options")
+    if not given.says:
+        return settings
+    try:
+        settings = given.load()
+    except ConfigError as error:
+        yield from (replace(one, seen=f"{where}: {one.seen}") for one in told("settings", error))
+        return settings
+    yield ok("settings", f"{where} says {', '.join(given.says)}, and is judged by that")
+    return settings
+
+
+def _words(unit: Directives) -> list[str]:
+    """Of its command, without systemd's own marks before it."""
+    command = unit.get("ExecStart", "")
+    match = re.search(r"argv\[\]=(.*?) ;", command)  # as systemctl shows it
+    return (match[1] if match else command).lstrip("@-:+!").split()
+
+
+def _environment(unit: Directives) -> tuple[dict[str, str], list[str]]:
+    """Variables that it sets, those of its files too; and the files that are not here."""
+    variables, hidden = dict[str, str](), list[str]()
+    for word in _split(unit.get("Environment", "")):
+        name, _, value = word.partition("=")
+        variables[name] = value
+    named = unit.get("EnvironmentFile") or unit.get("EnvironmentFiles", "")
+    for word in re.sub(r"\(ignore_errors=\w+\)", "", named).split():
+        file = Path(word.removeprefix("-"))
+        try:
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            hidden.append(str(file))
+            continue
+        for line in lines:
+            name, equals, value = line.strip().partition("=")
+            if equals and name[0] not in "#;":
+                variables[name.strip()] = " ".join(_split(value))
+    return variables, hidden
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
 
 
 def _check_stop(settings: Settings, name: str, unit: Directives) -> Finding:
@@ -181,9 +247,7 @@ def _check_kill_mode(name: str, unit: Directives) -> Finding:
 
 
 def _check_command(name: str, unit: Directives) -> Finding:
-    command = unit.get("ExecStart", "")
-    match = re.search(r"argv\[\]=(.*?) ;", command)  # as systemctl shows it
-    words = (match[1] if match else command).lstrip("@-:+!").split()
+    words = _words(unit)
     if hides_signals(words):
         return fail(
             "ExecStart",
@@ -282,8 +346,26 @@ def _programs(text: str) -> dict[str, Directives]:
     }
 
 
-def check_program(settings: Settings, name: str, program: Directives) -> Finding:
+def check_program(settings: Settings, name: str, program: Directives) -> Iterator[Finding]:
     """The stop of one program of supervisord."""
+    words = _split(program.get("command", ""))
+    given = given_by(words, _pairs(program), program.get("directory", ""))
+    settings = yield from judged_by(settings, given, f"program {name}")
+    yield _check_wait(settings, name, program)
+
+
+def _pairs(program: Directives) -> dict[str, str]:
+    """Its `environment=KEY="value",OTHER="value"`."""
+    parts = shlex.shlex(program.get("environment", ""), posix=True)
+    parts.whitespace, parts.whitespace_split = ",\n", True
+    try:
+        pairs = [word.strip().partition("=") for word in parts]
+    except ValueError:
+        return {}
+    return {name: value for name, _, value in pairs}
+
+
+def _check_wait(settings: Settings, name: str, program: Directives) -> Finding:
     said = f"stopwaitsecs of program {name}"
     if hides_signals(program.get("command", "").split()):
         return fail(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,72 @@ def test_what_a_unit_does_to_a_stop_is_found(unit, old, new, check, level):
     assert unit((old, new))[check] is level
 
 
+ITS_CONFIG = "Environment=GRACEKIT_CONFIG=compute.toml"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("compute:svc", "compute:svc --drain-timeout 60s"),
+        ("compute:svc", "--drain-timeout=60s compute:svc"),
+        ("/usr/bin/gracekit", "/usr/bin/python3 -m gracekit"),
+        ("Type=notify", "Environment=GRACEKIT_DRAIN_TIMEOUT=60s A=B\nType=notify"),
+        (
+            "Type=notify",
+            'Environment=A=B\nEnvironment="GRACEKIT_DRAIN_TIMEOUT=60s" "C=d e"\nType=notify',
+        ),
+        ("Type=notify", "EnvironmentFile=-{here}/compute.env\nType=notify"),
+        ("compute:svc", "compute:svc --config {here}/compute.toml"),
+        ("Type=notify", f"WorkingDirectory={{here}}\n{ITS_CONFIG}\nType=notify"),
+    ],
+    ids=["option", "with =", "module", "variable", "more lines", "file", "config", "its variable"],
+)  # fmt: skip
+def test_a_unit_is_judged_by_the_settings_that_it_gives(tmp_path, more):
+    """
+    Its options, variables and files are those of the run that systemd stops.
+    """
+    (tmp_path / "compute.env").write_text("# of compute\nGRACEKIT_DRAIN_TIMEOUT='60s'\n")
+    (tmp_path / "compute.toml").write_text('drain_timeout = "60s"\n')
+    text = UNIT.replace(*(word.replace("{here}", str(tmp_path)) for word in more))
+    if "-m gracekit" in text:
+        text = text.replace("compute:svc", "compute:svc --drain-timeout 60s")
+    path = tmp_path / "compute.service"
+    path.write_text(text)
+
+    found = list(check_unit(SETTINGS, str(path)))
+
+    assert one(found, "TimeoutStopSec").level is Level.FAIL
+    assert "64s must be below TimeoutStopSec of compute.service = 35s" in (
+        one(found, "TimeoutStopSec").seen
+    )
+    assert "is judged by that" in one(found, "settings").seen
+
+
+def test_an_empty_line_of_a_unit_takes_back_what_was_set(unit):
+    """
+    As systemd reads it; and what other programs are told is not ours.
+    """
+    reset = "Environment=GRACEKIT_DRAIN_TIMEOUT=60s\nEnvironment=\nType=notify"
+    other = ("/usr/bin/gracekit run", "/usr/bin/other --drain-timeout 60s --host 0.0.0.0")
+
+    assert unit(("Type=notify", reset))["TimeoutStopSec"] is Level.OK
+    assert unit(other)["TimeoutStopSec"] is Level.OK
+
+
+def test_what_a_unit_says_wrong_or_elsewhere_is_told(tmp_path):
+    """
+    A start would be refused; or a file is on another machine, and what it says is not known.
+    """
+    path = tmp_path / "compute.service"
+    path.write_text(UNIT.replace("compute:svc", "compute:svc --drain-timeout soon"))
+    wrong = one(check_unit(SETTINGS, str(path)), "settings")
+    path.write_text(UNIT.replace("Type", "EnvironmentFile=/nowhere/compute\nType", 1))
+    elsewhere = one(check_unit(SETTINGS, str(path)), "settings")
+
+    assert (wrong.level, "'soon' is not a duration" in wrong.seen) == (Level.FAIL, True)
+    assert (elsewhere.level, "/nowhere/compute" in elsewhere.seen) == (Level.SKIP, True)
+
+
 def test_a_file_that_is_no_unit_fails(tmp_path):
     """
     A wrong file is not taken for a good unit.
@@ -202,6 +269,8 @@ def test_a_process_of_a_shell_runs_in_no_unit(tmp_path, cgroup):
         ("", Level.FAIL),  # 10 s
         ("stopwaitsecs=soon", Level.FAIL),
         ("stopwaitsecs=40\ncommand=sh -c 'cd /srv && gracekit run compute'", Level.FAIL),
+        ("stopwaitsecs=40\ncommand=gracekit run compute --drain-timeout 60s", Level.FAIL),
+        ('stopwaitsecs=40\nenvironment=A="b,c",GRACEKIT_DRAIN_TIMEOUT="60s"', Level.FAIL),
     ],
 )
 def test_a_program_of_supervisord_is_judged_by_its_stopwaitsecs(tmp_path, lines, level):
@@ -215,7 +284,7 @@ def test_a_program_of_supervisord_is_judged_by_its_stopwaitsecs(tmp_path, lines,
     variables = {"SUPERVISOR_ENABLED": "1", "SUPERVISOR_PROCESS_NAME": "compute"}
     found = list(check_supervisord(SETTINGS, variables, (f"{tmp_path}/*.conf",)))
 
-    assert levels(named) == levels(found) == {"supervisord": level}
+    assert levels(named)["supervisord"] == levels(found)["supervisord"] == level
 
 
 def test_an_unseen_supervisord_file_is_a_warning():
@@ -251,6 +320,8 @@ def env(**variables: str) -> list[dict[str, str]]:
 
 
 NAME = "Deployment compute, container main"
+RUN = ["gracekit", "run", "compute:svc"]
+SHELL_RUN = "gracekit run compute --drain-timeout=2m"
 SLEEP_2 = {"preStop": {"sleep": {"seconds": 2}}}
 EXEC_SLEEP_2 = {"preStop": {"exec": {"command": ["sleep", "2"]}}}
 HTTP = {"preStop": {"httpGet": {"path": "/stop"}}}
@@ -268,6 +339,10 @@ HTTP = {"preStop": {"httpGet": {"path": "/stop"}}}
         (deployment(20, env=env(DRAIN_TIMEOUT="10s")), {NAME: Level.OK}),
         (deployment(60, env=env(DRAIN_TIMEOUT="2m")), {NAME: Level.FAIL}),
         (deployment(60, env=env(DRAIN_TIMEOUT="long")), {NAME: Level.FAIL}),
+        (deployment(60, command=RUN, args=["--drain-timeout", "2m"]), {NAME: Level.FAIL}),
+        (deployment(60, command=["sh", "-c", f"exec {SHELL_RUN}"]), {NAME: Level.FAIL}),
+        (deployment(60, command=["other"], args=["--drain-timeout", "2m"]), {NAME: Level.OK}),
+        (deployment(60, command=RUN, args=["--drain-timeout", "long"]), {NAME: Level.FAIL}),
         (deployment(60, env=env(KILL_AFTER="60")), {f"{NAME}: GRACEKIT_KILL_AFTER": Level.OK}),
         (deployment(60, env=env(KILL_AFTER="90s")), {f"{NAME}: GRACEKIT_KILL_AFTER": Level.FAIL}),
         (deployment(60), {f"{NAME}: GRACEKIT_KILL_AFTER": Level.WARN}),
@@ -283,6 +358,87 @@ def test_a_pod_must_be_given_the_time_that_its_container_takes(tmp_path, manifes
     found = levels(check_manifest(SETTINGS, path))
 
     assert {check: found.get(check) for check in expected} == expected
+
+
+CLAIM = {"name": "data", "persistentVolumeClaim": {"claimName": "compute"}}
+EMPTY = {"name": "data", "emptyDir": {}}
+FILES = env(STORE_URL="sqlite:////data/store.db", TRANSPORT_URL="sqlite:////data/queue.db")
+ON_BROKER = env(
+    STORE_URL="sqlite:////data/store.db",
+    TRANSPORT_URL="amqp://u:p@broker/v",
+)
+MOUNTED = [{"name": "data", "mountPath": "/data"}]
+OTHERWISE = [{"name": "data", "mountPath": "/other"}]
+
+
+def with_volume(
+    *volumes: dict[str, object],
+    variables: list[dict[str, str]] = FILES,
+    mounts: list[dict[str, str]] = MOUNTED,
+    replicas: int = 1,
+    claims: tuple[str, ...] = (),
+) -> dict[str, object]:
+    spec = {
+        "containers": [{"name": "main", "env": variables, "volumeMounts": mounts}],
+        "volumes": list(volumes),
+    }
+    return {
+        "kind": "Deployment",
+        "metadata": {"name": "compute"},
+        "spec": {
+            "replicas": replicas,
+            "template": {"spec": spec},
+            "volumeClaimTemplates": [{"metadata": {"name": name}} for name in claims],
+        },
+    }
+
+
+SHARED = env(ACCEPT_UNSHARED_STORE="true")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "check", "level", "said"),
+    [
+        (with_volume(CLAIM), "journal", Level.OK, "is on the volume 'data'"),
+        (with_volume(CLAIM), "queue", Level.OK, "is on the volume 'data'"),
+        (with_volume(claims=("data",)), "journal", Level.OK, "is on the volume 'data'"),
+        (with_volume(EMPTY), "journal", Level.WARN, "in the emptyDir volume 'data'"),
+        (with_volume(EMPTY), "queue", Level.WARN, "in the emptyDir volume 'data'"),
+        (with_volume(CLAIM, mounts=OTHERWISE), "journal", Level.FAIL, "is on no volume"),
+        (with_volume(variables=env(HOST="h")), "journal", Level.FAIL, "working directory, which"),
+        (with_volume(EMPTY, variables=ON_BROKER), "queue", None, ""),
+        (with_volume(CLAIM), "replicas", None, ""),
+        (with_volume(CLAIM, replicas=3), "replicas", Level.WARN, "for pods of one node alone"),
+        (with_volume(EMPTY, replicas=3), "replicas", Level.FAIL, "a queue of its own"),
+        (with_volume(claims=("data",), replicas=3), "replicas", Level.FAIL, "queue of its own"),
+        (
+            with_volume(claims=("data",), replicas=2, variables=ON_BROKER),
+            "replicas",
+            Level.FAIL,
+            "only the first one starts",
+        ),
+        (
+            with_volume(claims=("data",), replicas=2, variables=ON_BROKER + SHARED),
+            "replicas",
+            Level.WARN,
+            "accept_unshared_store",
+        ),
+    ],
+)
+def test_where_a_pod_keeps_its_files_and_who_shares_them_is_told(
+    tmp_path, manifest, check, level, said
+):
+    """
+    A journal that goes with its container or pod keeps no promise, nor do two for one queue.
+    """
+    path = tmp_path / "compute.json"
+    path.write_text(json.dumps(manifest))
+
+    found = {one.check: one for one in check_manifest(SETTINGS, path)}.get(f"{NAME}: {check}")
+
+    assert (found and found.level) == level
+    assert found is None or said in found.seen
+    assert found is None or level is Level.OK or found.remedy
 
 
 def test_a_pre_stop_of_unknown_length_is_a_warning(tmp_path):
@@ -330,10 +486,10 @@ def test_sidecars_are_left_alone_where_one_container_is_ours(tmp_path):
     path = tmp_path / "pod.json"
     path.write_text(json.dumps(manifest))
 
-    assert set(levels(check_manifest(SETTINGS, path))) == {
-        "Pod x, container main",
-        "Pod x, container main: GRACEKIT_KILL_AFTER",
-    }
+    assert all(
+        check.startswith("Pod x, container main")
+        for check in levels(check_manifest(SETTINGS, path))
+    )
 
 
 def test_a_manifest_without_pods_fails(tmp_path):
@@ -368,17 +524,18 @@ def test_yaml_is_read_where_a_library_is_there(tmp_path):
     assert levels(check_manifest(SETTINGS, path))["Pod compute, container main"] is Level.FAIL
 
 
-def test_yaml_without_a_library_is_skipped_with_a_remedy(tmp_path):
+def test_yaml_without_a_library_fails_with_a_remedy(tmp_path, monkeypatch):
     """
-    JSON from kubectl needs nothing.
+    What was asked about and not looked at is not in order; JSON from kubectl needs nothing.
     """
-    try:
-        import yaml  # noqa: F401
-    except ImportError:
-        path = tmp_path / "compute.yaml"
-        path.write_text(YAML)
-        (found,) = check_manifest(SETTINGS, path)
-        assert (found.level, "-o json" in found.remedy) == (Level.SKIP, True)
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    path = tmp_path / "compute.yaml"
+    path.write_text(YAML)
+
+    (found,) = check_manifest(SETTINGS, path)
+
+    assert (found.level, "-o json" in found.remedy) == (Level.FAIL, True)
+    assert "nothing in it was judged" in found.seen
 
 
 def test_broken_yaml_is_a_configuration_error(tmp_path):
@@ -435,13 +592,13 @@ def test_a_shell_that_keeps_signals_is_known_by_its_words(words, hidden, interac
     assert (hides_signals(words), is_interactive(words)) == (hidden, interactive)
 
 
-def test_a_named_unit_that_nobody_knows_is_skipped(tmp_path, monkeypatch):
+def test_a_named_unit_that_nobody_knows_fails(tmp_path, monkeypatch):
     """
-    Without systemctl a name says nothing; the remedy is the file.
+    What was asked about and not looked at is not in order; the remedy is the file.
     """
     monkeypatch.setenv("PATH", str(tmp_path))
 
     (found,) = check_unit(SETTINGS, "compute")
 
-    assert (found.level, found.remedy) == (Level.SKIP, "give --unit the path of the unit's file")
+    assert (found.level, found.remedy) == (Level.FAIL, "give --unit the path of the unit's file")
     assert not Path("compute").exists()
