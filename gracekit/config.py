@@ -190,6 +190,10 @@ def _parse_url(value: object) -> str:
     raise ConfigError("a URL is a text, and not empty; leave the setting out for its default")
 
 
+def _parse_word(value: object) -> str:
+    return _parse_text(value).lower()
+
+
 def _parse_optional_name(value: object) -> str | None:
     return None if value == "" else _parse_text(value)
 
@@ -225,6 +229,10 @@ def _text(default: str) -> Any:
 
 def _url(default: str) -> Any:
     return _setting(default, _parse_url)
+
+
+def _word(default: str) -> Any:
+    return _setting(default, _parse_word)
 
 
 def _seconds(default: float, *, zero: bool = False) -> Any:
@@ -298,7 +306,12 @@ class Settings:
             traceback and no arguments of it), or `none`. The record keeps all.
         reply_queues: Names of queues that answers may go to beside `reply_...`, with * for any
             characters, separated by commas.
-        log_format: `text`, `json`, or `auto`: text on a terminal.
+        log_format: `text`, `json`, or `auto`: text on a terminal. Given, it replaces the
+            logging that the service's module has configured.
+        log_level: Lowest level that `gracekit run` logs: `debug`, `info`, `warning`, `error` or
+            `critical`.
+        log_failures: What the log tells of a FAILED task: `line` (class, message and request
+            id), `traceback` with it, or `off`.
         origins: Field name to the place that its value came from.
     """
 
@@ -343,9 +356,11 @@ class Settings:
     probe_timeout_s: float = _seconds(30.0)
     accept_unshared_store: bool = _setting(default=False, parse=_parse_truth)
     rpc_ping_enabled: bool = _setting(default=False, parse=_parse_truth)
-    error_details: str = _text("full")
+    error_details: str = _word("full")
     reply_queues: str = _setting("", _parse_words)
     log_format: str = _text("auto")
+    log_level: str = _word("info")
+    log_failures: str = _word("line")
 
     origins: Mapping[str, str] = field(
         default_factory=dict, repr=False, compare=False, metadata={"parse": None}
@@ -628,6 +643,16 @@ def _numbers(settings: Settings) -> Iterator[str]:
         )
 
 
+_CHOICES: Final = MappingProxyType(
+    {
+        "error_details": ("full", "message", "none"),
+        "log_format": ("auto", "text", "json"),
+        "log_level": ("debug", "info", "warning", "error", "critical"),
+        "log_failures": ("line", "traceback", "off"),
+    }
+)
+
+
 def _names(settings: Settings) -> Iterator[str]:
     for name in ("host", "instance"):
         value = getattr(settings, name)
@@ -644,17 +669,9 @@ def _names(settings: Settings) -> Iterator[str]:
             "'{topic}-ops' or 'compute-alt'; set GRACEKIT_OPS_TOPIC"
         )
     for name, words in _CHOICES.items():
-        if (value := getattr(settings, name)) not in words:
-            allowed = f"{', '.join(words[:-1])} or {words[-1]}"
-            yield f"{name} = {value!r} must be {allowed}{did_you_mean(value, words)}"
-
-
-_CHOICES: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
-    {
-        "error_details": ("full", "message", "none"),
-        "log_format": ("auto", "text", "json"),
-    }
-)
+        if (given := getattr(settings, name)) not in words:
+            rule = f"{', '.join(words[:-1])} or {words[-1]}"
+            yield f"{name} = {given!r} must be {rule}{did_you_mean(given, words)}"
 
 
 def _urls(settings: Settings) -> Iterator[str]:

@@ -9,6 +9,7 @@ cancelled: only a handler is, and a wait for a turn when the gate closes.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -22,6 +23,7 @@ from gracekit.request.attempt import (
     error_type_of,
     errored,
     failed,
+    failure_from,
     has_left_out,
     ordered,
     outcome_of,
@@ -35,8 +37,9 @@ from gracekit.request.lanes import GIVE_BACK_PAUSE_S, Job, LaneGate, Turns
 from gracekit.request.refusals import settle
 from gracekit.request.waits import LeaseWaits
 from gracekit.rpc.failures import words_of
+from gracekit.rpc.message import Failure
 from gracekit.rpc.transport import Delivery
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry import Telemetry, masked
 from gracekit.tracker.history import History
 from gracekit.tracker.journal import Address, Outcome, TaskRow
 from gracekit.tracker.task import CancelCause, Cut, Lane, Order, Reason, TaskState, TrackedTask
@@ -252,7 +255,7 @@ class Dispatcher:
         if end.outcome is None:
             await self._hand_over(job, end.cut or Cut.CANCELLED)
             return
-        addresses = await self._finish(job, end.outcome)
+        addresses = await self._finish(job, end, end.outcome)
         for address in addresses:
             await self._reply(job, address, end.outcome)
 
@@ -288,6 +291,7 @@ class Dispatcher:
         if end.outcome is None:
             await self._give_back(job)
             return
+        self._note_end(job, end, end.outcome)
         await self._end_copies(job, end.outcome)
 
     async def _end_copies(self, job: Job, outcome: Outcome) -> None:
@@ -539,7 +543,7 @@ class Dispatcher:
             if traced is not None:
                 traced.end(error_type=error_type_of(end), cut=end.cut and end.cut.value)
 
-    async def _finish(self, job: Job, outcome: Outcome) -> list[Address]:
+    async def _finish(self, job: Job, end: End, outcome: Outcome) -> list[Address]:
         """Outcome, end of the lease and replies due, in one commit; then the turn is over."""
         task = job.task
         self._turns.leave_slots(job)
@@ -548,17 +552,37 @@ class Dispatcher:
         self._end_turn(job)
         if job.refused:
             await self._waits.pass_on(job)
-        ran_s = self._clock.loop() - (task.started_at or 0.0)
+        self._note_end(job, end, outcome)
+        return addresses
+
+    def _note_end(self, job: Job, end: End, outcome: Outcome) -> None:
+        """An attempt has ended and was not cut: its method's history and the log are told."""
+        task = job.task
+        seconds = self._clock.loop() - (task.started_at or 0.0)
         if outcome.state is TaskState.SUCCEEDED and task.attempt == 1 and task.history is not None:
-            task.history.add(ran_s)
+            task.history.add(seconds)
+        ran_s = round(seconds, 3)
         self._telemetry.emit(
             "task.finished",
             task_id=task.request_id,
             method=task.method,
             outcome=outcome.state.value,
-            ran_s=round(ran_s, 3),
+            ran_s=ran_s,
         )
-        return addresses
+        if outcome.state is TaskState.FAILED and outcome.failure is not None:
+            error, trace = _words_of_failure(job, failure_from(outcome.failure))
+            self._telemetry.emit(
+                "task.failed",
+                level=logging.DEBUG if end.expected else None,
+                trace=trace if self._telemetry.log_failures == "traceback" else "",
+                task_id=task.request_id,
+                method=task.method,
+                channel=task.lane.value,
+                resource=task.resource,
+                attempt=task.attempt,
+                error=error,
+                ran_s=ran_s,
+            )
 
     def _end_turn(self, job: Job) -> None:
         self._turns.leave(job)
@@ -702,6 +726,17 @@ class Dispatcher:
     def left_behind(self) -> int:
         """Requests that are still in gracekit's own hands; a handler that never ended is not."""
         return sum(not job.stuck for job in self._jobs.values())
+
+
+def _words_of_failure(job: Job, failure: Failure) -> tuple[str, str]:
+    """Class and message, and the traceback, without what the request has sent."""
+    known = "" if job.task.resource is None else job.task.resource[1]
+
+    def without_secrets(text: str) -> str:
+        return masked(text, job.caller, job.args, known=known)
+
+    error = f"{failure.exc_class}: {without_secrets(failure.message)}"
+    return error.removesuffix(": "), without_secrets("".join(failure.tb))
 
 
 def _operation_of(job: Job) -> str | None:

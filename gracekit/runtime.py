@@ -24,7 +24,7 @@ from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, cast, get_args
 
 import anyio
 import anyio.to_thread
@@ -84,7 +84,7 @@ from gracekit.store.bell import Bell, nudge, ring
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.files import identity_of
 from gracekit.store.migrate import load_migrations
-from gracekit.telemetry import LOGGER, Telemetry
+from gracekit.telemetry import LOGGER, LogFailures, Telemetry
 from gracekit.tracker.claims import Claims
 from gracekit.tracker.history import History
 from gracekit.tracker.holds import Holds
@@ -381,6 +381,7 @@ class Runtime:
             raise
         self._engine.on_broken(partial(self._broke, "store"))
         self._transport.on_broken(partial(self._broke, "queue"))
+        self.telemetry.log_failures = cast("LogFailures", settings.log_failures)
         if self._bell is not None:
             self._bell.start(self.reconciler.poke, on_nudge=self._waits.wake)
         self.telemetry.identify(service=self.service.topic, instance=self.instance)

@@ -8,6 +8,7 @@ unless the metric says so, and ids never are.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import io
@@ -19,10 +20,11 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal, Protocol, TextIO
 
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -36,6 +38,27 @@ LOGGER: Final = "gracekit"
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 LONGEST_TEXT: Final = 256
 LONGEST_LIST: Final = 100
+SHORTEST_MASKED: Final = 4
+"""Shorter values of a request are no secrets, and part of many words."""
+
+LogFormat = Literal["auto", "text", "json"]
+LogFailures = Literal["line", "traceback", "off"]
+
+
+class Running(Protocol):
+    """Who runs here, as log lines name it: the context of a handler or hook."""
+
+    @property
+    def request_id(self) -> str:
+        """The sender's id of the request."""
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+
+
+running: Final[ContextVar[Running | None]] = ContextVar("gracekit_context", default=None)
+"""Set around handlers and hooks by the floor that calls them."""
 
 # -- the catalogue ----------------------------------------------------------------
 
@@ -127,6 +150,12 @@ _EVENTS: Final = (
         "Its work is done, and what it returned cannot be sent: whoever asks is told so.",
         f"{_TASK} error",
     ),
+    _event(
+        "task.failed",
+        _W,
+        "Its handler raised, or took too long: it is FAILED, and not run again.",
+        f"{_TASK} error ran_s",
+    ),
     _event("task.ordered", _I, "An operator's word about a task.", f"{_TASK} verb by reason state"),
     _event("task.rejected", _W, "A request was refused for good.", "task_id method reason error"),
     _event("dispatch.failed", _E, "A request met a fault of gracekit itself.", "error"),
@@ -215,6 +244,17 @@ def _checked(name: str, fields: tuple[str, ...]) -> Event:
 
 # -- the emitter ------------------------------------------------------------------
 
+# Attributes of our log records that are called otherwise than the field: oslo.log has a meaning of
+# its own for these. A JSON line has the field's name.
+_ATTRIBUTES: Final = MappingProxyType(
+    {"instance": "gracekit_instance", "resource": "gracekit_resource"}
+)
+
+
+def _identity(service: str, instance: str) -> Mapping[str, str]:
+    return {"service.name": service, _ATTRIBUTES["instance"]: instance}
+
+
 Subscriber = Callable[[str, Mapping[str, Any]], None]
 InFlight = Callable[[], Mapping[tuple[str, str], int]]
 
@@ -229,34 +269,47 @@ class Telemetry:
     """
 
     def __init__(self, service: str = "", instance: str = "") -> None:
-        self._identity: Mapping[str, str] = {"service.name": service, "instance": instance}
+        self._identity = _identity(service, instance)
         self._logger = logging.getLogger(LOGGER)
         self._metrics = _Metrics()
         self.tracing = Tracing()
         self._subscribers: tuple[Subscriber, ...] = ()
+        self.log_failures: LogFailures = "line"
 
     def identify(self, *, service: str, instance: str) -> None:
         """Name the service and instance that later events speak of.
 
         The run begins: a tracer provider that the process has by now is used.
         """
-        self._identity = {"service.name": service, "instance": instance}
+        self._identity = _identity(service, instance)
         self.tracing.look()
 
-    def emit(self, event: str, *, cause: BaseException | None = None, **fields: Any) -> None:
+    def emit(
+        self,
+        event: str,
+        *,
+        level: int | None = None,
+        cause: BaseException | None = None,
+        trace: str = "",
+        **fields: Any,
+    ) -> None:
         """Tell everybody that *event* has happened.
 
         Args:
             event: Its name in the catalogue.
+            level: Of its log line, where that is not the catalogue's.
             cause: An exception whose traceback belongs into the log.
+            trace: The text of a traceback, where there is no exception any more.
             fields: As the catalogue lists them.
 
         Raises:
             UnknownEventError: the catalogue does not list it or one of the fields.
         """
         known = _checked(event, tuple(fields))
-        if self._logger.isEnabledFor(known.level):
-            self._log(known, fields, cause)
+        if level is None:
+            level = known.level
+        if self._logger.isEnabledFor(level):
+            self._log(known, level, fields, cause, trace)
         self._metrics.record(event, fields)
         for subscriber in self._subscribers:
             self._tell(subscriber, event, fields)
@@ -282,13 +335,33 @@ class Telemetry:
         """
         self._metrics.observe_in_flight(read)
 
-    def _log(self, event: Event, fields: Mapping[str, Any], cause: BaseException | None) -> None:
+    def _log(
+        self,
+        event: Event,
+        level: int,
+        fields: Mapping[str, Any],
+        cause: BaseException | None,
+        trace: str,
+    ) -> None:
+        if event.name == "task.failed" and self.log_failures == "off":
+            return
         shown = {name: clean(value) for name, value in fields.items() if value is not None}
         words = " ".join(f"{name}={_word(value)}" for name, value in shown.items())
-        extra = {"event": event.name, **self._identity, **shown}
+        extra = {_ATTRIBUTES.get(name, name): value for name, value in shown.items()}
         # No arguments: a `%` in wire text must not be formatting.
-        text = f"{event.name} {words}".rstrip()
-        self._logger.log(event.level, text, extra=extra, exc_info=cause)
+        record = self._logger.makeRecord(
+            LOGGER,
+            level,
+            __file__,
+            0,
+            f"{event.name} {words}".rstrip(),
+            (),
+            None if cause is None else (type(cause), cause, cause.__traceback__),
+            extra={"event": event.name, **self._identity, **extra},
+        )
+        # Where any formatter looks for it: an application's own, too.
+        record.exc_text = _escaped(trace) or None
+        self._logger.handle(record)
 
     def _tell(self, subscriber: Subscriber, event: str, fields: Mapping[str, Any]) -> None:
         try:
@@ -372,7 +445,9 @@ def clean(value: Any) -> Any:
             return value
         case float():
             return value if math.isfinite(value) else str(value)
-        case list() | tuple() | set() | frozenset():
+        case tuple():  # a name in parts, as of a resource
+            return clean(":".join(map(str, value)))
+        case list() | set() | frozenset():
             return [clean(item) for item in list(value)[:LONGEST_LIST]]
     return escape(str(value))
 
@@ -387,6 +462,43 @@ def escape(text: str, *, longest: int = LONGEST_TEXT) -> str:
     return cut if len(text) <= longest else cut + "…"
 
 
+def masked(text: str, *sent: object, known: str = "") -> str:
+    """*text* with `<name>` in the place of each text that one of *sent* holds under that name.
+
+    For what an application says of a request: arguments and contexts are their callers' secrets.
+    Texts below 4 characters stay, and what the application has rewritten.
+
+    Args:
+        text: An error's message, for example.
+        sent: Arguments and context of the request, plain JSON data; a damaged row may hold any.
+        known: A value that is told anyway: the name of its resource.
+    """
+    quoted = {
+        form: name
+        for given in sent
+        for name, value in (given if isinstance(given, Mapping) else {"request": given}).items()
+        for part in _texts(value)
+        for form in (part, repr(part)[1:-1])
+        if len(form) >= SHORTEST_MASKED and part != known and form in text
+    }
+    for form in sorted(quoted, key=len, reverse=True):
+        text = text.replace(form, f"<{quoted[form]}>")
+    return text
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in plain JSON data, but not the keys."""
+    match value:
+        case str():
+            yield value
+        case Mapping():
+            for item in value.values():
+                yield from _texts(item)
+        case list() | tuple():
+            for item in value:
+                yield from _texts(item)
+
+
 def _word(value: Any) -> str:
     """One value of a text line, quoted where a reader could not see its end."""
     if isinstance(value, list):
@@ -397,10 +509,13 @@ def _word(value: Any) -> str:
 
 # -- logging ----------------------------------------------------------------------
 
-LogFormat = Literal["auto", "text", "json"]
-
 # What every record has; the rest came as extra.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+# Attribute of a record to key of its JSON line; an application's own attribute of that name stands.
+_KEYS: Final = MappingProxyType(
+    {attribute: name for name, attribute in _ATTRIBUTES.items()}
+    | {"gracekit_request_id": "task_id", "gracekit_method": "method"}
+)
 
 
 def configure_logging(
@@ -416,13 +531,77 @@ def configure_logging(
         level: Lowest level shown.
         stream: None for standard output.
     """
-    out = sys.stdout if stream is None else stream
-    text = log_format == "text" or (log_format == "auto" and out.isatty())
-    handler = _handler(out)
-    handler.setFormatter(TextFormatter() if text else JsonFormatter())
+    _install(_formatting(log_format, sys.stdout if stream is None else stream), level)
+
+
+@contextlib.contextmanager
+def logging_around(
+    log_format: LogFormat = "auto", *, level: int, overrides: bool
+) -> Iterator[None]:
+    """`configure_logging` for a block that loads an application.
+
+    If that configures logging itself, it stands. A bare `basicConfig()` counts for nothing, as
+    `logging.warning()` calls it too. What is logged meanwhile goes the same way as later lines.
+
+    Args:
+        log_format: As there.
+        level: As there.
+        overrides: Let the application's configuration give way.
+    """
+    handler, root = _formatting(log_format, sys.stdout), logging.getLogger()
+    before, ours = root.level, _OurLevel(level)
+    if overrides:
+        _install(handler, level)
+    else:
+        logging.lastResort = handler  # what Python asks as long as the root has no handler
+        root.setLevel(ours)
+    yield
+    if overrides or not _is_configured(root, ours):
+        _install(handler, level)
+    elif root.level is ours:
+        root.setLevel(before)
+
+
+class _OurLevel(int):
+    """A level that can be told from an equal one that somebody else has set."""
+
+
+def _is_configured(root: logging.Logger, ours: int) -> bool:
+    match root.handlers:
+        case []:
+            return False
+        case [logging.StreamHandler(stream=sys.stderr, formatter=logging.Formatter() as form)]:
+            return root.level is not ours or form._fmt != logging.BASIC_FORMAT  # noqa: SLF001
+    return True
+
+
+def _install(handler: logging.Handler, level: int) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+
+
+def _formatting(log_format: LogFormat, out: TextIO) -> logging.Handler:
+    text = log_format == "text" or (log_format == "auto" and out.isatty())
+    handler = _handler(out)
+    handler.setFormatter(TextFormatter() if text else JsonFormatter())
+    handler.addFilter(RequestFilter())
+    return handler
+
+
+class RequestFilter(logging.Filter):
+    """Gives each log record the request whose handler has logged it; lets all pass.
+
+    Add it to a handler of your own logging, and name `%(gracekit_request_id)s` and
+    `%(gracekit_method)s` in its format; both are empty outside of handlers.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See `logging.Filter`."""
+        here = running.get()
+        record.gracekit_request_id = "" if here is None else here.request_id
+        record.gracekit_method = "" if here is None else here.method
+        return True
 
 
 def _handler(out: TextIO) -> logging.Handler:
@@ -444,7 +623,9 @@ class TextFormatter(logging.Formatter):
         when = time.strftime("%H:%M:%S", time.localtime(record.created))
         message = escape(record.getMessage(), longest=8192)
         origin = "" if record.name == LOGGER else f"{record.name}: "
-        line = f"{when} {record.levelname:<7} {origin}{message}"
+        request = "" if record.name == LOGGER else getattr(record, "gracekit_request_id", "")
+        ending = f" task_id={_word(clean(request))}" if request else ""
+        line = f"{when} {record.levelname:<7} {origin}{message}{ending}"
         return "\n".join((line, *_traceback(record)))
 
 
@@ -460,7 +641,9 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": escape(record.getMessage(), longest=8192),
         }
-        entry |= {k: clean(v) for k, v in vars(record).items() if k not in _STANDARD and v != ""}
+        more = {k: clean(v) for k, v in vars(record).items() if k not in _STANDARD and v != ""}
+        ours = {name: more.pop(key) for key, name in _KEYS.items() if key in more}
+        entry |= {**ours, **more}
         entry |= _trace()
         if lines := _traceback(record):
             entry["exception"] = "\n".join(lines)
@@ -469,10 +652,13 @@ class JsonFormatter(logging.Formatter):
 
 def _traceback(record: logging.LogRecord) -> list[str]:
     """Lines of the exception, each escaped: its message may be wire text."""
-    if not record.exc_info or record.exc_info[0] is None:
-        return []
-    text = "".join(traceback.format_exception(*record.exc_info))
-    return [escape(line, longest=2048) for line in text.splitlines()]
+    if record.exc_info and record.exc_info[0] is not None:
+        return _escaped("".join(traceback.format_exception(*record.exc_info))).splitlines()
+    return _escaped(record.exc_text or "").splitlines()
+
+
+def _escaped(text: str) -> str:
+    return "\n".join(escape(line, longest=2048) for line in text.splitlines())
 
 
 def _trace() -> dict[str, str]:

@@ -24,12 +24,14 @@ from gracekit.telemetry import (
     CATALOGUE,
     LOGGER,
     JsonFormatter,
+    RequestFilter,
     Telemetry,
     TextFormatter,
     UnknownEventError,
     clean,
     configure_logging,
     escape,
+    masked,
 )
 from gracekit.tracker.tracker import Tracker
 from tests.process.helpers import fill
@@ -66,8 +68,8 @@ def test_every_emission_is_in_the_catalogue():
     wrong = []
     for place, call in emissions():
         event = ast.literal_eval(call.args[0])
-        # None stands for `**`; a cause is no field.
-        fields = {keyword.arg for keyword in call.keywords} - {"cause"}
+        # None stands for `**`; how it is logged is no field.
+        fields = {keyword.arg for keyword in call.keywords} - {"cause", "level", "trace"}
         if event not in CATALOGUE or fields - CATALOGUE[event].fields:
             wrong.append((place, event, fields))
 
@@ -93,13 +95,27 @@ def test_unknown_events_and_fields_are_refused():
         Telemetry().emit("drain.started", in_fligth=1)
 
 
-def test_fields_do_not_collide_with_those_of_a_log_record():
+def test_fields_do_not_collide_with_those_of_a_log_record(caplog):
     """
-    Any logging formatter can show our fields as its own.
+    Any logging formatter can show our fields as its own, and oslo.log shows its own as before.
     """
-    taken = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "event"}
+    taken = set(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+    oslos = {
+        *("instance", "instance_uuid", "resource", "context", "extra", "project", "version"),
+        *("request_id", "global_request_id", "user_identity", "user_name", "color", "isotime"),
+        "error_summary",
+    }
+    caplog.set_level(logging.DEBUG, LOGGER)
 
-    assert {e.name: e.fields & taken for e in CATALOGUE.values() if e.fields & taken} == {}
+    for event in CATALOGUE.values():
+        assert event.fields & taken == set()
+        Telemetry("shop", "till").emit(event.name, **dict.fromkeys(event.fields, 1))
+
+    for record in caplog.records:
+        RequestFilter().filter(record)
+        assert set(vars(record)) & oslos == set()
+    (started,) = (record for record in caplog.records if record.event == "task.started")
+    assert json.loads(JsonFormatter().format(started))["resource"] == 1
 
 
 # -- sinks --------------------------------------------------------------------------
@@ -232,6 +248,30 @@ def test_a_huge_name_costs_little():
     """
     assert len(escape("\n" * (1 << 20))) < 2000
     assert len(clean(["x"] * 10_000)) == 100
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("no disk s3cret", "no disk <disk>"),
+        ("'s3cret' and s3cret's twin", "'<disk>' and <disk>'s twin"),
+        ("deep-one of two", "<disks> of two"),
+        ("KeyError: 'size'", "KeyError: 'size'"),
+        (r"a\nb-c is", "<text> is"),
+        ("a\nb-c is", "<text> is"),
+        ("vm-1 is gone", "vm-1 is gone"),
+        ("abc", "abc"),
+        ("tok-tok-tok", "<auth>"),
+    ],
+)
+def test_what_a_request_has_sent_is_masked(text, shown):
+    """
+    Each text stands as the name that it was sent under, but for the short and the known.
+    """
+    args = {"disk": "s3cret", "disks": [{"size": "deep-one"}], "text": "a\nb-c", "short": "abc"}
+    context = {"auth": "tok-tok-tok", "part": "tok-"}
+
+    assert masked(text, args, {"vm": "vm-1"}, context, known="vm-1") == shown
 
 
 def test_a_line_break_in_an_exception_forges_no_line(root):

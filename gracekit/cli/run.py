@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,11 +15,11 @@ import click
 from gracekit.cli.app import load_service
 from gracekit.cli.options import config_option, json_option, setting_flags
 from gracekit.cli.text import safe
-from gracekit.config import load
+from gracekit.config import Settings, load
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.exits import ExitCode
 from gracekit.runtime import run_service
-from gracekit.telemetry import LogFormat, configure_logging
+from gracekit.telemetry import LogFormat, logging_around
 
 
 @click.command()
@@ -56,8 +59,8 @@ def run(
         flags["log_format"] = flags["log_format"] or "json"
     try:
         settings = load(flags, os.environ, config)
-        configure_logging(cast("LogFormat", settings.log_format))
-        service = load_service(target, factory=factory, app_dir=app_dir)
+        with _logging(settings):
+            service = load_service(target, factory=factory, app_dir=app_dir)
     except (ConfigError, DeclarationError) as error:
         _tell(str(error))
         ctx.exit(ExitCode.CONFIG)
@@ -66,6 +69,18 @@ def run(
         _tell("".join(traceback.format_exception(error.with_traceback(_from_app(error)))))
         ctx.exit(ExitCode.CONFIG if isinstance(error, ImportError) else ExitCode.INTERNAL)
     ctx.exit(run_service(service, settings))
+
+
+@contextlib.contextmanager
+def _logging(settings: Settings) -> Iterator[None]:
+    """The log of the process: as the module configures it, but for the settings that were given."""
+    log_format = cast("LogFormat", settings.log_format)
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    overrides = settings.origin("log_format") != "default"
+    with logging_around(log_format, level=level, overrides=overrides):
+        yield
+    if settings.origin("log_level") != "default":
+        logging.getLogger().setLevel(level)
 
 
 def _tell(text: str) -> None:

@@ -39,7 +39,7 @@ from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method, MethodTable
 from gracekit.rpc.offer import can_serve
 from gracekit.store.batch import Batch
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry import Telemetry, masked
 from gracekit.tracker.claims import Claims
 from gracekit.tracker.holds import Hold, Holds
 from gracekit.tracker.journal import Address, Journal, Outcome, TaskRow, address_of
@@ -707,6 +707,18 @@ class Reconciler:
                 task_id=row.request_id,
                 method=row.method,
                 reason=outcome.reason or "",
+            )
+        elif outcome.state is TaskState.FAILED:
+            known = "" if row.resource is None else row.resource[1]
+            said = masked(outcome.detail or "", row.context or {}, row.args or {}, known=known)
+            self._telemetry.emit(
+                "task.failed",
+                task_id=row.request_id,
+                method=row.method,
+                channel=row.lane.value,
+                resource=row.resource,
+                attempt=row.attempts,
+                error=f"the probe said: {said}",
             )
         self._leave(row.resource)
         for address in map(address_of, addresses):

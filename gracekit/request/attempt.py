@@ -27,7 +27,7 @@ from gracekit.errors import (
 )
 from gracekit.process import Threads
 from gracekit.request.context import Context, enter, leave, running_in
-from gracekit.rpc.failures import failure_of, words_of
+from gracekit.rpc.failures import failure_of, is_expected, words_of
 from gracekit.rpc.message import Failure
 from gracekit.rpc.methods import Method
 from gracekit.rpc.oslo_wire import write_result
@@ -49,11 +49,13 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
         outcome: None if it was cut.
         cut: None if it ended.
         interrupted_by: What the handler raised, if something other than gracekit cancelled it.
+        expected: The handler is known to raise what it has raised: it is no news.
     """
 
     outcome: Outcome | None = None
     cut: Cut | None = None
     interrupted_by: str = ""
+    expected: bool = False
 
 
 def error_type_of(end: End) -> str | None:
@@ -175,7 +177,7 @@ def _judge(task: TrackedTask, method: Method[Any, Any], error: BaseException) ->
         return End(outcome=ordered(str(task), task.order, task.state))
     if _is_interruption(task, method, error):
         return End(cut=Cut.UNCLEAN, interrupted_by=words_of(error) or type(error).__name__)
-    return End(outcome=failed(error))
+    return End(outcome=failed(error), expected=is_expected(error))
 
 
 def _is_interruption(task: TrackedTask, method: Method[Any, Any], error: BaseException) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import inspect
 from collections.abc import (
     AsyncIterator,
@@ -19,7 +18,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 from gracekit.clock import Clock
 from gracekit.config import parse_duration
@@ -30,16 +29,13 @@ from gracekit.rpc.message import LEASE_KEY, JsonObject, carried_lease
 from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 from gracekit.rpc.plain import dumps, plain
 from gracekit.shutdown import Phase
+from gracekit.telemetry import running
 from gracekit.tracker.holds import Holds
 from gracekit.tracker.journal import Journal
 from gracekit.tracker.task import CancelCause, TrackedTask
 from gracekit.tracker.tracker import Tracker
 
 _CUT_BY_DRAIN: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
-
-_current: Final[contextvars.ContextVar[Context | None]] = contextvars.ContextVar(
-    "gracekit_context", default=None
-)
 
 
 class SafePointStop(asyncio.CancelledError):
@@ -103,10 +99,10 @@ class Context(Mapping[str, Any]):
         Raises:
             LookupError: no handler of gracekit is running here.
         """
-        found = _current.get()
+        found = running.get()
         if found is None:
             raise LookupError("no handler of gracekit is running here")
-        return found
+        return cast("Context", found)  # nobody else sets it
 
     # -- the request --------------------------------------------------------------------
 
@@ -460,12 +456,12 @@ def lease_in(caller: Mapping[str, Any]) -> dict[str, Any] | None:
 @contextlib.contextmanager
 def running_in(ctx: Context) -> Iterator[None]:
     """Make *ctx* the one that `Context.current()` finds, and let its lease travel."""
-    current, lease = _current.set(ctx), carried_lease.set(ctx.travelling_lease)
+    current, lease = running.set(ctx), carried_lease.set(ctx.travelling_lease)
     try:
         yield
     finally:
         carried_lease.reset(lease)
-        _current.reset(current)
+        running.reset(current)
 
 
 def enter(ctx: Context) -> None:
@@ -473,7 +469,7 @@ def enter(ctx: Context) -> None:
 
     Until `leave`, and without a generator and tokens: each request in flight would keep them.
     """
-    _current.set(ctx)
+    running.set(ctx)
     _carry(ctx.travelling_lease)
 
 
@@ -482,8 +478,8 @@ def leave(ctx: Context) -> None:
 
     A coroutine that is thrown away may end in another task, whose context is not ours to end.
     """
-    if _current.get() is ctx:
-        _current.set(None)
+    if running.get() is ctx:
+        running.set(None)
         _carry(None)
 
 

@@ -7,6 +7,7 @@ keyword arguments. A name that is in no table becomes a RemoteError with text.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import traceback
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from gracekit.rpc.message import Failure
 from gracekit.rpc.plain import dumps, plain
 
 _DISPATCHER: Final = "oslo_messaging.rpc.dispatcher"
+_EXPECTED: Final = "_gracekit_expected"
 _SUFFIX: Final = "_Remote"  # what oslo appends to a rebuilt exception's class and module
 
 # Characters of a message, of a traceback's end, of all args and of all kwargs. A failure is JSON
@@ -87,6 +89,20 @@ def kind_of(value: object) -> str:
         return str(type(value).__name__)
     except BaseException:  # noqa: BLE001 - a metaclass may be the application's
         return "object"
+
+
+def expect(exception: BaseException) -> None:
+    """Say that an exception is one that its handler may raise: no news for an operator."""
+    with contextlib.suppress(Exception):  # it may take no attributes
+        exception.__dict__[_EXPECTED] = True
+
+
+def is_expected(exception: BaseException) -> bool:
+    """Whether `expect` was told of it; never raises."""
+    try:
+        return _EXPECTED in exception.__dict__
+    except BaseException:  # noqa: BLE001 - a property of that name may be the application's
+        return False
 
 
 def _written_down(exception: BaseException) -> Failure:

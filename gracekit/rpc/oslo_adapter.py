@@ -8,7 +8,6 @@ what oslo's own dispatcher would make of it, but that nothing private is ever se
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partialmethod
@@ -19,9 +18,8 @@ import oslo_messaging
 
 from gracekit.config import did_you_mean
 from gracekit.errors import DeclarationError
+from gracekit.rpc.failures import expect
 from gracekit.rpc.methods import Hook, Method, MethodTable, options_from
-
-_LOG: Final = logging.getLogger(__name__)
 
 _HOOKS: Final = ("probe", "errored")
 _OPTIONS: Final = frozenset(inspect.signature(options_from).parameters) - {"namespace", "version"}
@@ -229,7 +227,7 @@ def _handler(name: str, endpoint: object, function: Hook, serializer: Any) -> Ca
             monitor_s = int(monitor_s)  # as callers of oslo write it
         ctxt = serializer.deserialize_context({**known, "client_timeout": monitor_s})
         read = {key: serializer.deserialize_entity(ctxt, arg) for key, arg in args.items()}
-        return serializer.serialize_entity(ctxt, _call(name, getattr(endpoint, name), ctxt, read))
+        return serializer.serialize_entity(ctxt, _call(getattr(endpoint, name), ctxt, read))
 
     handler.__name__ = name
     handler.__qualname__ = getattr(function, "__qualname__", name)
@@ -237,14 +235,11 @@ def _handler(name: str, endpoint: object, function: Hook, serializer: Any) -> Ca
     return handler
 
 
-def _call(name: str, function: Hook, ctxt: Any, args: Mapping[str, Any]) -> Any:
-    """Call it; in the log only what it did not declare as expected is an error."""
+def _call(function: Hook, ctxt: Any, args: Mapping[str, Any]) -> Any:
+    """Call it; in the log only what it did not declare as expected is a warning."""
     try:
         return function(ctxt, **args)
     except oslo_messaging.ExpectedException as wrapped:
-        _LOG.debug("%s() raised as expected", name, exc_info=wrapped.exc_info)
         expected = wrapped.exc_info[1]
-    except Exception:
-        _LOG.exception("%s() raised", name)
-        raise
+    expect(expected)
     raise expected
