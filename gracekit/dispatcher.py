@@ -500,13 +500,20 @@ class Dispatcher:
                 "task.apart",
                 task_id=task.request_id,
                 method=task.method,
+                channel=task.lane.word,
+                resource=task.resource,
                 attempt=task.attempt,
                 alone=job.alone,
                 crashes=job.suspicion.crashes,
                 for_s=job.suspicion.apart_s,
             )
         self._telemetry.emit(
-            "task.started", task_id=task.request_id, method=task.method, attempt=task.attempt
+            "task.started",
+            task_id=task.request_id,
+            method=task.method,
+            channel=task.lane.word,
+            resource=task.resource,
+            attempt=task.attempt,
         )
         ctx = Context(
             task,
@@ -525,6 +532,8 @@ class Dispatcher:
                     "task.interrupted",
                     task_id=task.request_id,
                     method=task.method,
+                    channel=task.lane.word,
+                    resource=task.resource,
                     attempt=task.attempt,
                     error=end.interrupted_by,
                 )
@@ -566,7 +575,10 @@ class Dispatcher:
             "task.finished",
             task_id=task.request_id,
             method=task.method,
-            outcome=outcome.state.value,
+            channel=task.lane.word,
+            resource=task.resource,
+            attempt=task.attempt,
+            outcome=outcome.state.word,
             ran_s=ran_s,
         )
         if outcome.state is TaskState.FAILED and outcome.failure is not None:
@@ -577,7 +589,7 @@ class Dispatcher:
                 trace=trace if self._telemetry.log_failures == "traceback" else "",
                 task_id=task.request_id,
                 method=task.method,
-                channel=task.lane.value,
+                channel=task.lane.word,
                 resource=task.resource,
                 attempt=task.attempt,
                 error=error,
@@ -628,8 +640,20 @@ class Dispatcher:
         self._on_hand_over(task, recorded)
         job.in_doubt = True  # recovery looks for its row, here or at the next start
         self._end_turn(job)
+        self._tell_handed_over(task, cut)
+
+    def _tell_handed_over(self, task: TrackedTask, cut: Cut) -> None:
+        now = self._clock.loop()
         self._telemetry.emit(
-            "task.handed_over", task_id=task.request_id, method=task.method, cut=cut.value
+            "task.handed_over",
+            task_id=task.request_id,
+            method=task.method,
+            channel=task.lane.word,
+            resource=task.resource,
+            attempt=task.attempt,
+            cut=cut.value,
+            running_s=_since(task.started_at, now),
+            safe_point_s=_since(task.safe_point_at, now),
         )
 
     async def hand_over_stuck(self, tasks: Sequence[TrackedTask]) -> None:
@@ -726,6 +750,10 @@ class Dispatcher:
     def left_behind(self) -> int:
         """Requests that are still in gracekit's own hands; a handler that never ended is not."""
         return sum(not job.stuck for job in self._jobs.values())
+
+
+def _since(moment: float | None, now: float) -> float | None:
+    return None if moment is None else round(now - moment, 1)
 
 
 def _words_of_failure(job: Job, failure: Failure) -> tuple[str, str]:

@@ -56,6 +56,7 @@ from gracekit.recovery.seats import Seats
 from gracekit.recovery.suspects import Suspects
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
+from gracekit.request.attempt import CALLERS
 from gracekit.request.context import Services
 from gracekit.request.custody import Custody
 from gracekit.request.lanes import LaneGate, Turns
@@ -187,6 +188,7 @@ class Runtime:
         self._opening: asyncio.Event | None = None  # set when it has ended, either way
         self._is_open = False
         self._early: list[Callable[[], None]] = []  # asked for before it was open
+        self._opened_at = 0.0
         self.built = False
 
     # -- life ---------------------------------------------------------------------------
@@ -340,6 +342,7 @@ class Runtime:
         """
         background.need_loop()
         self._opening = asyncio.Event()
+        self._opened_at = self._clock.loop()
         try:
             if self._signals is not None:
                 self.take_signals().follow()
@@ -386,7 +389,14 @@ class Runtime:
             self._bell.start(self.reconciler.poke, on_nudge=self._waits.wake)
         self.telemetry.identify(service=self.service.topic, instance=self.instance)
         self.telemetry.observe_in_flight(self.tracker.counts)
-        self.telemetry.emit("service.starting", service=self.service.topic, instance=self.instance)
+        self.telemetry.emit(
+            "service.starting",
+            service=self.service.topic,
+            instance=self.instance,
+            host=settings.host,
+            run=self.run_id,
+            hard_limit_s=settings.hard_limit_s,
+        )
         for text in self.service.doubts():
             self.telemetry.emit("service.doubted", text=text)
 
@@ -695,7 +705,11 @@ class Runtime:
                 background.start(work, name, telemetry=self.telemetry, clock=self._clock)
             )
         self.telemetry.emit(
-            "service.serving", service=self.service.topic, instance=self.instance, run=self.run_id
+            "service.serving",
+            service=self.service.topic,
+            instance=self.instance,
+            run=self.run_id,
+            took_s=round(self._loop_started_at - self._opened_at, 3),
         )
         self.telemetry.emit("intake.opened", channel=Lane.REQUESTS.value)
         sdnotify.ready("serving")
@@ -882,7 +896,13 @@ class Runtime:
                 self._seat.note_stop(code)
             if self._signals is not None and self._signals.for_good:
                 self._process.exit_within(LAST_STEPS * self.settings.exit_margin_s, code)
-            self.telemetry.emit("service.stopped", run=self.run_id, exit_code=code)
+            self.telemetry.emit(
+                "service.stopped",
+                service=self.service.topic,
+                instance=self.instance,
+                run=self.run_id,
+                exit_code=code,
+            )
             if self._bell is not None:
                 self._bell.stop()
             await self._engine.stop()
@@ -979,6 +999,7 @@ class Runtime:
             now=time.monotonic(),  # what loop.time() is; a virtual loop has no signals
             loop_thread=threading.main_thread().ident or 0,  # signals are the main thread's
             title=f"gracekit {self.service.topic}@{self.instance or '?'} pid {os.getpid()}",
+            callers=CALLERS,
         )
         rest = text.encode(errors="backslashreplace")
         with contextlib.suppress(OSError):

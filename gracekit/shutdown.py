@@ -566,8 +566,11 @@ class ShutdownCoordinator:
                 "task.stuck",
                 task_id=task.request_id,
                 method=task.method,
+                channel=task.lane.word,
+                resource=task.resource,
+                attempt=task.attempt,
                 running_s=self._age(task.started_at),
-                safe_point_s=self._age(task.safe_point_at),
+                safe_point_s=self._since(task.safe_point_at),
             )
         if stuck:
             ids = [task.request_id for task in stuck]
@@ -740,6 +743,9 @@ class ShutdownCoordinator:
 
     def _say_stopping(self) -> None:
         sdnotify.stopping(extend_s=3 * self._settings.progress_every_s)
+
+    def _since(self, moment: float | None) -> float | None:
+        return None if moment is None else self._age(moment)
 
     def _age(self, since: float | None) -> float:
         return 0.0 if since is None else round(self._clock.loop() - since, 1)

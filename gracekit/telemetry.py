@@ -113,7 +113,7 @@ _EVENTS: Final = (
     ),
     _event("service.deaf", _W, "It cannot read requests, and is not ready.", "channel error"),
     _event("service.hears", _I, "It reads requests again, and is ready.", "channel"),
-    _event("hook.failed", _E, "Code of the application raised.", "hook method task_id error"),
+    _event("hook.failed", _E, "Code of the application raised.", "hook task_id method error"),
     _event(
         "background.failed",
         _E,
@@ -156,7 +156,12 @@ _EVENTS: Final = (
         "Its handler raised, or took too long: it is FAILED, and not run again.",
         f"{_TASK} error ran_s",
     ),
-    _event("task.ordered", _I, "An operator's word about a task.", f"{_TASK} verb by reason state"),
+    _event(
+        "task.ordered",
+        _I,
+        "An operator's word about a task.",
+        "task_id method verb by reason state",
+    ),
     _event("task.rejected", _W, "A request was refused for good.", "task_id method reason error"),
     _event("dispatch.failed", _E, "A request met a fault of gracekit itself.", "error"),
     _event("reply.given_up", _W, "A reply found no way to its caller.", "queue error"),

@@ -85,6 +85,20 @@ def test_every_event_of_the_catalogue_is_emitted():
     assert set(CATALOGUE) - emitted == set()
 
 
+def test_every_field_of_the_catalogue_is_sent():
+    """
+    Operators are promised no field that never comes.
+    """
+    sent: dict[str, set[str | None]] = {}
+    for _, call in emissions():
+        fields = sent.setdefault(ast.literal_eval(call.args[0]), set())
+        fields |= {keyword.arg for keyword in call.keywords}
+
+    never = {event.name: event.fields - sent[event.name] for event in CATALOGUE.values()}
+
+    assert {name: fields for name, fields in never.items() if fields} == {}
+
+
 def test_unknown_events_and_fields_are_refused():
     """
     A misspelled event or field is an error that offers the right one.

@@ -333,7 +333,14 @@ class Reconciler:
             self._leases.add_drop(batch, row.resource, row.request_id)
         with contextlib.suppress(ConflictError):
             await self._journal.commit(batch)
-            self._telemetry.emit("task.adopted", task_id=row.request_id, method=row.method)
+            self._telemetry.emit(
+                "task.adopted",
+                task_id=row.request_id,
+                method=row.method,
+                channel=row.lane.word,
+                resource=row.resource,
+                attempt=row.attempts,
+            )
 
     async def count_unfinished(self) -> int:
         """Rows of the store that this run, or its next start, could settle."""
@@ -648,7 +655,13 @@ class Reconciler:
                 return None
             else:
                 error = words_of(raised)
-        self._telemetry.emit("hook.failed", hook=f"{row.method}.probe", error=error)
+        self._telemetry.emit(
+            "hook.failed",
+            hook=f"{row.method}.probe",
+            task_id=row.request_id,
+            method=row.method,
+            error=error,
+        )
         return Wait(back_off_s(row.waiting_since, self._clock.wall()))
 
     @contextlib.contextmanager
@@ -706,6 +719,9 @@ class Reconciler:
                 "task.errored",
                 task_id=row.request_id,
                 method=row.method,
+                channel=row.lane.word,
+                resource=row.resource,
+                attempt=row.attempts,
                 reason=outcome.reason or "",
             )
         elif outcome.state is TaskState.FAILED:
@@ -715,7 +731,7 @@ class Reconciler:
                 "task.failed",
                 task_id=row.request_id,
                 method=row.method,
-                channel=row.lane.value,
+                channel=row.lane.word,
                 resource=row.resource,
                 attempt=row.attempts,
                 error=f"the probe said: {said}",
@@ -735,6 +751,9 @@ class Reconciler:
             "task.settled",
             task_id=row.request_id,
             method=row.method,
+            channel=row.lane.word,
+            resource=row.resource,
+            attempt=row.attempts,
             verdict=verdict,
             reason=reason or "",
         )
@@ -816,7 +835,13 @@ class Reconciler:
         if fault is None and (error := calling.exception()) is not None:
             fault = words_of(error)
         if fault is not None:  # it was called; what it made of that is the application's
-            self._telemetry.emit("hook.failed", hook=f"{row.method}.errored", error=fault)
+            self._telemetry.emit(
+                "hook.failed",
+                hook=f"{row.method}.errored",
+                task_id=row.request_id,
+                method=row.method,
+                error=fault,
+            )
 
     # -- holds --------------------------------------------------------------------------
 

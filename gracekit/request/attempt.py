@@ -287,15 +287,17 @@ async def _call_in_thread(
     args: Mapping[str, Any],
     threads: Threads,
 ) -> Any:
-    def in_known_thread() -> Any:
-        task.thread_id = threading.get_ident()  # for the dump of stacks
-        try:
-            return method.handler(ctx, **args)
-        finally:
-            task.thread_id = None
-
+    handler = partial(_in_known_thread, task, partial(method.handler, ctx, **args))
     # Once the drain has recorded it as unclean, nothing waits for its thread any more.
-    return await _in_thread(in_known_thread, threads, given_up=lambda: task.cut is not None)
+    return await _in_thread(handler, threads, given_up=lambda: task.cut is not None)
+
+
+def _in_known_thread(task: TrackedTask, handler: Callable[[], Any]) -> Any:
+    task.thread_id = threading.get_ident()  # for the dump of stacks
+    try:
+        return handler()
+    finally:
+        task.thread_id = None
 
 
 async def _in_thread(
@@ -381,3 +383,9 @@ class _Thread(Generic[T]):
         if self._error is not None:
             raise self._error
         return cast("T", self._value)
+
+
+CALLERS: Final = frozenset(
+    function.__code__ for function in (run_attempt, call_hook, _in_known_thread, _Thread.run)
+)
+"""Code that calls code of the application: frames below it are the application's."""

@@ -10,7 +10,7 @@ import asyncio
 import linecache
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, Final
 
@@ -21,14 +21,17 @@ from gracekit.tracker.tracker import Tracker
 MOST_TASKS: Final = 1000
 DEEPEST: Final = 64
 LONGEST: Final = 200
-# What calls every handler: the frames above say nothing about it.
-_CALLERS_FILE: Final = "gracekit/request/attempt.py"
-_CALLERS: Final = frozenset({"_call", "in_known_thread", "call_hook"})
-
 Frames = list[tuple[CodeType, int]]
 
 
-def dump(tracker: Tracker | None, *, now: float, loop_thread: int, title: str) -> str:
+def dump(
+    tracker: Tracker | None,
+    *,
+    now: float,
+    loop_thread: int,
+    title: str,
+    callers: Collection[CodeType],
+) -> str:
     """The tasks of *tracker*, and every thread.
 
     Args:
@@ -36,12 +39,13 @@ def dump(tracker: Tracker | None, *, now: float, loop_thread: int, title: str) -
         now: Loop time in seconds.
         loop_thread: Ident of the thread that the event loop runs in.
         title: First line.
+        callers: Code that calls every handler: it and the frames above say nothing about a task.
     """
     frames = sys._current_frames()  # noqa: SLF001 - there is no other way to look at threads
     tasks = _tasks(tracker)
     lines = [f"--- {title}: tasks {len(tasks)}, threads {len(frames)} ---"]
     for task in tasks[:MOST_TASKS]:
-        lines += _of_task(task, now, frames, loop_thread)
+        lines += _of_task(task, now, frames, loop_thread, callers)
     if len(tasks) > MOST_TASKS:
         lines.append(f"... and {len(tasks) - MOST_TASKS} more tasks")
     shown = {task.thread_id for task in tasks}
@@ -64,7 +68,11 @@ def _tasks(tracker: Tracker | None) -> list[TrackedTask]:
 
 
 def _of_task(
-    task: TrackedTask, now: float, frames: Mapping[int, FrameType], loop_thread: int
+    task: TrackedTask,
+    now: float,
+    frames: Mapping[int, FrameType],
+    loop_thread: int,
+    callers: Collection[CodeType],
 ) -> Iterator[str]:
     since = task.tracked_at if task.started_at is None else task.started_at
     words = {
@@ -80,9 +88,12 @@ def _of_task(
     shown = " ".join(f"{name}={escape(str(word), longest=LONGEST)}" for name, word in words.items())
     yield f"task {escape(task.request_id, longest=LONGEST)} {shown}"
     if task.thread_id is not None and task.thread_id in frames:
-        yield from _shown(_below_ours(_stack(frames[task.thread_id])))
+        yield from _shown(_below(callers, _stack(frames[task.thread_id])))
     elif task.handler is not None:
-        yield from _of_coroutine(task.handler, frames, loop_thread)
+        is_running, found = _of_coroutine(task.handler, frames, loop_thread)
+        if is_running:
+            yield "  (on the event loop now)"
+        yield from _shown(_below(callers, found))
 
 
 def _safe_point(task: TrackedTask, now: float) -> str:
@@ -93,11 +104,12 @@ def _safe_point(task: TrackedTask, now: float) -> str:
 
 def _of_coroutine(
     handler: asyncio.Task[Any], frames: Mapping[int, FrameType], loop_thread: int
-) -> list[str]:
+) -> tuple[bool, Frames]:
+    """Whether it is on the loop now, and its frames."""
     coroutine = handler.get_coro()
     if getattr(coroutine, "cr_running", False) and loop_thread in frames:
-        return ["  (on the event loop now)", *_shown(_below_ours(_stack(frames[loop_thread])))]
-    return _shown(_below_ours(list(_suspended(coroutine))))
+        return True, _stack(frames[loop_thread])
+    return False, list(_suspended(coroutine))
 
 
 def _suspended(awaited: Any) -> Iterator[tuple[CodeType, int]]:
@@ -122,10 +134,10 @@ def _stack(frame: FrameType | None) -> Frames:
     return found[::-1]
 
 
-def _below_ours(frames: Frames) -> Frames:
+def _below(callers: Collection[CodeType], frames: Frames) -> Frames:
     """From the handler on; all, if none has been called yet."""
     for number, (code, _) in reversed(list(enumerate(frames))):
-        if code.co_name in _CALLERS and code.co_filename.endswith(_CALLERS_FILE):
+        if code in callers:
             return frames[number + 1 :] or frames
     return frames
 
