@@ -291,8 +291,10 @@ class Dispatcher:
         if end.outcome is None:
             await self._give_back(job)
             return
-        self._note_end(job, end, end.outcome)
-        await self._end_copies(job, end.outcome)
+        try:
+            self._note_end(job, end, end.outcome)
+        finally:  # the application's logging may raise
+            await self._end_copies(job, end.outcome)
 
     async def _end_copies(self, job: Job, outcome: Outcome) -> None:
         """Answer and ack every delivery of a request without a row."""
@@ -515,6 +517,7 @@ class Dispatcher:
             resource=task.resource,
             attempt=task.attempt,
         )
+        job.unended = True
         ctx = Context(
             task,
             self._services,
@@ -570,6 +573,9 @@ class Dispatcher:
         seconds = self._clock.loop() - (task.started_at or 0.0)
         if outcome.state is TaskState.SUCCEEDED and task.attempt == 1 and task.history is not None:
             task.history.add(seconds)
+        if not job.unended:
+            return  # the drain has told of it: it returned in the same moment
+        job.unended = False
         ran_s = round(seconds, 3)
         self._telemetry.emit(
             "task.finished",
@@ -640,10 +646,27 @@ class Dispatcher:
         self._on_hand_over(task, recorded)
         job.in_doubt = True  # recovery looks for its row, here or at the next start
         self._end_turn(job)
-        self._tell_handed_over(task, cut)
+        self._tell_cut(job, cut)
 
-    def _tell_handed_over(self, task: TrackedTask, cut: Cut) -> None:
-        now = self._clock.loop()
+    def _tell_cut(self, job: Job, cut: Cut) -> None:
+        """An attempt is over without an outcome: the row, or the queue, has the task."""
+        if not job.unended:
+            return
+        job.unended = False
+        task, now = job.task, self._clock.loop()
+        if not task.journaled:
+            self._telemetry.emit(
+                "task.given_back",
+                task_id=task.request_id,
+                method=task.method,
+                channel=task.lane.word,
+                resource=task.resource,
+                attempt=task.attempt,
+                cut=cut.value,
+                running_s=_since(task.started_at, now),
+                safe_point_s=_since(task.safe_point_at, now),
+            )
+            return
         self._telemetry.emit(
             "task.handed_over",
             task_id=task.request_id,
@@ -669,6 +692,8 @@ class Dispatcher:
         else:
             job.task.cut = Cut.UNCLEAN
             await self._give_back(job)
+        if job.task.running:  # else it has ended in the last moment
+            self._tell_cut(job, Cut.UNCLEAN)
 
     def abandon_threads(self) -> None:
         """Wait no longer for plain handlers that were recorded as unclean.
@@ -684,6 +709,8 @@ class Dispatcher:
         await self._give_back_one(job)
         for copy in job.copies:  # a list that may still grow while one is settled
             await self._give_back_one(copy)
+        if job.task.cut is not None:
+            self._tell_cut(job, job.task.cut)
 
     async def _give_back_one(self, job: Job) -> None:
         if job.delivery is not None:
@@ -700,6 +727,8 @@ class Dispatcher:
         self._tracker.remove(job.task)
         if job.in_doubt:
             self._custody.left()
+        if job.unended:  # charged, or a step of gracekit's own was cancelled
+            self._tell_cut(job, job.task.cut or Cut.UNCLEAN)
 
     # -- the gate, for the drain --------------------------------------------------------
 

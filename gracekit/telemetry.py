@@ -200,6 +200,12 @@ _EVENTS: Final = (
         "Unfinished; the journal has it for the next run.",
         f"{_TASK} cut running_s safe_point_s",
     ),
+    _event(
+        "task.given_back",
+        _I,
+        "Its handler was begun and cut; it has no row, and its message goes back to the queue.",
+        f"{_TASK} cut running_s safe_point_s",
+    ),
     # recovery
     _event(
         "run.classified",
@@ -386,7 +392,10 @@ class _Metrics:
         meter = metrics.get_meter(LOGGER, schema_url=SCHEMA_URL)
         self._meter = meter
         self._finished = meter.create_counter("gracekit.tasks.finished")
-        self._handed_over = meter.create_counter("gracekit.tasks.handed_over")
+        self._cut = {
+            event: meter.create_counter(event.replace("task.", "gracekit.tasks."))
+            for event in ("task.handed_over", "task.given_back")
+        }
         self._reconciled = meter.create_counter("gracekit.tasks.reconciled")
         self._rejected = meter.create_counter("gracekit.tasks.rejected")
         self._replies_given_up = meter.create_counter("gracekit.replies.given_up")
@@ -405,8 +414,8 @@ class _Metrics:
                 self._finished.add(1, {"method": method, "outcome": outcome})
                 labels = {"rpc.system.name": LOGGER, "rpc.method": method}
                 self._call.record(fields.get("ran_s") or 0.0, labels)
-            case "task.handed_over":
-                self._handed_over.add(1, {"method": fields.get("method", "")})
+            case "task.handed_over" | "task.given_back":
+                self._cut[event].add(1, {"method": fields.get("method", "")})
             case "task.settled":
                 self._reconciled.add(1, {"outcome": fields.get("verdict", "")})
             case "task.rejected":

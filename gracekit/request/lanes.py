@@ -76,6 +76,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
         in_doubt: An entry of it failed: its row, if there is one, may be nobody's work.
         suspicion: None if it may run beside others.
         alone: Whether nothing else runs beside it, as its row will say.
+        unended: Its start was told, and no end of it yet.
     """
 
     task: TrackedTask
@@ -98,6 +99,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     in_doubt: bool = False
     suspicion: Suspicion | None = None
     alone: bool = False
+    unended: bool = False
 
     def leave_seat(self) -> None:
         """It has begun, or waits for something of its own: another row may be claimed."""
