@@ -225,7 +225,7 @@ class Dispatcher:
         try:
             await self._custody.give_up_start(job.task)
         finally:
-            job.gate.not_started.append(job.task.request_id)
+            self._note_not_started(job)
             job.gate.entering.pop(job, None)
             job.leave_seat()
             self._custody.left()
@@ -441,8 +441,20 @@ class Dispatcher:
             await self._end_unstarted(job, ordered(str(job.task), job.task.order, job.task.state))
         else:
             await self._custody.give_up_start(job.task)
-            job.gate.not_started.append(job.task.request_id)
+            self._note_not_started(job)
         return False
+
+    def _note_not_started(self, job: Job) -> None:
+        task = job.task
+        job.gate.not_started.append(task.request_id)
+        self._telemetry.emit(
+            "task.not_started",
+            task_id=task.request_id,
+            method=task.method,
+            channel=task.lane.word,
+            resource=task.resource,
+            attempt=task.attempt,
+        )
 
     async def _end_unstarted(self, job: Job, outcome: Outcome) -> None:
         addresses = await self._custody.finish(job, outcome, expected=TaskState.ACCEPTED)
@@ -511,6 +523,7 @@ class Dispatcher:
             )
         self._telemetry.emit(
             "task.started",
+            level=self._level_of(task),
             task_id=task.request_id,
             method=task.method,
             channel=task.lane.word,
@@ -579,6 +592,7 @@ class Dispatcher:
         ran_s = round(seconds, 3)
         self._telemetry.emit(
             "task.finished",
+            level=self._level_of(task),
             task_id=task.request_id,
             method=task.method,
             channel=task.lane.word,
@@ -677,7 +691,12 @@ class Dispatcher:
             cut=cut.value,
             running_s=_since(task.started_at, now),
             safe_point_s=_since(task.safe_point_at, now),
+            cursor=None if task.safe_point_at is None else _masked(job, words_of(task.cursor)),
         )
+
+    def _level_of(self, task: TrackedTask) -> int | None:
+        """Of the lines of its start and end: for whoever reads a drain they are news."""
+        return logging.INFO if task.holds_drain and self._services.phase.draining else None
 
     async def hand_over_stuck(self, tasks: Sequence[TrackedTask]) -> None:
         """Record tasks whose handler did not return; their leases stay with this process."""
@@ -787,13 +806,14 @@ def _since(moment: float | None, now: float) -> float | None:
 
 def _words_of_failure(job: Job, failure: Failure) -> tuple[str, str]:
     """Class and message, and the traceback, without what the request has sent."""
+    error = f"{failure.exc_class}: {_masked(job, failure.message)}"
+    return error.removesuffix(": "), _masked(job, "".join(failure.tb))
+
+
+def _masked(job: Job, text: str) -> str:
+    """What the application says of a request, as a log may show it."""
     known = "" if job.task.resource is None else job.task.resource[1]
-
-    def without_secrets(text: str) -> str:
-        return masked(text, job.caller, job.args, known=known)
-
-    error = f"{failure.exc_class}: {without_secrets(failure.message)}"
-    return error.removesuffix(": "), without_secrets("".join(failure.tb))
+    return masked(text, job.caller, job.args, known=known)
 
 
 def _operation_of(job: Job) -> str | None:

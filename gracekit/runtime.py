@@ -694,6 +694,7 @@ class Runtime:
         if self.coordinator.stop_requested:
             return  # a hook has swallowed the cancellation that came with it
         await self.ops.start()
+        self.telemetry.emit("intake.opened", channel=Lane.OPS.value)
         if self.settings.startup_reconciliation_enabled:
             await self.reconciler.gate()
         await self.requests.start()

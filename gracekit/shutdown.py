@@ -34,6 +34,8 @@ SHORTEST_STEP_S: Final = 0.25
 ALARM_AFTER_HARD_LIMIT_S: Final = 0.5
 FREE_TRIES: Final = 3
 LISTED_TASKS: Final = 5
+MOST_AWAITED: Final = 1000
+"""Tasks that the start of a drain names, the oldest: each is a line in the log."""
 HOLD_POLL_S: Final = 0.5
 """A hold may be ended or lapse in another process, which rings no bell here."""
 
@@ -436,15 +438,32 @@ class ShutdownCoordinator:
         if self._phase.state is not ServiceState.DRAINING:  # the step may be taken again
             self._phase.advance(ServiceState.DRAINING)
         self._phase.asked_at, self._phase.deadline = request.at, self._deadline_of(request)
+        running = [task for task in self._parts.tracker if task.running and task.holds_drain]
         self._telemetry.emit(
             "drain.started",
             source=request.source,
             by=request.by,
             in_flight=len(self._parts.tracker),
+            running=len(running),
             timeout_s=self._phase.drain_timeout,
         )
+        for task in running[:MOST_AWAITED]:
+            self._tell_awaited(task)
         if request.final:
             self._say_stopping()
+
+    def _tell_awaited(self, task: TrackedTask) -> None:
+        self._telemetry.emit(
+            "task.awaited",
+            task_id=task.request_id,
+            method=task.method,
+            channel=task.lane.word,
+            resource=task.resource,
+            attempt=task.attempt,
+            running_s=self._age(task.started_at),
+            safe_point_s=self._since(task.safe_point_at),
+            expected_s=self._left_s(task),
+        )
 
     async def _close_intake(self) -> None:
         """Steps 2 and 3: the gate, then the consumers, then what was under way at the gate."""
@@ -546,8 +565,15 @@ class ShutdownCoordinator:
             "close of the ops intake", self._parts.ops.close_intake(), timeout
         )
         self._report.given_back += given_back or 0
-        self._report.not_started += await self._parts.dispatcher.wait_gate(
+        not_started = await self._parts.dispatcher.wait_gate(
             Lane.OPS, deadline=self._clock.loop() + self._within(INTENT_TIMEOUT_S)
+        )
+        self._report.not_started += not_started
+        self._telemetry.emit(
+            "intake.closed",
+            channel=Lane.OPS.value,
+            given_back=given_back or 0,
+            not_started=len(not_started),
         )
 
     async def _hand_over(self) -> None:
@@ -610,6 +636,14 @@ class ShutdownCoordinator:
             known = lists.get(row.state)
             if known is not None and row.request_id not in known:
                 known.append(row.request_id)
+                self._telemetry.emit(
+                    "task.not_started",
+                    task_id=row.request_id,
+                    method=row.method,
+                    channel=row.lane.word,
+                    resource=row.resource,
+                    attempt=row.attempts,
+                )
 
     async def _stop_rest(self) -> None:
         """Step 7: ops server, on_stop, transport."""

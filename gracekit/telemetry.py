@@ -176,7 +176,13 @@ _EVENTS: Final = (
     _event("consumer.resumed", _I, "A queue is read again.", "queue"),
     _event("publish.repeated", _W, "A message was not confirmed and is sent again.", "queue error"),
     # a drain
-    _event("drain.started", _I, "A stop was asked for.", "source by in_flight timeout_s"),
+    _event("drain.started", _I, "A stop was asked for.", "source by in_flight running timeout_s"),
+    _event(
+        "task.awaited",
+        _I,
+        "It runs at the start of a drain, which waits for it.",
+        f"{_TASK} running_s safe_point_s expected_s",
+    ),
     _event(
         "drain.progress",
         _I,
@@ -198,7 +204,13 @@ _EVENTS: Final = (
         "task.handed_over",
         _I,
         "Unfinished; the journal has it for the next run.",
-        f"{_TASK} cut running_s safe_point_s",
+        f"{_TASK} cut running_s safe_point_s cursor",
+    ),
+    _event(
+        "task.not_started",
+        _I,
+        "The journal has it for the next run; no handler of this one works on it.",
+        _TASK,
     ),
     _event(
         "task.given_back",

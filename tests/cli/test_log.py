@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from gracekit import RpcClient
 from tests.cli.kit import Answer, Running, Started, gracekit, write_service
+from tests.process.helpers import read_rows
 
 pytestmark = pytest.mark.process
 
@@ -148,3 +151,125 @@ def test_the_logging_of_an_application_stands(tmp_path: Path):
     write_service(tmp_path, text=SERVICE + 'logging.warning("while it loads")\n')
     with Running(tmp_path) as run:
         assert json.loads(run.seen[-1])["event"] == "service.serving"
+
+
+# -- a drain, read from the log alone ------------------------------------------------------------
+
+DRAINED = """
+from __future__ import annotations
+
+import asyncio
+import time
+
+from gracekit import Context, Service
+
+svc = Service("compute")
+
+
+async def until_drain(ctx: Context) -> None:
+    print("began", ctx.method, flush=True)
+    while not ctx.draining:
+        await asyncio.sleep(0.01)
+
+
+@svc.rpc(resource="vm", on_interrupt="retry")
+async def moves(ctx: Context, vm: str) -> None:
+    print("began moves", flush=True)
+    await asyncio.sleep(1000)
+
+
+@svc.rpc
+async def ends(ctx: Context) -> None:
+    await until_drain(ctx)
+
+
+@svc.rpc
+async def fails(ctx: Context) -> None:
+    await until_drain(ctx)
+    raise LookupError("no such disk")
+
+
+@svc.rpc
+async def copies(ctx: Context) -> None:
+    print("began copies", flush=True)
+    async for _ in ctx.steps(range(1000000)):
+        await asyncio.sleep(0.01)
+
+
+@svc.rpc
+def stays(ctx: Context) -> None:
+    print("began stays", flush=True)
+    while True:
+        time.sleep(0.01)
+
+
+@svc.rpc(on_interrupt="requeue")
+async def asks(ctx: Context) -> None:
+    print("began asks", flush=True)
+    await asyncio.sleep(1000)
+"""
+
+
+async def cast_all(directory: Path) -> None:
+    """One of each, by its name, and a second one for the same machine."""
+    async with RpcClient(f"sqlite:///{directory}/gracekit.db", "compute") as client:
+        for task_id in ("moves", "ends", "fails", "copies", "stays", "asks"):
+            args = {"vm": "vm-1"} if task_id == "moves" else {}
+            await client.prepare(request_id=task_id).cast(task_id, **args)
+            if args:
+                await client.prepare(request_id="second").cast(task_id, **args)
+
+
+def test_a_drain_can_be_read_from_its_log(tmp_path: Path):
+    """
+    What ran at its start, how each of them ended, what was handed over, from where, and what not
+    started: the lines at INFO agree with the journal, and their sums with the last one.
+    """
+    write_service(tmp_path, text=DRAINED)
+    with Running(tmp_path, "--drain-timeout", "1s", "--handover-grace", "500ms") as run:
+        asyncio.run(cast_all(tmp_path))
+        for _ in range(6):
+            run.wait_line("began ")
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == 75
+        lines = [json.loads(line) for line in run.rest().splitlines() if line.startswith("{")]
+
+    def told(event: str) -> dict[str, dict[str, Any]]:
+        return {line["task_id"]: line for line in lines if line.get("event") == event}
+
+    (started,) = [line for line in lines if line.get("event") == "drain.started"]
+    assert (started["running"], started["timeout_s"]) == (6, 1.0)
+    awaited = told("task.awaited")
+    assert set(awaited) == {"moves", "ends", "fails", "copies", "stays", "asks"}
+    assert awaited["moves"]["resource"] == "vm:vm-1"
+
+    finished, cut, back = map(told, ("task.finished", "task.handed_over", "task.given_back"))
+    assert set(awaited) == {*finished, *cut, *back}
+    outcomes = {task_id: line["outcome"] for task_id, line in finished.items()}
+    assert outcomes == {"ends": "succeeded", "fails": "failed"}
+    assert told("task.failed")["fails"]["error"] == "LookupError: no such disk"
+    cuts = {task_id: line["cut"] for task_id, line in (cut | back).items()}
+    assert cuts == {
+        "copies": "safe_point",
+        "moves": "cancelled",
+        "stays": "unclean",
+        "asks": "cancelled",
+    }
+    assert set(told("task.stuck")) == {"stays"}
+    one = cut["moves"]
+    assert (one["method"], one["channel"], one["resource"]) == ("moves", "requests", "vm:vm-1")
+    assert (one["attempt"], one["running_s"] >= 1) == (1, True)
+    assert (cut["copies"]["safe_point_s"] < 1, int(cut["copies"]["cursor"]) > 0) == (True, True)
+    unstarted = told("task.not_started")["second"]
+    assert (unstarted["method"], unstarted["resource"]) == ("moves", "vm:vm-1")
+
+    closed = [line["channel"] for line in lines if line.get("event") == "intake.closed"]
+    opened = [line["channel"] for line in lines if line.get("event") == "intake.opened"]
+    assert (closed, set(opened)) == (["requests", "ops"], {"requests", "ops"})
+    (end,) = [line for line in lines if line.get("event") == "drain.finished"]
+    assert (end["finished"], end["handed_over"], end["exit_code"]) == (2, 3, 75)
+    assert (end["not_started"], end["given_back"]) == (1, 1)
+
+    rows = read_rows(tmp_path / "gracekit-store.db", "SELECT request_id, state FROM task", ())
+    states = {row["request_id"]: row["state"] for row in rows}
+    assert states == {**outcomes, **dict.fromkeys(cut, "handed_over"), "second": "accepted"}

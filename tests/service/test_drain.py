@@ -76,12 +76,14 @@ async def test_a_drain_takes_its_eight_steps_in_order(world: World, svc: Service
 
     assert await call == "done"
     steps = [n for n in life.names() if n.split(".")[0] in {"drain", "intake", "service", "task"}]
-    assert steps[3:] == [
+    assert steps[4:] == [
         "task.started",
         "drain.started",
+        "task.awaited",
         "intake.closed",
         "drain.progress",
         "task.finished",
+        "intake.closed",
         "service.stopped",
         "drain.finished",
     ]
