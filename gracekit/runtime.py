@@ -85,7 +85,7 @@ from gracekit.store.bell import Bell, nudge, ring
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.files import identity_of
 from gracekit.store.migrate import load_migrations
-from gracekit.telemetry import LOGGER, LogFailures, Telemetry
+from gracekit.telemetry import LOGGER, LogFailures, Telemetry, escape, said
 from gracekit.tracker.claims import Claims
 from gracekit.tracker.history import History
 from gracekit.tracker.holds import Holds
@@ -1093,6 +1093,7 @@ def run_service(service: Service, settings: Settings | None = None) -> int:
     Ended by INT at a terminal, it re-raises INT. When it returns, stop signals
     are ignored: nothing but the end of the process is expected to follow.
     """
+    as_json = settings is not None and settings.log_format == "json"
     try:
         runtime = Runtime(service, settings, signals=True)
         signals = runtime.take_signals(for_good=True)  # a stop may come before there is a loop
@@ -1105,9 +1106,12 @@ def run_service(service: Service, settings: Settings | None = None) -> int:
         # in which a supervisor waits. What is frozen is not walked; nothing needs it any more.
         gc.freeze()
     except GracekitError as error:
-        return _end_with(_exit_code(error), f"gracekit: {type(error).__name__}: {error}")
-    except Exception:  # noqa: BLE001 - an on_start of the application, or a fault of ours
-        return _end_with(ExitCode.INTERNAL, traceback.format_exc().rstrip())
+        why = said(f"gracekit: {type(error).__name__}: {error}", as_json=as_json)
+        return _end_with(_exit_code(error), why)
+    except Exception as error:  # noqa: BLE001 - an on_start of the application, or a fault of ours
+        text = f"gracekit: {type(error).__name__} ended the start:"
+        why = said(text, trace=traceback.format_exc(), as_json=as_json)
+        return _end_with(ExitCode.INTERNAL, why)
     if signals.first == signal.SIGINT and sys.stdin is not None and sys.stdin.isatty():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
@@ -1154,8 +1158,8 @@ def _leave_dead_loop(untold: list[BaseException]) -> None:
     own = [error for error in untold if isinstance(error, Exception)]
     if len(own) >= DEAD_AFTER_FAILURES:
         leave_at_once(
-            f"gracekit: the event loop cannot run ({own[-1]!r}): this process leaves, and the next "
-            "start settles its tasks. Close only descriptors that you have opened."
+            f"gracekit: the event loop cannot run ({escape(repr(own[-1]))}): this process leaves, "
+            "and the next start settles its tasks. Close only descriptors that you have opened."
         )
 
 

@@ -17,6 +17,8 @@ import logging
 import math
 import re
 import sys
+import textwrap
+import threading
 import time
 import traceback
 import weakref
@@ -29,6 +31,7 @@ from typing import Any, Final, Literal, Protocol, TextIO
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import CallbackOptions, Observation
 
+from gracekit import streams
 from gracekit.config import did_you_mean, redact_url
 from gracekit.errors import GracekitError
 from gracekit.streams import LineHandler
@@ -38,6 +41,7 @@ LOGGER: Final = "gracekit"
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 LONGEST_TEXT: Final = 256
 LONGEST_LIST: Final = 100
+INDENT: Final = "  "
 SHORTEST_MASKED: Final = 4
 """Shorter values of a request are no secrets, and part of many words."""
 
@@ -383,7 +387,7 @@ class Telemetry:
             extra={"event": event.name, **self._identity, **extra},
         )
         # Where any formatter looks for it: an application's own, too.
-        record.exc_text = _escaped(trace) or None
+        record.exc_text = "\n".join(f"{INDENT}{line}" for line in _escaped(trace)) or None
         self._logger.handle(record)
 
     def _tell(self, subscriber: Subscriber, event: str, fields: Mapping[str, Any]) -> None:
@@ -632,13 +636,25 @@ class RequestFilter(logging.Filter):
 
 def _handler(out: TextIO) -> logging.Handler:
     try:
-        handler = LineHandler(out)
+        handler = _SafeLines(out)
     except (OSError, ValueError):  # it is in memory, or closed
         return logging.StreamHandler(out)
     if isinstance(out, io.TextIOWrapper):
         # The handler writes past its buffer: what the application prints must not lag behind.
         out.reconfigure(line_buffering=True)
     return handler
+
+
+class _SafeLines(LineHandler):
+    """Says of a record that cannot be formatted what it is, in a line of the log."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """See `logging.Handler`, which prints the traceback and the arguments as they are."""
+        if record.name == LOGGER:
+            return  # ours have no arguments, and this one may be the report of another
+        error, place = sys.exc_info()[1], f"{record.pathname}:{record.lineno}"
+        text = f"a line of logger {record.name} cannot be written ({error!r}): {place}"
+        self.handle(logging.LogRecord(LOGGER, logging.ERROR, __file__, 0, text, (), None))
 
 
 class TextFormatter(logging.Formatter):
@@ -652,7 +668,7 @@ class TextFormatter(logging.Formatter):
         request = "" if record.name == LOGGER else getattr(record, "gracekit_request_id", "")
         ending = f" task_id={_word(clean(request))}" if request else ""
         line = f"{when} {record.levelname:<7} {origin}{message}{ending}"
-        return "\n".join((line, *_traceback(record)))
+        return f"\n{INDENT}".join((line, *_traceback(record)))
 
 
 class JsonFormatter(logging.Formatter):
@@ -679,12 +695,57 @@ class JsonFormatter(logging.Formatter):
 def _traceback(record: logging.LogRecord) -> list[str]:
     """Lines of the exception, each escaped: its message may be wire text."""
     if record.exc_info and record.exc_info[0] is not None:
-        return _escaped("".join(traceback.format_exception(*record.exc_info))).splitlines()
-    return _escaped(record.exc_text or "").splitlines()
+        return _escaped("".join(traceback.format_exception(*record.exc_info)))
+    return _escaped(textwrap.dedent(record.exc_text or ""))
 
 
-def _escaped(text: str) -> str:
-    return "\n".join(escape(line, longest=2048) for line in text.splitlines())
+def _escaped(text: str) -> list[str]:
+    return [escape(line, longest=2048) for line in text.splitlines()]
+
+
+# -- what is said beside the log -----------------------------------------------------
+
+
+def said(text: str, *, trace: str = "", as_json: bool = False) -> str:
+    """*text*, with a traceback, as a terminal or a log may show it: escaped and redacted.
+
+    The lines after the first are indented, so that none can pass for another's.
+
+    Args:
+        text: May hold words of a peer or of the application.
+        trace: The text of a traceback.
+        as_json: Say it as one line of a JSON log.
+    """
+    if not as_json:
+        return f"\n{INDENT}".join([*_escaped(text), *_escaped(trace)])
+    record = logging.LogRecord(LOGGER, logging.CRITICAL, __file__, 0, text, (), None)
+    record.exc_text = trace or None
+    return JsonFormatter().format(record)
+
+
+def take_hooks() -> None:
+    """Say what Python would print of an exception that no code has caught; for the command line."""
+
+    def tell(where: str, error: BaseException | None) -> None:
+        if logging.getLogger().handlers:
+            logging.getLogger(LOGGER).critical("%s", where, exc_info=error)
+        else:
+            trace = "" if error is None else "".join(traceback.format_exception(error))
+            streams.say(said(where, trace=trace))
+
+    def in_main(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            sys.__excepthook__(kind, error, trace)
+        else:
+            tell("an exception that nobody caught:", error)
+
+    sys.excepthook = in_main
+    threading.excepthook = lambda args: tell(
+        f"thread {args.thread.name if args.thread else '?'} ended by an exception:", args.exc_value
+    )
+    sys.unraisablehook = lambda args: tell(
+        f"{args.err_msg or 'an exception that cannot be raised'}: {args.object!r}", args.exc_value
+    )
 
 
 def _trace() -> dict[str, str]:

@@ -290,16 +290,16 @@ def test_what_a_request_has_sent_is_masked(text, shown):
 
 def test_a_line_break_in_an_exception_forges_no_line(root):
     """
-    Each line of a traceback is escaped, because its message may come from the wire.
+    Each line of a traceback is escaped and indented, as its message may come from the wire.
     """
     stream = io.StringIO()
     configure_logging("text", stream=stream)
 
-    error = ValueError("\x1b[2J gone")
+    error = ValueError("\x1b[2J gone\n12:00:01 INFO    forged")
     logging.getLogger("app").error("it\nfailed", exc_info=error)
 
     assert "\x1b" not in stream.getvalue()
-    assert "ERROR   app: it\\nfailed\nValueError: \\x1b[2J gone" in stream.getvalue()
+    assert "ERROR   app: it\\nfailed\n  ValueError: \\x1b[2J gone" in stream.getvalue()
 
 
 # -- the command line's logging -------------------------------------------------------

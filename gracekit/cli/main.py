@@ -15,7 +15,6 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from gracekit.cli.text import safe
 from gracekit.config import did_you_mean
 from gracekit.errors import (
     CallTimeoutError,
@@ -24,6 +23,7 @@ from gracekit.errors import (
     GracekitError,
     Undeliverable,
 )
+from gracekit.telemetry import said, take_hooks
 
 ERROR: Final = 1
 USAGE: Final = 2
@@ -94,8 +94,7 @@ def _fail(error: GracekitError) -> NoReturn:
 
 def end(message: str, code: int) -> NoReturn:
     """End the command with a message on standard error; it may hold wire text."""
-    lines = (safe(line, longest=2048) for line in message.splitlines())
-    click.echo("Error: " + "\n".join(lines), err=True)
+    click.echo(said(f"Error: {message}"), err=True)
     raise click.exceptions.Exit(code)
 
 
@@ -138,6 +137,7 @@ def cli() -> None:
 def main() -> None:
     """Entry point of the `gracekit` script and of `python -m gracekit`."""
     _open_closed_streams()
+    take_hooks()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a letter must not turn a listing into a traceback.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

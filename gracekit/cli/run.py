@@ -7,6 +7,7 @@ import logging
 import os
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,12 +15,11 @@ import click
 
 from gracekit.cli.app import load_service
 from gracekit.cli.options import config_option, json_option, setting_flags
-from gracekit.cli.text import safe
-from gracekit.config import Settings, load
+from gracekit.config import Settings, load, variable_name
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.exits import ExitCode
 from gracekit.runtime import run_service
-from gracekit.telemetry import LogFormat, logging_around
+from gracekit.telemetry import LogFormat, logging_around, said
 
 
 @click.command()
@@ -57,16 +57,17 @@ def run(
     """
     if as_json:
         flags["log_format"] = flags["log_format"] or "json"
+    tell = partial(_tell, as_json=_is_json(flags["log_format"]))
     try:
         settings = load(flags, os.environ, config)
         with _logging(settings):
             service = load_service(target, factory=factory, app_dir=app_dir)
     except (ConfigError, DeclarationError) as error:
-        _tell(str(error))
+        tell(str(error))
         ctx.exit(ExitCode.CONFIG)
     except Exception as error:  # noqa: BLE001 - the application's own, told as Python tells it
-        _tell(f"{target}: the module raised {type(error).__name__} when it was imported:")
-        _tell("".join(traceback.format_exception(error.with_traceback(_from_app(error)))))
+        trace = "".join(traceback.format_exception(error.with_traceback(_from_app(error))))
+        tell(f"{target}: the module raised {type(error).__name__} when it was imported:", trace)
         ctx.exit(ExitCode.CONFIG if isinstance(error, ImportError) else ExitCode.INTERNAL)
     ctx.exit(run_service(service, settings))
 
@@ -83,9 +84,14 @@ def _logging(settings: Settings) -> Iterator[None]:
         logging.getLogger().setLevel(level)
 
 
-def _tell(text: str) -> None:
-    for number, line in enumerate(text.rstrip().splitlines()):
-        click.echo(f"{'' if number else 'Error: '}{safe(line, longest=2048)}", err=True)
+def _is_json(flag: object) -> bool:
+    """Whether the log is asked to be JSON; known before the settings are read, and may be wrong."""
+    return str(flag or os.environ.get(variable_name("log_format"))).lower() == "json"
+
+
+def _tell(text: str, trace: str = "", *, as_json: bool) -> None:
+    text = text if as_json else f"Error: {text}"
+    click.echo(said(text, trace=trace, as_json=as_json), err=True)
 
 
 def _from_app(error: Exception) -> Any:

@@ -145,7 +145,8 @@ def _below(callers: Collection[CodeType], frames: Frames) -> Frames:
 def _shown(frames: Frames) -> list[str]:
     lines = []
     for code, number in frames:
-        lines.append(f'  File "{code.co_filename}", line {number}, in {code.co_qualname}')
+        place = f'File "{code.co_filename}", line {number}, in {code.co_qualname}'
+        lines.append(f"  {escape(place, longest=2048)}")
         if text := linecache.getline(code.co_filename, number).strip():
             lines.append(f"    {escape(text, longest=LONGEST)}")
     return lines

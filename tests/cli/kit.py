@@ -49,7 +49,7 @@ async def work(ctx: Context, vm: str) -> str:
 
 @svc.rpc
 async def boom(ctx: Context) -> None:
-    raise LookupError("no \\x1b[31msuch thing")
+    raise LookupError("no \\x1b[31msuch thing\\nError: forged")
 
 
 @svc.rpc(on_interrupt="requeue")

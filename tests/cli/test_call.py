@@ -51,13 +51,14 @@ def test_an_id_is_an_idempotency_key(directory):
 
 def test_what_the_handler_raised_is_told_by_class_and_message(directory):
     """
-    Exit 1, and no escape sequence of the message reaches the terminal.
+    Exit 1; no escape sequence of the message reaches the terminal, and no line of its own.
     """
     answer = gracekit(directory, "call", "compute", "boom", "--json")
 
     assert answer.code == 1
-    assert answer.err == "Error: LookupError: no \\x1b[31msuch thing\n"
-    assert answer.json["error"] == {"class": "LookupError", "message": "no \x1b[31msuch thing"}
+    assert answer.err == "Error: LookupError: no \\x1b[31msuch thing\n  Error: forged\n"
+    message = "no \x1b[31msuch thing\nError: forged"
+    assert answer.json["error"] == {"class": "LookupError", "message": message}
 
 
 def test_an_unknown_method_is_the_services_no(directory):

@@ -273,3 +273,88 @@ def test_a_drain_can_be_read_from_its_log(tmp_path: Path):
     rows = read_rows(tmp_path / "gracekit-store.db", "SELECT request_id, state FROM task", ())
     states = {row["request_id"]: row["state"] for row in rows}
     assert states == {**outcomes, **dict.fromkeys(cut, "handed_over"), "second": "accepted"}
+
+
+# -- words that a peer has chosen ------------------------------------------------------------------
+
+NASTY = r"""
+TEXT = "\x1b[2Jgone \u202e\n12:00:00 INFO    forged\namqp://bob:s3cret@h/v is gone"
+"""
+
+
+def check_harmless(text: str) -> None:
+    """No terminal code, no line of its own, no password."""
+    assert text.replace("\n", "").isprintable()
+    assert [line for line in text.splitlines() if line.startswith("12:00:00")] == []
+    assert "s3cret" not in text
+    assert "forged" in text
+
+
+@pytest.mark.parametrize("error", ["ConfigError", "RuntimeError"])
+@pytest.mark.parametrize("words", [(), ("--json",)], ids=["text", "json"])
+def test_a_start_that_fails_says_so_harmlessly(tmp_path: Path, error: str, words: tuple[str, ...]):
+    """
+    What a broker or a hook has put into an error is escaped and redacted; --json keeps to JSON.
+    """
+    hook = f"""
+@svc.on_start
+async def begin() -> None:
+    from gracekit import ConfigError
+    raise {error}(TEXT)
+"""
+    write_service(tmp_path, text=SERVICE + NASTY + hook)
+
+    answer = gracekit(tmp_path, "run", "compute", *words)
+
+    assert answer.code == (78 if error == "ConfigError" else 70)
+    check_harmless(answer.err)
+    if words:
+        (said,) = [json.loads(line) for line in answer.err.splitlines()]
+        assert (said["level"], error in str(said)) == ("CRITICAL", True)
+    else:
+        assert f"{error}: " in answer.err
+
+
+def test_a_module_that_cannot_be_loaded_says_so_harmlessly(tmp_path: Path):
+    """
+    So does an import, and a setting; under --json both are JSON.
+    """
+    write_service(tmp_path, text=f"{NASTY}raise LookupError(TEXT)")
+
+    plain = gracekit(tmp_path, "run", "compute")
+    as_json = gracekit(tmp_path, "run", "compute", "--json")
+    setting = gracekit(tmp_path, "run", "compute", GRACEKIT_LOG_FORMAT="json", GRACEKIT_THREADS="x")
+
+    check_harmless(plain.err)
+    check_harmless(as_json.err)
+    assert "LookupError" in json.loads(as_json.err)["exception"]
+    assert "GRACEKIT_THREADS" in json.loads(setting.err)["message"]
+
+
+def test_a_thread_of_the_application_says_so_harmlessly(tmp_path: Path):
+    """
+    What no code of gracekit sees, Python itself would print: it goes into the log.
+    """
+    thread = """
+import threading
+
+
+def fall() -> None:
+    raise LookupError(TEXT)
+
+
+@svc.on_start
+async def begin() -> None:
+    LOG.info("%d", TEXT)
+    thread = threading.Thread(target=fall)
+    thread.start()
+    thread.join()
+"""
+    write_service(tmp_path, text=SERVICE + NASTY + thread)
+    with Running(tmp_path) as run:
+        told = entries(run)
+
+    fallen = [entry for entry in told if "LookupError" in entry.get("exception", "")]
+    unwritten = [entry for entry in told if "cannot be written" in entry["message"]]
+    assert (len(fallen), len(unwritten)) == (1, 1)
+    check_harmless(json.dumps(told))
