@@ -760,6 +760,7 @@ class Runtime:
             self._look_at_files()
             self._listen()
             self._keep_signals()
+            self.telemetry.tell_left_out()
             with contextlib.suppress(StoreError):
                 taken = await self.members.beat(self.phase.state.value)
                 if taken is not None:
@@ -897,6 +898,7 @@ class Runtime:
                 self._seat.note_stop(code)
             if self._signals is not None and self._signals.for_good:
                 self._process.exit_within(LAST_STEPS * self.settings.exit_margin_s, code)
+            self.telemetry.tell_left_out(at_once=True)
             self.telemetry.emit(
                 "service.stopped",
                 service=self.service.topic,

@@ -76,16 +76,22 @@ class Event:
         level: Of its log line, as in `logging`.
         meaning: One sentence for operators.
         fields: What it may carry; `_s` marks seconds.
+        kind: Fields of which each combination is logged once a second, with the number that was
+            left out; None for an event that is always logged.
     """
 
     name: str
     level: int
     meaning: str
     fields: frozenset[str]
+    kind: tuple[str, ...] | None = None
 
 
-def _event(name: str, level: int, meaning: str, fields: str = "") -> Event:
-    return Event(name, level, meaning, frozenset(fields.split()))
+def _event(
+    name: str, level: int, meaning: str, fields: str = "", *, kind: str | None = None
+) -> Event:
+    split = None if kind is None else tuple(kind.split())
+    return Event(name, level, meaning, frozenset(fields.split()), split)
 
 
 _D, _I, _W, _E, _C = (
@@ -117,7 +123,13 @@ _EVENTS: Final = (
     ),
     _event("service.deaf", _W, "It cannot read requests, and is not ready.", "channel error"),
     _event("service.hears", _I, "It reads requests again, and is ready.", "channel"),
-    _event("hook.failed", _E, "Code of the application raised.", "hook task_id method error"),
+    _event(
+        "hook.failed",
+        _E,
+        "Code of the application raised.",
+        "hook task_id method error",
+        kind="hook",
+    ),
     _event(
         "background.failed",
         _E,
@@ -159,6 +171,7 @@ _EVENTS: Final = (
         _W,
         "Its handler raised, or took too long: it is FAILED, and not run again.",
         f"{_TASK} error ran_s",
+        kind="method error",
     ),
     _event(
         "task.ordered",
@@ -166,11 +179,17 @@ _EVENTS: Final = (
         "An operator's word about a task.",
         "task_id method verb by reason state",
     ),
-    _event("task.rejected", _W, "A request was refused for good.", "task_id method reason error"),
-    _event("dispatch.failed", _E, "A request met a fault of gracekit itself.", "error"),
-    _event("reply.given_up", _W, "A reply found no way to its caller.", "queue error"),
-    _event("heartbeat.lost", _W, "A heartbeat found no way to its caller.", "queue error"),
-    _event("message.unreadable", _W, "A message was set aside unread.", "queue error"),
+    _event(
+        "task.rejected",
+        _W,
+        "A request was refused for good.",
+        "task_id method reason error",
+        kind="reason",
+    ),
+    _event("dispatch.failed", _E, "A request met a fault of gracekit itself.", "error", kind=""),
+    _event("reply.given_up", _W, "A reply found no way to its caller.", "queue error", kind=""),
+    _event("heartbeat.lost", _W, "A heartbeat found no way to its caller.", "queue error", kind=""),
+    _event("message.unreadable", _W, "A message was set aside unread.", "queue error", kind=""),
     # a broker
     _event("broker.lost", _W, "A connection to the broker ended.", "purpose error"),
     _event("broker.unreachable", _W, "Connecting again failed.", "purpose tries error"),
@@ -239,7 +258,13 @@ _EVENTS: Final = (
     _event("task.settled", _I, "Recovery decided.", f"{_TASK} verdict reason"),
     _event("task.errored", _W, "It will not be run again.", f"{_TASK} reason"),
     # the store
-    _event("store.error", _E, "A commit or read failed; rows are read again.", "what error"),
+    _event(
+        "store.error",
+        _E,
+        "A commit or read failed; rows are read again.",
+        "what error",
+        kind="what",
+    ),
     _event("run.lost", _C, "Others cannot see that this run lives; it ends.", "error"),
     _event(
         "store.older",
@@ -269,6 +294,49 @@ def _checked(name: str, fields: tuple[str, ...]) -> Event:
     return event
 
 
+# -- the limit of lines that others can cause ----------------------------------------
+
+MOST_KINDS: Final = 1000
+LIMIT_S: Final = 1.0
+
+Kind = tuple[str, ...]
+
+
+class _Limit:
+    """Which events of a kind are logged: the first of each second. Usable from any thread."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._kinds: dict[Kind, list[float]] = {}  # since when, and how many were left out
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def is_full(self) -> bool:
+        """Whether kinds must go before another one comes."""
+        return len(self._kinds) >= MOST_KINDS
+
+    def admit(self, kind: Kind) -> int | None:
+        """How many were left out before this one; None if it is left out too."""
+        with self._lock:
+            now, known = self._now(), self._kinds.get(kind)
+            if known is not None and now - known[0] < LIMIT_S:
+                known[1] += 1
+                return None
+            self._kinds[kind] = [now, 0]
+            return 0 if known is None else int(known[1])
+
+    def end(self, *, at_once: bool) -> Iterator[tuple[Kind, int]]:
+        """Forget the kinds whose second is over, or all; those of which something was left out."""
+        with self._lock:
+            until = self._now() - (0.0 if at_once else LIMIT_S)
+            over = {kind: known for kind, known in self._kinds.items() if known[0] <= until}
+            for kind in over:
+                del self._kinds[kind]
+        return ((kind, int(number)) for kind, (_, number) in over.items() if number)
+
+
 # -- the emitter ------------------------------------------------------------------
 
 # Attributes of our log records that are called otherwise than the field: oslo.log has a meaning of
@@ -293,9 +361,13 @@ class Telemetry:
         service: Goes with every log line, as `service.name`.
         instance: As above; set later by `identify`, once it is chosen. The
             events that name an instance themselves keep theirs.
+        now: A clock in seconds, for the limit of lines.
     """
 
-    def __init__(self, service: str = "", instance: str = "") -> None:
+    def __init__(
+        self, service: str = "", instance: str = "", *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limit = _Limit(now)
         self._identity = _identity(service, instance)
         self._logger = logging.getLogger(LOGGER)
         self._metrics = _Metrics()
@@ -372,6 +444,21 @@ class Telemetry:
     ) -> None:
         if event.name == "task.failed" and self.log_failures == "off":
             return
+        if event.kind is not None and not self._logger.isEnabledFor(logging.DEBUG):
+            left_out = self._admit(event, fields)
+            if left_out is None:
+                return
+            fields = {**fields, "left_out": left_out or None}
+        self._write(event, level, fields, cause, trace)
+
+    def _write(
+        self,
+        event: Event,
+        level: int,
+        fields: Mapping[str, Any],
+        cause: BaseException | None,
+        trace: str,
+    ) -> None:
         shown = {name: clean(value) for name, value in fields.items() if value is not None}
         words = " ".join(f"{name}={_word(value)}" for name, value in shown.items())
         extra = {_ATTRIBUTES.get(name, name): value for name, value in shown.items()}
@@ -389,6 +476,25 @@ class Telemetry:
         # Where any formatter looks for it: an application's own, too.
         record.exc_text = "\n".join(f"{INDENT}{line}" for line in _escaped(trace)) or None
         self._logger.handle(record)
+
+    def _admit(self, event: Event, fields: Mapping[str, Any]) -> int | None:
+        if self._limit.is_full():
+            self.tell_left_out(at_once=True)
+        assert event.kind is not None
+        # Of an error its class: what is said of two in one second mostly differs by an id.
+        values = (str(fields.get(name, "")).partition(":")[0][:100] for name in event.kind)
+        return self._limit.admit((event.name, *values))
+
+    def tell_left_out(self, *, at_once: bool = False) -> None:
+        """Log how many lines were left out since the last one of their kind.
+
+        Args:
+            at_once: Also where the second is not over.
+        """
+        for (name, *values), number in self._limit.end(at_once=at_once):
+            event = CATALOGUE[name]
+            fields = dict(zip(event.kind or (), values, strict=True))
+            self._write(event, event.level, {**fields, "left_out": number}, None, "")
 
     def _tell(self, subscriber: Subscriber, event: str, fields: Mapping[str, Any]) -> None:
         try:

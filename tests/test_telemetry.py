@@ -23,6 +23,7 @@ from gracekit.rpc.memory import MemoryBroker
 from gracekit.telemetry import (
     CATALOGUE,
     LOGGER,
+    MOST_KINDS,
     JsonFormatter,
     RequestFilter,
     Telemetry,
@@ -162,6 +163,76 @@ def test_a_failing_subscriber_stops_nobody(caplog):
 
     assert heard == ["drain.resumed"]
     assert "a subscriber failed at drain.resumed" in caplog.text
+
+
+class Moments:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def reject(telemetry: Telemetry, number: int, reason: str = "arguments") -> None:
+    for n in range(number):
+        telemetry.emit("task.rejected", task_id=f"r{n}", method="resize", reason=reason)
+
+
+def test_what_anybody_can_cause_is_one_line_a_kind_and_second(caplog):
+    """
+    A flood of refusals fills no disk; how many were left out is told, at the latest when asked.
+    """
+    caplog.set_level(logging.INFO, LOGGER)
+    moments, heard = Moments(), []
+    telemetry = Telemetry(now=moments)
+    telemetry.subscribe(lambda event, _: heard.append(event))
+
+    reject(telemetry, 500)
+    reject(telemetry, 3, "unknown_method")
+    moments.now += 1.0
+    reject(telemetry, 1)
+    telemetry.tell_left_out()
+    moments.now += 0.5
+    reject(telemetry, 7)
+    telemetry.tell_left_out()
+    told = len(caplog.records)
+    telemetry.tell_left_out(at_once=True)
+
+    assert len(heard) == 511
+    assert told == 4
+    assert [record.getMessage().partition(" ")[2] for record in caplog.records] == [
+        "task_id=r0 method=resize reason=arguments",
+        "task_id=r0 method=resize reason=unknown_method",
+        "task_id=r0 method=resize reason=arguments left_out=499",
+        "reason=unknown_method left_out=2",
+        "reason=arguments left_out=7",
+    ]
+
+
+def test_at_debug_nothing_is_left_out(caplog):
+    """
+    Who asks for every request gets every line.
+    """
+    caplog.set_level(logging.DEBUG, LOGGER)
+
+    reject(Telemetry(now=Moments()), 50)
+
+    assert len(caplog.records) == 50
+
+
+def test_kinds_of_one_second_are_bounded(caplog):
+    """
+    Names that never end cost no memory: the kinds of the moment are told and forgotten.
+    """
+    caplog.set_level(logging.INFO, LOGGER)
+    telemetry = Telemetry(now=Moments())
+
+    for n in range(3 * MOST_KINDS):
+        telemetry.emit("hook.failed", hook=f"job{n}", error="no")
+
+    assert len(telemetry._limit) <= MOST_KINDS
 
 
 def test_a_log_line_reads_like_the_event(caplog):

@@ -358,3 +358,27 @@ async def begin() -> None:
     unwritten = [entry for entry in told if "cannot be written" in entry["message"]]
     assert (len(fallen), len(unwritten)) == (1, 1)
     check_harmless(json.dumps(told))
+
+
+# -- what anybody can cause ------------------------------------------------------------------------
+
+
+async def cast_what_nobody_serves(directory: Path, number: int) -> None:
+    async with RpcClient(f"sqlite:///{directory}/gracekit.db", "compute") as client:
+        for _ in range(number):
+            await client.cast("nobody_serves_this")
+
+
+def test_a_flood_of_refusals_is_one_line_a_second(tmp_path: Path):
+    """
+    With the number that was left out, so that none is lost from the sum.
+    """
+    write_service(tmp_path, text=SERVICE)
+    with Running(tmp_path, "--beat", "100ms") as run:
+        asyncio.run(cast_what_nobody_serves(tmp_path, 60))
+        gracekit(tmp_path, "call", "compute", "says")  # behind them
+        told = [entry for entry in entries(run) if entry.get("event") == "task.rejected"]
+
+    seen = [entry for entry in told if "task_id" in entry]
+    assert len(seen) + sum(entry.get("left_out", 0) for entry in told) == 60
+    assert len(seen) < 30
