@@ -710,7 +710,7 @@ class Runtime:
             service=self.service.topic,
             instance=self.instance,
             run=self.run_id,
-            took_s=round(self._loop_started_at - self._opened_at, 3),
+            took_s=round(self._clock.loop() - self._opened_at, 3),
         )
         self.telemetry.emit("intake.opened", channel=Lane.REQUESTS.value)
         sdnotify.ready("serving")
@@ -853,7 +853,7 @@ class Runtime:
     async def _count_holds(self) -> int:
         return len(await self.holds.mine())
 
-    async def _stop_rest(self, hard_limit: float) -> None:
+    async def _stop_rest(self, hooks_until: float) -> None:
         """Ops server, background work, on_stop, transport; each within what is left."""
         await self.ops.stop()
         await self.requests.stop()
@@ -861,7 +861,7 @@ class Runtime:
         await _end(self._background)
         self.dispatcher.abandon_threads()
         for hook in self.service.stop_hooks:
-            left = hard_limit - self._clock.loop() - self.settings.exit_margin_s / 2
+            left = hooks_until - self._clock.loop()
             timeout = max(0.1, min(self.settings.stop_hook_timeout_s, left))
             try:
                 async with asyncio.timeout(timeout):

@@ -32,6 +32,8 @@ INTENT_TIMEOUT_S: Final = 1.0
 SHORTEST_STEP_S: Final = 0.25
 """What a step gets at least, even past the deadline."""
 ALARM_AFTER_HARD_LIMIT_S: Final = 0.5
+SLOW_STEP_S: Final = 1.0
+"""A step that takes longer is logged while it goes on."""
 FREE_TRIES: Final = 3
 LISTED_TASKS: Final = 5
 MOST_AWAITED: Final = 1000
@@ -254,7 +256,8 @@ class Parts:
         free_forgotten: Lets go of rows that no task of this run works on, but not of the given
             request ids, whose handler has acted; returns them.
         count_unfinished: What of the store this run, or its next start, could settle.
-        stop_rest: Step 7: ops server, on_stop, transport; bounded by the loop time it is given.
+        stop_rest: Step 7: ops server, on_stop, transport; its hooks end by the loop time that it
+            is given, so that the transport has a moment.
         record_stop: Step 8: the stop record.
         alarm: Whether the kernel alarm may be armed: only where the Runtime owns the signals.
     """
@@ -298,6 +301,7 @@ class ShutdownCoordinator:
         self._cut_short = asyncio.Event()
         self._resumed = False
         self._past_return = False
+        self._step: str | None = None  # the bounded one that is under way
         parts.tracker.on_removed(self._count_removed)
 
     # -- what others ask ----------------------------------------------------------------
@@ -381,15 +385,21 @@ class ShutdownCoordinator:
             The report; None if the drain was resumed and the service goes on.
         """
         await self._insist(partial(self._announce, request))  # 1
-        await self._insist(self._close_intake)  # 2, and 3: periodic jobs and recovery
-        if not await self._insist(partial(self._wait_idle, request)):  # 4
-            await self._withdraw()
-            return None
-        await self._insist(self._hand_over)  # 5
-        await self._insist(self._flush)  # 6
-        await self._insist(self._stop_rest)  # 7
-        await self._insist(self._record)  # 8
-        return self._report
+        name, telling = "gracekit-progress", self._tell_progress
+        telling_on = keep_on(telling, name, telemetry=self._telemetry, clock=self._clock)
+        progress = asyncio.create_task(telling_on, name=name)
+        try:
+            await self._insist(self._close_intake)  # 2, and 3: periodic jobs and recovery
+            if not await self._insist(partial(self._wait_idle, request)):  # 4
+                await self._withdraw()
+                return None
+            await self._insist(self._hand_over)  # 5
+            await self._insist(self._flush)  # 6
+            await self._insist(self._stop_rest)  # 7
+            await self._insist(self._record)  # 8
+            return self._report
+        finally:
+            progress.cancel()
 
     async def _insist(self, step: Callable[[], Awaitable[T]]) -> T:
         """Take a step, again if somebody cancels it: a drain ends only when it is over.
@@ -421,6 +431,23 @@ class ShutdownCoordinator:
     @property
     def _hard_limit(self) -> float:
         return self._after(self._deadline)
+
+    @property
+    def _flush_by(self) -> float:
+        """Loop time at which outcomes and replies have left, or are left to the next start."""
+        return self._hard_limit - self._settings.exit_margin_s
+
+    @property
+    def _stop_by(self) -> float:
+        """Loop time at which each step before the record has ended, or is cut.
+
+        The record then has a quarter of the margin, and the time from the hard limit to the alarm.
+        """
+        return self._hard_limit - self._settings.exit_margin_s / 4
+
+    def _until(self, end: float) -> float:
+        """Seconds that a step gets which must end at *end*, loop time."""
+        return max(SHORTEST_STEP_S, end - self._clock.loop())
 
     def _after(self, deadline: float) -> float:
         """The hard limit of a drain with that deadline; both loop time."""
@@ -491,28 +518,22 @@ class ShutdownCoordinator:
 
     async def _wait_idle(self, request: StopRequest) -> bool:
         """Step 4: wait for what runs, then for a quiet ops lane; false if resumed."""
-        name, telling = "gracekit-progress", self._tell_progress
-        telling_on = keep_on(telling, name, telemetry=self._telemetry, clock=self._clock)
-        progress = asyncio.create_task(telling_on, name=name)
-        try:
+        await self._wait_running()
+        if self._resumed:
+            return False
+        self._past_return = True
+        if not request.final:
+            self._say_stopping()
+        await self._wait_ops_quiet()
+        # One that came by the ops lane and held no drain may have let another begin that does,
+        # or opened a hold, which only the ops lane can end.
+        while not self._idle_wait_over() and await self._is_held():
             await self._wait_running()
-            if self._resumed:
-                return False
-            self._past_return = True
-            if not request.final:
-                self._say_stopping()
             await self._wait_ops_quiet()
-            # One that came by the ops lane and held no drain may have let another begin that does,
-            # or opened a hold, which only the ops lane can end.
-            while not self._idle_wait_over() and await self._is_held():
-                await self._wait_running()
-                await self._wait_ops_quiet()
-            await self._close_ops()
-            await self._wait_running()
-            self._report.waited_s = self._clock.loop() - request.at
-            return True
-        finally:
-            progress.cancel()
+        await self._close_ops()
+        await self._wait_running()
+        self._report.waited_s = self._clock.loop() - request.at
+        return True
 
     async def _wait_running(self) -> None:
         """Until nothing runs that holds the drain, and no hold is open; or the deadline."""
@@ -601,13 +622,18 @@ class ShutdownCoordinator:
         if stuck:
             ids = [task.request_id for task in stuck]
             self._report.unclean = list(dict.fromkeys([*self._report.unclean, *ids]))
+            # Of the time for outcomes and replies, which stuck tasks do not have.
+            limit_s = self._until(min(self._clock.loop() + 1.0, self._flush_by))
             await self._bounded(
-                "hand-over of stuck tasks", self._parts.dispatcher.hand_over_stuck(stuck), 1.0
+                "hand-over of stuck tasks", self._parts.dispatcher.hand_over_stuck(stuck), limit_s
             )
 
     async def _flush(self) -> None:
         """Step 6: outcomes and replies."""
-        deadline = self._clock.loop() + self._settings.handover_flush_s
+        flush_s = self._until(
+            min(self._clock.loop() + self._settings.handover_flush_s, self._flush_by)
+        )
+        deadline = self._clock.loop() + flush_s
         await self._parts.dispatcher.wait_flushed(deadline=deadline)
         await self._free_forgotten(deadline)
         self._report.leases_kept = self._parts.dispatcher.kept_leases()
@@ -647,9 +673,13 @@ class ShutdownCoordinator:
 
     async def _stop_rest(self) -> None:
         """Step 7: ops server, on_stop, transport."""
-        await self._bounded("close of the ops intake", self._parts.ops.close_intake(), 0.5)
-        left = self._hard_limit - self._clock.loop()
-        await self._bounded("stop", self._parts.stop_rest(self._hard_limit), max(0.5, left))
+        margin_s = self._settings.exit_margin_s
+        closing_s = self._until(
+            min(self._clock.loop() + margin_s / 2, self._stop_by - margin_s / 2)
+        )
+        await self._bounded("close of the ops intake", self._parts.ops.close_intake(), closing_s)
+        stopping = self._parts.stop_rest(self._stop_by - margin_s / 4)
+        await self._bounded("stop", stopping, self._until(self._stop_by))
 
     async def _record(self) -> None:
         """Step 8: the stop record, whose exit code is the report's."""
@@ -720,6 +750,8 @@ class ShutdownCoordinator:
 
     async def _bounded(self, what: str, step: Awaitable[Any], timeout_s: float) -> Any:
         """Run one step; its failure or slowness is told and does not stop the drain."""
+        loop, self._step = asyncio.get_running_loop(), what
+        slow = loop.call_later(SLOW_STEP_S, self._tell_slow, what, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
                 return await step
@@ -727,7 +759,13 @@ class ShutdownCoordinator:
             self._telemetry.emit("drain.step_failed", step=what, error=f"took over {timeout_s:g} s")
         except Exception as error:  # noqa: BLE001 - whatever fails, the rest must still happen
             self._telemetry.emit("drain.step_failed", step=what, error=repr(error))
+        finally:
+            slow.cancel()
+            self._step = None
         return None
+
+    def _tell_slow(self, step: str, limit_s: float) -> None:
+        self._telemetry.emit("drain.waiting", step=step, limit_s=round(limit_s, 1))
 
     async def _tell_progress(self) -> None:
         """One line every few seconds, and a longer stop time from systemd while it is of use."""
@@ -737,6 +775,7 @@ class ShutdownCoordinator:
             running = [task for task in self._parts.tracker if task.running]
             self._telemetry.emit(
                 "drain.progress",
+                step=self._step,
                 in_flight=len(self._parts.tracker),
                 running=len(running),
                 open_holds=self._report.open_holds,

@@ -192,6 +192,12 @@ _EVENTS: Final = (
     _event("message.unreadable", _W, "A message was set aside unread.", "queue error", kind=""),
     # a broker
     _event("broker.lost", _W, "A connection to the broker ended.", "purpose error"),
+    _event(
+        "broker.silent",
+        _W,
+        "It answered nothing and sent nothing; the connection is cut.",
+        "purpose what waited_s",
+    ),
     _event("broker.unreachable", _W, "Connecting again failed.", "purpose tries error"),
     _event("broker.connected", _I, "The broker is connected again.", "purpose tries"),
     _event("consumer.lost", _W, "A queue is read no more; it will be again.", "queue error"),
@@ -210,8 +216,9 @@ _EVENTS: Final = (
         "drain.progress",
         _I,
         "What a drain waits for.",
-        "in_flight running open_holds tasks left_s expected_s",
+        "step in_flight running open_holds tasks left_s expected_s",
     ),
+    _event("drain.waiting", _I, "A step takes its time; limit_s is its bound.", "step limit_s"),
     _event(
         "drain.step_failed", _E, "A step failed or took too long; the next began.", "step error"
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -526,3 +527,24 @@ async def test_an_idle_quorum_queue_is_left_with_the_command_that_removes_it(
         await transport.publish(directed_queue("compute", "h1"), message("a"))
     finally:
         await transport.stop()
+
+
+async def test_a_loss_by_missed_heartbeats_says_so(own_broker: Broker, own_vhost: str) -> None:
+    """
+    A connection on which nothing comes any more is told by how long that has lasted.
+    """
+    ear, telemetry = Ear(), Telemetry()
+    telemetry.subscribe(ear.hear)
+    url = f"{own_broker.url_of(own_vhost)}?heartbeat=1s"
+    broker = read_url(url, exchange="gracekit", profile="durable")
+    link = Link(broker, purpose="test", label="test", clock=Clock(), telemetry=telemetry)
+    await link.start()
+    own_broker.freeze()
+    try:
+        await ear.until("broker.lost")
+    finally:
+        own_broker.thaw()
+        await link.stop()
+
+    (lost,) = [fields for name, fields in ear.heard if name == "broker.lost"]
+    assert re.fullmatch(r"no heartbeat for \d+ s", lost["error"])

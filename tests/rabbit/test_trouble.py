@@ -30,6 +30,7 @@ HOW_MANY = scale(300, 2000)
 PER_SECOND = 15.0  # of each caster: together about what the service can do
 CONSUMING_AGAIN_S = 10.0
 HARD_LIMIT_S = 10.0  # of drains of 3 s, on a busy machine
+IN_SILENCE_S = 2.0  # beside the one wait for an answer that does not come
 
 
 @pytest.fixture
@@ -217,6 +218,53 @@ async def test_a_drain_ends_in_time_while_the_broker_is_frozen(site: RabbitSite)
     assert code == 75
     assert took_s < HARD_LIMIT_S
     assert [site.state(f"k{n}") for n in range(3)] == ["handed_over", "succeeded", "succeeded"]
+
+
+async def stop_in_silence(service: ServiceProcess) -> tuple[int, float]:
+    """Stop a service whose broker is silent; its exit code, and how long it took, in seconds."""
+    began = time.monotonic()
+    service.terminate()
+    code = await service.exit_code(60)
+    return code, time.monotonic() - began
+
+
+@pytest.mark.parametrize("how", ["swallowed", "frozen"])
+async def test_a_silent_broker_costs_an_idle_service_one_wait(
+    site: RabbitSite, proxy: Proxy, how: str
+) -> None:
+    """
+    When the first question of a drain has not been answered in time, no other is waited for; the
+    log says what the drain waits for.
+    """
+    service = await site.start(drain_timeout="25s", cancel_ok_timeout="5s").serving()
+    await answers(site)
+    if how == "frozen":
+        site.broker.freeze()
+    else:
+        proxy.swallow()
+    code, took_s = await stop_in_silence(service)
+    if how == "frozen":
+        site.broker.thaw()
+
+    assert code == 0
+    assert took_s < 5 + IN_SILENCE_S, service.log[-3000:]
+    assert 'drain.waiting step="close of the new-request intake"' in service.log
+    assert service.log.count("broker.silent") == 1
+
+
+async def test_a_silent_broker_leaves_a_short_drain_time_for_its_record(
+    site: RabbitSite, proxy: Proxy
+) -> None:
+    """
+    Its stop is on record long before the kernel's alarm, by which it would count as killed.
+    """
+    service = await site.start(drain_timeout="5s").serving()
+    await answers(site)
+    proxy.swallow()
+    code, took_s = await stop_in_silence(service)
+
+    assert code == 0
+    assert took_s < 5 + IN_SILENCE_S, service.log[-3000:]
 
 
 async def test_a_task_may_outlast_the_consumer_timeout(site: RabbitSite) -> None:

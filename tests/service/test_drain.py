@@ -27,7 +27,7 @@ from gracekit.errors import RunEndedError
 from gracekit.process import Point
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.rpc.oslo_wire import MAX_NAME
-from gracekit.shutdown import DrainReport, StopRequest
+from gracekit.shutdown import ALARM_AFTER_HARD_LIMIT_S, DrainReport, StopRequest
 from gracekit.testing.ports import PlayedProcess, PlayedTransport
 from tests.service.kit import Doors, Fault, World
 
@@ -1430,6 +1430,41 @@ async def test_what_answers_nothing_holds_up_no_drain(
     assert now() - asked_at <= life.runtime.settings.hard_limit_s
     assert (report.exit_code, report.open_holds) == (code, 0)
     assert {fields["step"] for fields in life.told("drain.step_failed")} == late
+
+
+async def test_whatever_hangs_leaves_room_for_the_stop_record(world: World, svc: Service):
+    """
+    Each step before it ends so early that the record has 0.7 s until the kernel's alarm.
+    """
+    world.expects_faults = True
+    begun, cut_at = asyncio.Event(), list[float]()
+
+    @svc.rpc
+    async def stubborn(ctx: Context) -> None:
+        begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(7200)
+        await asyncio.sleep(7200)
+
+    async def slow() -> None:
+        await asyncio.sleep(3600)
+
+    for _ in range(20):  # each gets a moment at least
+        svc.on_stop(slow)
+    life = await world.start(svc, drain_timeout_s=5.0)
+    await (await world.client(svc)).prepare(request_id="s").cast(stubborn)
+    await begun.wait()
+    life.runtime.telemetry.subscribe(
+        lambda _, fields: cut_at.append(now()) if fields.get("step") == "stop" else None
+    )
+    life.faults.delay_s = 3600.0
+    life.plan(Point.HAND_OVER, Fault.DELAY)
+    life.faults.plan("transport", "cancel", Fault.DELAY, times=1000)
+    asked_at = now()
+    await life.drain()
+
+    alarm_at = asked_at + life.runtime.settings.hard_limit_s + ALARM_AFTER_HARD_LIMIT_S
+    assert alarm_at - cut_at[-1] >= 0.7
 
 
 @pytest.mark.parametrize("delay_s", [0.7, 3600.0])

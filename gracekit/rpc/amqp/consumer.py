@@ -225,19 +225,21 @@ class AmqpConsumer:
         if self._cancelled:
             return
         self._cancelled = True
-        await self._end_keeper()
         try:
-            if self._intake is not None:
-                await self._intake.cancel()
+            with self._link.asking(f"end of delivery from {self.queues[0].name}"):
+                await self._end_keeper()
+                if self._intake is not None:
+                    await self._intake.cancel()
         finally:
             self._on_cancelled(self)
 
     async def close(self) -> None:
         """Cancel, and close the channel: what is unsettled goes back."""
         self._cancelled = True
-        await self._end_keeper()
-        if self._intake is not None:
-            await self._intake.close()
+        with self._link.asking(f"close of the channel of {self.queues[0].name}"):
+            await self._end_keeper()
+            if self._intake is not None:
+                await self._intake.close()
 
     async def wait_done(self) -> None:
         """Wait until a cancelled consumer's deliveries are settled."""

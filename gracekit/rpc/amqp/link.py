@@ -56,6 +56,10 @@ CLOSE_TIMEOUT_S: Final = 3.0
 """A broker that does not answer must not hold the end of a process."""
 CUT_AFTER_S: Final = 2.0
 """For aiormq to say goodbye; then its socket is cut."""
+SILENT_S: Final = 1.0
+"""The shortest wait in which a broker that sends nothing counts as silent."""
+CUT_SILENT_AFTER_S: Final = 0.25
+"""As `CUT_AFTER_S`, of a broker that was silent on another connection."""
 
 
 def is_told(tries: int) -> bool:
@@ -105,6 +109,7 @@ class Link:
         self._changing = asyncio.Lock()  # two first users start one connection
         self._keeper: asyncio.Task[None] | None = None
         self._next = 0  # the host that is tried first
+        self._silent = False  # and so cut; until there is another connection
 
     async def start(self) -> None:
         """Connect; each host is tried once.
@@ -123,14 +128,40 @@ class Link:
                     clock=self._clock,
                 )
 
-    async def stop(self) -> None:
-        """Disconnect, and stay so."""
+    async def stop(self, *, cut_after_s: float = CUT_AFTER_S) -> None:
+        """Disconnect, and stay so.
+
+        Args:
+            cut_after_s: Seconds that the broker has for its goodbye.
+        """
         async with self._changing:
             keeper, self._keeper = self._keeper, None
             if keeper is not None:
                 keeper.cancel()
                 await asyncio.wait({keeper}, timeout=CLOSE_TIMEOUT_S)
-            await self._drop()
+            await self._drop(cut_after_s)
+
+    @contextlib.contextmanager
+    def asking(self, what: str) -> Iterator[None]:
+        """Cut the connection if the block waits in vain for an answer, and nothing else comes.
+
+        Whoever else waits on this connection then hears at once that it is lost. Otherwise each
+        would wait for as long again: heartbeats need three times their period to tell.
+        """
+        wire, asked_at = self._wire, self._clock.loop()
+        try:
+            yield
+        finally:
+            if wire is not None and not wire.is_lost and wire.heard_at < asked_at:
+                self._cut_silent(wire, what, self._clock.loop() - asked_at)
+
+    def _cut_silent(self, wire: Wire, what: str, waited_s: float) -> None:
+        if waited_s >= SILENT_S:
+            self._silent = True
+            self._telemetry.emit(
+                "broker.silent", purpose=self._purpose, what=what, waited_s=round(waited_s, 1)
+            )
+            wire.abort()
 
     async def channel(self) -> Channel:
         """A new channel for exchanges with the broker, as soon as there is a connection.
@@ -194,6 +225,11 @@ class Link:
         return self._up.is_set()
 
     @property
+    def is_silent(self) -> bool:
+        """Whether the last connection was cut because the broker sent nothing any more."""
+        return self._silent
+
+    @property
     def server(self) -> Mapping[str, object]:
         """What the broker says of itself: `{"product": "RabbitMQ", "version": "3.10.8", …}`.
 
@@ -207,9 +243,9 @@ class Link:
     async def _keep(self) -> None:
         while True:
             if self._connection is not None:  # else a fault came between loss and reconnection
-                error = await self._lost()
+                error = self._said(await self._lost())
                 self._up.clear()
-                self._telemetry.emit("broker.lost", purpose=self._purpose, error=said(error))
+                self._telemetry.emit("broker.lost", purpose=self._purpose, error=error)
                 await self._drop()
             self._take(await self._reconnect())
 
@@ -223,6 +259,16 @@ class Link:
         await asyncio.wait({closing})
         return (not closing.cancelled() and closing.exception()) or ConnectionError("closed")
 
+    def _said(self, error: BaseException) -> str:
+        """Why the connection ended; aiormq cancels its reader when no heartbeat comes."""
+        wire = self._wire
+        silent_s = 0.0 if wire is None else self._clock.loop() - wire.heard_at
+        if isinstance(error, asyncio.CancelledError) and silent_s > self._broker.heartbeat_s:
+            return f"no heartbeat for {silent_s:.0f} s"
+        if isinstance(error, asyncio.CancelledError):
+            return "closed"
+        return said(error)
+
     @property
     def _wire(self) -> Wire | None:
         """The present connection's."""
@@ -231,14 +277,15 @@ class Link:
 
     def _take(self, connection: _Connection) -> None:
         self._connection = connection
+        self._silent = False
         self._up.set()
 
-    async def _drop(self) -> None:
+    async def _drop(self, cut_after_s: float = CUT_AFTER_S) -> None:
         self._up.clear()
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        with _cut_after(CUT_AFTER_S, connection.wires), contextlib.suppress(*TROUBLE):
+        with _cut_after(cut_after_s, connection.wires), contextlib.suppress(*TROUBLE):
             await bounded(connection.close(), CLOSE_TIMEOUT_S, "close")
 
     async def _reconnect(self) -> _Connection:

@@ -19,7 +19,7 @@ from gracekit.errors import ConfigError, DependencyError, StoreBrokenError
 from gracekit.process import Process
 from gracekit.rpc.amqp.bounds import TROUBLE
 from gracekit.rpc.amqp.consumer import AmqpConsumer, Declarer
-from gracekit.rpc.amqp.link import Link
+from gracekit.rpc.amqp.link import CUT_AFTER_S, CUT_SILENT_AFTER_S, Link
 from gracekit.rpc.amqp.profiles import Topology, dead_letter_queue
 from gracekit.rpc.amqp.publisher import Publisher
 from gracekit.rpc.amqp.url import Broker
@@ -112,7 +112,10 @@ class AmqpTransport:
                     self._leaving.add(task)
                     task.add_done_callback(self._leaving.discard)
                 raise
-            await asyncio.gather(self._reading.stop(), self._writing.stop())
+            # Where the broker was silent on the one, it need not be waited for on the other.
+            cut_after_s = CUT_SILENT_AFTER_S if self._reading.is_silent else CUT_AFTER_S
+            links = (self._reading, self._writing)
+            await asyncio.gather(*(link.stop(cut_after_s=cut_after_s) for link in links))
 
     async def _delete_owned(self) -> None:
         owned, self._owned = list(self._owned), {}

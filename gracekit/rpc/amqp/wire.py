@@ -68,6 +68,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
 
     Attributes:
         is_lost: Nothing leaves any more.
+        heard_at: Loop time at which the last bytes came.
         goodbye: The broker has closed the connection.
     """
 
@@ -76,6 +77,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self.is_lost = False
         self.goodbye: Goodbye | None = None
         self._event_loop = asyncio.get_running_loop()
+        self.heard_at = self._event_loop.time()
         self._socket: asyncio.Transport | None = None
         self._taps: dict[int, Tap] = {0: self}
         self._buffer = memoryview(bytearray(_BUFFER))
@@ -119,6 +121,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """See `asyncio.BufferedProtocol`."""
+        self.heard_at = self._event_loop.time()
         data = bytes(self._buffer[:nbytes])
         if self._is_garbled:
             self.data_received(data)
