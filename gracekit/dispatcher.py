@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.errors import ConflictingRequestError, LeaseHeld, StoreError
-from gracekit.request.answers import Answers
+from gracekit.request.answers import Answers, Ended, Sent
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.attempt import (
     End,
@@ -82,6 +82,7 @@ class Dispatcher:
         self._turns = turns
         self._waits = waits
         self._answers = answers
+        self._ended = Ended()
         self._heartbeats = Heartbeats(answers, services.clock, telemetry)
         self._telemetry = telemetry
         self._gates = gates
@@ -141,7 +142,9 @@ class Dispatcher:
             self._put_back(delivery)
             raise
         try:
-            if not job.task.journaled:
+            if _is_kept_by_transport(job) and self._ended.knows(job.task.request_id, delivery):
+                await self._end_again(job, delivery)
+            elif not job.task.journaled:
                 await self._live_on_the_transport(job)
             elif job.task.resource is not None and await self._waits_for_itself(job):
                 return
@@ -306,10 +309,25 @@ class Dispatcher:
 
     async def _end_copy(self, job: Job, outcome: Outcome) -> None:
         """Answer and ack one delivery of a request without a row."""
-        if job.reply is not None and not job.answered:
-            await self._answers.send(job.reply, outcome)
+        is_owed = job.reply is not None and not job.answered
+        if job.reply is not None and is_owed:
+            is_owed = await self._answers.send(job.reply, outcome) is not Sent.YES
         if job.delivery is not None:
+            owed = outcome if is_owed else None
+            self._ended.add(job.task.request_id, job.delivery, owed)
             await settle(job.delivery.ack(), self._telemetry)
+
+    async def _end_again(self, job: Job, delivery: Delivery) -> None:
+        """A delivery whose request has ended here, and whose ack the broker has not read."""
+        task = job.task
+        owed = self._ended.owed(task.request_id, delivery)
+        if job.reply is not None and owed is not None:
+            sent = await self._answers.send(job.reply, owed)
+            self._ended.add(task.request_id, delivery, None if sent is Sent.YES else owed)
+        await settle(delivery.ack(), self._telemetry)
+        await self._journal.tally(
+            "duplicate", request_id=task.request_id, method=task.method, detail="ended here"
+        )
 
     # -- track and accept: custody ------------------------------------------------------
 
@@ -465,7 +483,7 @@ class Dispatcher:
 
     def _mark_running(self, job: Job) -> None:
         task = job.task
-        if job.delivery is not None:
+        if job.delivery is not None and task.journaled:
             job.delivery.body = b""  # it was read, and others may run for hours too
         task.advance(TaskState.RUNNING)
         task.started_at = self._clock.loop()
@@ -814,6 +832,11 @@ def _masked(job: Job, text: str) -> str:
     """What the application says of a request, as a log may show it."""
     known = "" if job.task.resource is None else job.task.resource[1]
     return masked(text, job.caller, job.args, known=known)
+
+
+def _is_kept_by_transport(job: Job) -> bool:
+    """Whether the first delivery of its request had no row."""
+    return job.method.options.on_interrupt == "requeue"
 
 
 def _operation_of(job: Job) -> str | None:

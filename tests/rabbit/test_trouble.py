@@ -290,6 +290,38 @@ async def test_a_task_may_outlast_the_consumer_timeout(site: RabbitSite) -> None
     assert service.log.count("consumer.lost") >= 1
 
 
+@pytest.mark.parametrize("how", ["swallowed", "killed"])
+async def test_a_requeue_task_whose_ack_was_lost_does_not_run_again_in_its_process(
+    site: RabbitSite, proxy: Proxy, how: str
+) -> None:
+    """
+    Its end is remembered while the process lives: the redelivery is acked, counted, and not run.
+    """
+    service = await site.start().serving()
+    async with served.svc.client(site.broker.url_of(site.vhost)) as client:
+        for n in range(3):
+            await client.prepare(request_id=f"k{n}").cast("fetched", key=f"k{n}")
+        await site.effect("start", times=3)
+    if how == "killed":
+        await asyncio.to_thread(site.broker.kill)
+        site.go()
+        await site.effect("done", times=3)
+        await asyncio.to_thread(site.broker.start)
+    else:
+        proxy.swallow()
+        site.go()
+        await site.effect("done", times=3)
+        await until(lambda: proxy.counts.swallowed, "acks that nobody reads")
+        proxy.heal()
+    await until(lambda: site.queued() == 0, "an empty queue", 60)
+    code = await service.stop()
+
+    assert code == 0
+    assert Counter(effect.key for effect in site.seen("start")) == {"k0": 1, "k1": 1, "k2": 1}
+    (duplicates,) = site.rows("SELECT n FROM tally WHERE what = 'duplicate'")
+    assert duplicates["n"] == 3
+
+
 async def test_a_reply_queue_that_is_gone_does_not_hold_a_drain(site: RabbitSite) -> None:
     """
     The drain ends in time; the replies of callers that left are tried again by the next start, then

@@ -11,12 +11,13 @@ import pytest
 from gracekit import Context, Service
 from gracekit.clock import Clock
 from gracekit.process import Process
-from gracekit.request.answers import Answers, Sent
+from gracekit.request.answers import OWED_BYTES, REMEMBERED, Answers, Ended, Sent
 from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.oslo_wire import decode_reply
-from gracekit.rpc.transport import Queue, QueueKind, reply_queue
+from gracekit.rpc.transport import Delivery, Queue, QueueKind, reply_queue, shared_queue
 from gracekit.telemetry import Telemetry
-from gracekit.tracker.journal import Address
+from gracekit.tracker.journal import Address, Outcome
+from gracekit.tracker.task import TaskState
 from tests.rpc.kit import Inbox
 from tests.service.kit import World
 
@@ -137,3 +138,31 @@ async def test_answers_go_to_reply_queues(
     assert len(worked) == 1
     assert len(inbox.all) >= 10  # heartbeats before it
     await transport.stop()
+
+
+def test_what_has_ended_is_remembered_within_bounds():
+    """
+    So many requests and so many bytes of answers: the oldest are forgotten first.
+    """
+    ended = Ended()
+    large = Outcome(state=TaskState.SUCCEEDED, result="x" * (OWED_BYTES // 3))
+    for n in range(REMEMBERED + 1):
+        ended.add(f"r{n}", delivery(b"body"), large if n > REMEMBERED - 4 else None)
+
+    assert not ended.knows("r0", delivery(b"body"))
+    assert ended.knows("r1", delivery(b"body"))
+    assert not ended.knows("r1", delivery(b"of another caller"))
+    last = [ended.owed(f"r{REMEMBERED - n}", delivery(b"body")) for n in range(4)]
+    assert last == [large, large, None, None]
+
+
+def delivery(body: bytes) -> Delivery:
+    return Delivery(
+        body=body,
+        queue=shared_queue("compute"),
+        redelivered=False,
+        expires_in_s=None,
+        headers={},
+        process=Process(),
+        settle=lambda *_: asyncio.sleep(0),
+    )
