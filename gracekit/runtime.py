@@ -766,6 +766,7 @@ class Runtime:
                 if taken is not None:
                     self._end_lost(taken)
                     self.coordinator.force()  # its tasks are others' now
+                await self.reconciler.follow_clock()
             if watched:
                 sdnotify.watchdog()
             await asyncio.sleep(self.settings.beat_s)

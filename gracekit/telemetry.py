@@ -264,6 +264,7 @@ _EVENTS: Final = (
     _event("task.adopted", _I, "A task that nobody kept has a keeper.", _TASK),
     _event("task.settled", _I, "Recovery decided.", f"{_TASK} verdict reason"),
     _event("task.errored", _W, "It will not be run again.", f"{_TASK} reason"),
+    _event("clock.set", _W, "The wall clock was set; what waits keeps its length.", "by_s"),
     # the store
     _event(
         "store.error",

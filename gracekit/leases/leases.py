@@ -94,6 +94,13 @@ _REMOVE: Final = f"""
 DELETE FROM lease WHERE kind = ?2 AND id = ?3 AND lver = ?4 AND {_IS_OLD}"""  # noqa: S608 - a constant
 
 
+# One that is held, or was given back in the future, was so before the clock was set back.
+_FOLLOW_CLOCK: Final = """
+UPDATE lease SET not_before = ?1 + iif(owner IS NULL, max(0, not_before - released_at), 0),
+    released_at = iif(owner IS NULL, ?1, NULL)
+WHERE not_before > ?1 AND (owner IS NOT NULL OR released_at > ?1)"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
     """What a guarded write compares: a resource and the token that was granted for it."""
@@ -200,6 +207,10 @@ class Leases:
         """
         now = self._clock.wall()
         batch.add(_TAKE_AWAY, now, now, dead_run)
+
+    def add_follow_clock(self, batch: Batch) -> None:
+        """After the wall clock was set back: a lease settles for no longer than it was to."""
+        batch.add(_FOLLOW_CLOCK, self._clock.wall())
 
     def add_take_away_one(
         self, batch: Batch, dead_run: str, request_id: str, *, settle_s: float

@@ -52,8 +52,12 @@ LEASE_BEAT_S: Final = 1.0
 whether the run that holds one has died, there is no other for that run."""
 LAST_GIVE_BACK_S: Final = 1.0
 """A slow store must not eat the time in which a stop is recorded."""
+MOST_WAITS: Final = 10_000
+"""Rows whose wait for their truth is counted here; of further ones by wall time."""
 AGAIN_AFTER_S: Final = 5.0
 """A pass, or what is done beside it, is made again so long after it failed."""
+CLOCK_SET_S: Final = 1.0
+"""A wall clock that differs by more from the time that has passed was set."""
 UNKNOWN_CALL_TIMEOUT_S: Final = 60.0
 """A reply of an earlier run is sent if younger than the call's timeout; this where unknown."""
 
@@ -141,6 +145,9 @@ class Reconciler:
         self._doubts: dict[str, str] = {}  # runs of whom nothing is proven, and why
         self._left: dict[int, float] = {}  # row id to the loop time until which a sibling has it
         self._looked_after: set[str] = set()  # runs, within the last beat
+        self._ahead_s: float | None = None  # of the wall clock, before the time that passes
+        self._following = asyncio.Lock()
+        self._waits: dict[int, float] = {}  # row id to the loop time at which its probes began
 
     # -- life ---------------------------------------------------------------------------
 
@@ -200,6 +207,7 @@ class Reconciler:
         """One pass over everything that nobody is working on; nothing in a drain."""
         if self._paused:
             return
+        await self.follow_clock()
         await self._leases.give_back_owed()
         await self.adopt_dead_runs()
         # Listing all that is in flight, or every unfinished resource, at each settled row would
@@ -221,6 +229,25 @@ class Reconciler:
             self._beside(f"accepted rows, {lane.value}", partial(self._claim_accepted, lane))
         if look:
             await self._refresh_gates()
+
+    async def follow_clock(self) -> None:
+        """If the wall clock was set since the last look, give what waits its own length again.
+
+        The store has wall times, as they outlive runs; within a run waits are counted by the time
+        that passes.
+        """
+        async with self._following:
+            ahead_s = self._clock.wall() - self._clock.loop()
+            by_s = 0.0 if self._ahead_s is None else ahead_s - self._ahead_s
+            if abs(by_s) > CLOCK_SET_S:
+                batch = Batch(Point.SETTLE)
+                self._leases.add_follow_clock(batch)
+                self._claims.add_follow_clock(batch, by_s)
+                self._holds.add_follow_clock(batch, by_s)
+                await self._journal.commit(batch)
+                self._telemetry.emit("clock.set", by_s=round(by_s, 1))
+                self.poke()
+            self._ahead_s = ahead_s
 
     def _beside(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do work beside the pass which the application, or a full lane, may hold up for long.
@@ -678,12 +705,25 @@ class Reconciler:
     async def _wait_or_give_up(
         self, row: TaskRow, method: Method[Any, Any], guard: Guard | None, seconds: float
     ) -> None:
-        now = self._clock.wall()
-        since = now if row.waiting_since is None else row.waiting_since
-        if now - since >= method.options.max_wait_s:
+        left_s = method.options.max_wait_s - self._waited_s(row)
+        if left_s <= 0:
+            self._waits.pop(row.id, None)
             await self._end(row, self._hands.errored(row, Reason.GAVE_UP, ""), method, guard)
         else:
-            await self._wait(row, guard, min(seconds, since + method.options.max_wait_s - now))
+            await self._wait(row, guard, min(seconds, left_s))
+
+    def _waited_s(self, row: TaskRow) -> float:
+        """Since its probe first asked to wait; by wall time only as long as another run knew it."""
+        now = self._clock.loop()
+        if row.waiting_since is None:
+            self._waits.pop(row.id, None)  # of an attempt before this one
+            before_s = 0.0
+        else:
+            before_s = max(0.0, self._clock.wall() - row.waiting_since)
+        since = self._waits.setdefault(row.id, now - before_s)
+        if len(self._waits) > MOST_WAITS:
+            del self._waits[next(iter(self._waits))]
+        return now - since
 
     async def _wait(
         self, row: TaskRow, guard: Guard | None, seconds: float, *, counts: bool = True

@@ -96,6 +96,11 @@ _WAIT: Final = """
 UPDATE task SET owner = NULL, next_check = ?, probing = 0,
     waiting_since = coalesce(waiting_since, CASE WHEN ? THEN ? END)
 WHERE id = ? AND owner = ? AND state = 'handed_over'"""
+# Siblings may do the same: the settle time is kept, and a probe may be asked early.
+_FOLLOW_CLOCK: Final = f"""
+UPDATE task SET not_before = min(not_before, max(not_before + ?1, ?2 + settle_s)),
+    next_check = min(next_check, max(next_check + ?1, ?2)), waiting_since = min(waiting_since, ?2)
+WHERE owner IS NULL AND state IN ('accepted', 'handed_over') AND {IS_OPEN} AND service = ?3"""  # noqa: S608
 _NEXT_LOOK: Final = f"""
 SELECT min(max(iif(on_interrupt = 'error', 0, coalesce(not_before, 0)), coalesce(next_check, 0)))
 FROM task
@@ -231,6 +236,14 @@ class Claims:
             *self._targets,
         )
         return [(int(row[0] or 0), (str(row[1]), str(row[2]))) for row in rows]
+
+    def add_follow_clock(self, batch: Batch, by_s: float) -> None:
+        """After the wall clock was set by so many seconds: nothing waits longer than it was to.
+
+        Nor does it wait less for that: what a clock that was set forward has shortened is over.
+        """
+        now = self._journal.clock.wall()
+        batch.add(_FOLLOW_CLOCK, min(0.0, by_s), now, self._journal.service)
 
     def add_run_again(self, batch: Batch, row: TaskRow) -> None:
         """HANDED_OVER back to ACCEPTED, ours: it will be run from its cursor."""

@@ -37,6 +37,13 @@ _WAIT: Final = """
 UPDATE hold SET owner = ?, next_check = ?, asker = NULL, crashes = 0, alone = 0
 WHERE id = ? AND ended_at IS NULL AND owner IS ? AND next_check IS ?"""
 
+_FOLLOW_CLOCK: Final = """
+UPDATE hold SET lapses_at = lapses_at + ?1, next_check = next_check + ?1
+WHERE owner = ?2 AND ended_at IS NULL"""
+_ASK_NOW: Final = """
+UPDATE hold SET next_check = min(next_check, ?1)
+WHERE owner IS NULL AND ended_at IS NULL AND service = ?2 AND target = ?3"""
+
 _NAMES: Final = (
     "id",
     "name",
@@ -206,6 +213,15 @@ class Holds:
         batch = Batch(Point.HOLD)
         batch.add(_WAIT, self._journal.run_id, next_check, hold.id, hold.owner, hold.next_check)
         await self._journal.commit(batch)
+
+    def add_follow_clock(self, batch: Batch, by_s: float) -> None:
+        """After the wall clock was set by so many seconds: the holds of this run last as long.
+
+        Of those that nobody keeps, the probes are asked at once.
+        """
+        now, service = self._journal.clock.wall(), self._journal.service
+        batch.add(_FOLLOW_CLOCK, by_s, self._journal.run_id)
+        batch.add(_ASK_NOW, now, service, self._host)
 
     async def errored_done(self, hold: Hold, *, given_up: str = "") -> None:
         """The hook was called, or is given up: purge the arguments."""

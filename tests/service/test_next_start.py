@@ -1208,6 +1208,64 @@ async def test_wall_time_that_steps_back_costs_a_delay_at_most(world: World, svc
     assert world.clock.wall() > EPOCH_S - 3600
 
 
+async def test_a_clock_set_back_while_a_task_settles_lengthens_nothing(world: World, svc: Service):
+    """
+    What is left of a settle time, of the task and of its lease, is at most its own length.
+    """
+    job = Job(world, svc, on_interrupt="retry", settle=20)
+    life, call = await job.begin()
+    await life.crash()
+    await world.start(svc)
+    await asyncio.sleep(2)
+    began_at = now()
+    world.clock.shift_s = -3600
+
+    assert await call == 2
+    assert 18 <= now() - began_at < 60
+
+
+@pytest.mark.parametrize("shift_s", [-3600, 3600])
+async def test_a_wait_of_a_probe_is_counted_by_time_that_passes(
+    world: World, svc: Service, shift_s: float
+):
+    """
+    A wall clock that is set meanwhile neither ends the wait nor prolongs it.
+    """
+    job = Job(world, svc, on_interrupt="probe", settle=0, max_wait="5m")
+    job.with_probe()
+    job.probe_answers = lambda n: Wait(20) if n < 3 else Done("it was done")
+    life, call = await job.begin()
+    await life.crash()
+    await world.start(svc)
+    await world.until(lambda: len(job.asked) == 1)
+    await asyncio.sleep(1)
+    began_at = now()
+    world.clock.shift_s = shift_s
+
+    assert await call == "it was done"
+    assert now() - began_at < 80
+
+
+async def test_a_clock_set_meanwhile_changes_no_wait_for_a_hold(world: World, svc: Service):
+    """
+    A hold keeps its host as long as it was to, whichever way the wall clock is set.
+    """
+
+    @svc.rpc
+    async def prepare_host(ctx: Context, vm: str) -> None:
+        await ctx.hold("migration", vm, at_most=100)
+
+    life = await world.start(svc, drain_timeout_s=1000.0)
+    await (await world.client(svc)).call(prepare_host, vm="v")
+    for shift_s in (-3600, 3600):
+        world.clock.shift_s = shift_s
+        await asyncio.sleep(10)
+    report = await life.drain()
+
+    assert report.waited_s == pytest.approx(80, abs=3)
+    assert report.open_holds == 0
+
+
 async def test_retention_removes_only_after_this_run_has_served_long_enough(
     world: World, svc: Service
 ):
