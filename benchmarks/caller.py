@@ -157,6 +157,9 @@ class _Replies:
             answered.set_result(None)
         return True
 
+    def ask(self, method: int) -> None:
+        """See `Tap`."""
+
     def end(self) -> None:
         """See `Tap`."""
 

@@ -65,7 +65,7 @@ async def channel(link: Link) -> FramedChannel:
 def hear(channel: FramedChannel, frame: Any) -> None:
     """As if the broker had sent it."""
     data = pamqp.frame.marshal(frame, channel.amqp.number)
-    assert channel.take(data[0], data, 7, len(data) - 1)
+    assert channel._contents.take(data[0], data, 7, len(data) - 1)
 
 
 def send(channel: FramedChannel, key: str, text: str) -> asyncio.Future[Any]:
@@ -202,6 +202,7 @@ async def test_nothing_follows_a_close_of_ours(own_broker: Broker, own_vhost: st
     channel = await link.messages(confirms=True)
     heard: list[Delivered] = []
     channel.deliver_to(lambda delivered, _properties, _body: heard.append(delivered))
+    channel._contents.consumers.add("1")
     own_broker.freeze()  # it confirms no close
     try:
         consuming = asyncio.ensure_future(channel.amqp.basic_consume("q", print))
@@ -323,7 +324,8 @@ async def test_by_aiormq_acks_leave_where_tasks_are_eager(link):
     """
     A task may be over before who made it knows of it: that one is not waited for.
     """
-    channel, news = PlainChannel(await link.channel()), asyncio.Queue()
+    assert link._wire is not None
+    channel, news = PlainChannel(await link.channel(), link._wire), asyncio.Queue()
     await channel.amqp.queue_declare("q")
     channel.deliver_to(lambda delivered, *_: news.put_nowait(delivered))
     await channel.consume("q", "1")
@@ -421,7 +423,7 @@ async def test_a_channel_that_confirms_nothing_is_left_however_short_the_waits(l
     await publisher.publish(queue, message("a"))
     mute = publisher._outlets[""]._channel
     assert isinstance(mute, FramedChannel)
-    monkeypatch.setattr(mute, "_confirmed", lambda *_: None)
+    monkeypatch.setattr(mute._contents, "on_confirm", lambda *_: None)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(publisher.publish(queue, message("b")), 0.1)
     async with asyncio.timeout(10):
@@ -455,7 +457,7 @@ async def test_a_watch_over_confirms_that_fails_begins_again(link, monkeypatch):
     await publisher.publish(queue, message("a"))
     mute = publisher._outlets[""]._channel
     assert isinstance(mute, FramedChannel)
-    monkeypatch.setattr(mute, "_confirmed", lambda *_: None)
+    monkeypatch.setattr(mute._contents, "on_confirm", lambda *_: None)
     monkeypatch.setattr(link, "is_blocked", fail_once)
     await asyncio.wait_for(publisher.publish(queue, message("b")), 10)
 

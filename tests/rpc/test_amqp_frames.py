@@ -42,7 +42,9 @@ def test_a_delivery_is_read_as_it_was_written(consumer, tag, redelivered, exchan
     """
     written = payload(Basic.Deliver(consumer, tag, redelivered, exchange, key))
 
-    assert frames.read_deliver(written, 7) == frames.Delivered(consumer, tag, redelivered)
+    assert frames.read_deliver(written, 7, len(written) - 1) == frames.Delivered(
+        consumer, tag, redelivered
+    )
 
 
 @given(tags, st.booleans(), st.sampled_from([Basic.Ack, Basic.Nack]))
@@ -50,7 +52,9 @@ def test_a_confirm_is_read_as_it_was_written(tag, multiple, kind):
     """
     One confirm may stand for many publishes.
     """
-    assert frames.read_confirm(payload(kind(tag, multiple)), 7) == (tag, multiple)
+    written = payload(kind(tag, multiple))
+
+    assert frames.read_confirm(written, 7, len(written) - 1) == (tag, multiple)
 
 
 @given(names, exchanges, names)
@@ -58,7 +62,29 @@ def test_a_return_names_its_routing_key(text, exchange, key):
     """
     By it and the body the publish is found.
     """
-    assert frames.read_returned_key(payload(Basic.Return(312, text, exchange, key)), 7) == key
+    written = payload(Basic.Return(312, text, exchange, key))
+
+    assert frames.read_returned_key(written, 7, len(written) - 1) == key
+
+
+METHODS = st.sampled_from(
+    [
+        (Basic.Deliver("1", 5, False, "x", "y"), frames.read_deliver),
+        (Basic.Ack(5, True), frames.read_confirm),
+        (Basic.Return(312, "NO_ROUTE", "x", "y"), frames.read_returned_key),
+    ]
+)
+
+
+@given(METHODS, st.integers(-30, 30).filter(bool))
+def test_a_method_is_read_inside_its_frame(method, more):
+    """
+    Beside it lies the next frame, whose bytes are not its own.
+    """
+    written, read = payload(method[0]), method[1]
+
+    with pytest.raises((ValueError, IndexError)):
+        read(written + written, 7, len(written) - 1 + more)
 
 
 properties = st.builds(
@@ -187,6 +213,9 @@ class Noting:
             self.taken.append(bytes([kind]) + data[offset:end])
         return wanted
 
+    def ask(self, method: int) -> None:
+        self.taken.append(b"ask")
+
     def end(self) -> None:
         self.taken.append(b"end")
 
@@ -217,6 +246,7 @@ def test_each_frame_goes_to_one_place_however_the_bytes_are_cut(sent, cuts):
     async def play() -> None:
         reader = asyncio.StreamReader()
         wire, tap = Wire(reader), Noting()
+        wire.heed(pamqp.frame.marshal(commands.Channel.Open(), 1))
         wire.tap(2, tap)
         data = b"".join(pamqp.frame.marshal(frame, channel) for channel, frame in sent)
         for piece in pieces(data, cuts):
@@ -319,10 +349,62 @@ async def test_a_frame_as_large_as_a_message_may_be_is_taken():
     """
     wire, tap = Wire(asyncio.StreamReader()), Noting()
     wire.tap(2, tap)
+    feed(wire, pamqp.frame.marshal(commands.Connection.Tune(0, 0, 0), 0))
     body = bytes(17 << 20)
     feed(wire, pamqp.frame.marshal(ContentBody(body), 2))
 
     assert tap.taken == [bytes([frames.BODY]) + body]
+
+
+async def test_a_frame_is_no_longer_than_was_agreed():
+    """
+    One wrong bit in a size, and a reader would wait for half a gigabyte that never comes.
+    """
+    reader = asyncio.StreamReader()
+    wire, tap = Wire(reader), Noting()
+    wire.tap(2, tap)
+    feed(wire, pamqp.frame.marshal(commands.Connection.Tune(0, 4096, 0), 0))
+    feed(wire, pamqp.frame.marshal(ContentBody(bytes(4096 - frames.OVERHEAD)), 2))
+    longer = pamqp.frame.marshal(ContentBody(bytes(4097 - frames.OVERHEAD)), 2)
+    feed(wire, longer[:8])
+
+    assert len(tap.taken) == 1
+    assert wire.is_lost
+
+
+@pytest.mark.parametrize("frame_max", [7, 8, 4095])
+async def test_a_broker_that_takes_less_than_amqp_asks_for_is_refused(peer, frame_max):
+    """
+    With frames of 8 bytes there is no room for a body: it would be dropped without a word.
+    """
+    wires = Wires()
+    reader, writer = await wires.create(peer.url, ssl_context_provider=None)
+    tune = pamqp.frame.marshal(commands.Connection.Tune(0, frame_max, 0), 0)
+
+    assert await peer.say(tune) == b""
+    with pytest.raises(ConnectionError, match=f"frame_max is {frame_max} bytes"):
+        await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize("channel", [1, 3])
+async def test_a_frame_for_a_channel_that_is_not_open_ends_the_connection(channel):
+    """
+    It is missing on the channel that it was meant for.
+    """
+    wire = Wire(asyncio.StreamReader())
+    open_, close = commands.Channel.Open(), commands.Channel.CloseOk()
+    wire.heed(pamqp.frame.marshal(open_, 1))
+    wire.heed(pamqp.frame.marshal(open_, 2))
+    feed(wire, pamqp.frame.marshal(commands.Channel.OpenOk(), 1))
+    feed(wire, pamqp.frame.marshal(commands.Channel.OpenOk(), 2))
+    feed(wire, pamqp.frame.marshal(close, 1))
+    feed(wire, pamqp.frame.marshal(close, 1))  # of two closes that met on their way
+    assert not wire.is_lost
+
+    feed(wire, pamqp.frame.marshal(Basic.Cancel("1"), channel))
+
+    assert wire.is_lost
 
 
 CLOSES = commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk()
@@ -344,7 +426,7 @@ async def test_a_tap_hears_of_the_end_before_aiormq_sends_it(peer, frame):
     writer.write(pamqp.frame.marshal(commands.Queue.Purge(0, "q"), 2))
     writer.write(pamqp.frame.marshal(frame, 2))
 
-    assert [tap.taken for tap in taps] == [[], [b"end"]]
+    assert [tap.taken for tap in taps] == [[], [b"ask", b"end"]]
     writer.close()
     names = [type(one).__name__ for one in read_all(await peer.heard())]
     assert names == ["Ack", "Purge", type(frame).__name__]

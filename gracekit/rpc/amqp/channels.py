@@ -21,11 +21,10 @@ from pamqp.commands import Basic
 from gracekit.errors import DependencyError
 from gracekit.rpc.amqp import frames
 from gracekit.rpc.amqp.bounds import CLOSE_S, close_channel
-from gracekit.rpc.amqp.frames import Delivered, Properties
+from gracekit.rpc.amqp.contents import Contents, OnMessage
+from gracekit.rpc.amqp.frames import Delivered
 from gracekit.rpc.amqp.wire import Wire
 from gracekit.rpc.transport import Message
-
-OnMessage = Callable[[Delivered, Properties, bytes], None]
 
 FLUSH_S: Final = 10.0
 _PERSISTENT: Final = 2
@@ -81,6 +80,11 @@ class MessageChannel(Protocol):
         """Give a delivery back, or have it dead-lettered."""
         ...
 
+    @property
+    def unfinished(self) -> object:
+        """How far a message has come of which a part is missing; None if there is none."""
+        ...
+
     async def flush(self) -> None:
         """Wait until the acks and nacks have left; where they cannot, the channel is closed."""
         ...
@@ -112,26 +116,20 @@ class FramedChannel:
         self._wire = wire
         self._number = amqp.number
         self._frame_max = amqp.connection.connection_tune.frame_max or _FRAME_MAX
-        self._on_message: OnMessage = _unexpected
         self._ended = False
-        # A message that has come in part: its method, properties, size and pieces.
-        self._delivered: Delivered | None = None
-        self._returned = ""
-        self._properties = Properties(None, {})
-        self._size = 0
-        self._body: list[bytes] = []
-        self._came = 0
-        # Publishes
-        self._last = 0  # number of the last one, which its confirm names
+        self._last = 0  # number of the last publish, which its confirm names
         self._unconfirmed: dict[int, _Publish] = {}
-        wire.tap(self._number, self)
+        self._contents = Contents(wire, amqp.number)
+        self._contents.on_return = self._was_returned
+        self._contents.on_confirm = self._confirmed
         closing = amqp.closing
         closing.add_done_callback(self._closed)
 
     @property
     def is_open(self) -> bool:
         """See `MessageChannel`."""
-        return not (self._ended or self._wire.is_lost or self.amqp.is_closed)
+        ended = self._ended or self._contents.is_over
+        return not (ended or self._wire.is_lost or self.amqp.is_closed)
 
     @property
     def takes_now(self) -> bool:
@@ -142,68 +140,21 @@ class FramedChannel:
 
     def deliver_to(self, on_message: OnMessage) -> None:
         """See `MessageChannel`."""
-        self._on_message = on_message
+        self._contents.on_message = on_message
 
     async def consume(self, queue: str, consumer_tag: str) -> None:
         """See `MessageChannel`."""
+        self._contents.consumers.add(consumer_tag)
         await self.amqp.basic_consume(queue, _never, consumer_tag=consumer_tag)
 
     async def cancel(self, consumer_tag: str) -> None:
         """See `MessageChannel`."""
         await self.amqp.basic_cancel(consumer_tag)
 
-    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:
-        """See `Tap`."""
-        if kind == frames.METHOD:
-            return self._take_method(data, offset)
-        if kind == frames.HEADER:
-            self._properties = frames.read_properties(data, offset, end)
-            self._size = frames.read_body_size(data, offset)
-            if self._size == 0:
-                self._complete(b"")
-            return True
-        if kind == frames.BODY:
-            if end - offset == self._size:
-                self._complete(data[offset:end])
-            else:
-                self._take_piece(data[offset:end])
-            return True
-        return False
-
-    def _take_method(self, data: bytes, offset: int) -> bool:
-        (method,) = frames.METHOD_ID.unpack_from(data, offset)
-        if method == frames.DELIVER:
-            self._delivered = frames.read_deliver(data, offset)
-        elif method == frames.ACK:
-            self._confirmed(*frames.read_confirm(data, offset), None)
-        elif method == frames.NACK:
-            self._confirmed(*frames.read_confirm(data, offset), NackedError())
-        elif method == frames.RETURN:
-            self._returned = frames.read_returned_key(data, offset)
-        else:
-            if method in {frames.CHANNEL_CLOSE, frames.CHANNEL_CLOSE_OK}:
-                self._ended = True
-                self._wire.tap(self._number, None)  # the number may be another's soon
-            return False
-        return True
-
-    def end(self) -> None:
-        """See `Tap`."""
-        self._ended = True
-
-    def _take_piece(self, piece: bytes) -> None:
-        self._body.append(piece)
-        self._came += len(piece)
-        if self._came >= self._size:
-            body, self._body, self._came = b"".join(self._body), [], 0
-            self._complete(body)
-
-    def _complete(self, body: bytes) -> None:
-        delivered, self._delivered = self._delivered, None
-        if delivered is None:
-            self._was_returned(self._returned, body)
-        elif not self._ended:  # else the broker takes it back
-            self._on_message(delivered, self._properties, body)
+    @property
+    def unfinished(self) -> object:
+        """See `MessageChannel`."""
+        return self._contents.unfinished
 
     # -- settling ------------------------------------------------------------------------
 
@@ -252,7 +203,8 @@ class FramedChannel:
         """See `MessageChannel`."""
         await self._wire.wait_room()
 
-    def _confirmed(self, number: int, multiple: bool, error: Exception | None) -> None:  # noqa: FBT001 - as it is read
+    def _confirmed(self, number: int, multiple: bool, taken: bool) -> None:  # noqa: FBT001 - as it is read
+        error = None if taken else NackedError()
         numbers = [number]
         if multiple:  # they are numbered in the order of the dictionary
             numbers = []
@@ -316,8 +268,9 @@ class _Publish:
 class PlainChannel:
     """See `MessageChannel`; all of it by aiormq."""
 
-    def __init__(self, amqp: Channel) -> None:
+    def __init__(self, amqp: Channel, wire: Wire) -> None:
         self.amqp: Final = amqp
+        self._contents = Contents(wire, amqp.number, passes=True)
         self._on_message: OnMessage = _unexpected
         self._said: deque[Callable[[], Awaitable[Any]]] = deque()
         self._saying: asyncio.Task[None] | None = None
@@ -338,12 +291,18 @@ class PlainChannel:
 
     async def consume(self, queue: str, consumer_tag: str) -> None:
         """See `MessageChannel`."""
+        self._contents.consumers.add(consumer_tag)
         await self.amqp.basic_consume(queue, self._take, consumer_tag=consumer_tag)
 
     async def cancel(self, consumer_tag: str) -> None:
         """See `MessageChannel`."""
         await self.amqp.basic_cancel(consumer_tag)
         await asyncio.sleep(0)  # aiormq has made a task for what came before
+
+    @property
+    def unfinished(self) -> object:
+        """See `MessageChannel`."""
+        return self._contents.unfinished
 
     async def _take(self, message: DeliveredMessage) -> None:
         # aiormq cancels this task when the channel ends: nothing here waits.
@@ -455,7 +414,7 @@ def _packed_by_expiry(expires_in_s: float | None) -> bytes:
     return frames.pack_properties(_properties(Message(body=b"", expires_in_s=expires_in_s)))
 
 
-def _unexpected(delivered: Delivered, properties: Properties, body: bytes) -> None:
+def _unexpected(*_: object) -> None:
     """Nobody reads on this channel."""
 
 

@@ -39,6 +39,8 @@ LONGEST_PAUSE_S: Final = 3.0
 LOOK_EVERY_S: Final = 30.0
 """Between two questions whether the queues are still there and read by somebody: a channel
 that looks open proves neither."""
+STALLED_S: Final = 5.0
+"""Without a byte of a message that has come in part; its intake is left then."""
 LOOK_AGAIN_S: Final = 1.0
 """Before it is believed that nobody reads: a broker may count a reader late."""
 
@@ -271,14 +273,27 @@ class AmqpConsumer:
     async def _ended(self, intake: Intake) -> str:
         """Wait until *intake* is of no use, looking from time to time whether it still is."""
         ended = asyncio.ensure_future(intake.wait_ended())
+        look_at, unfinished, since = self._next_look(), intake.unfinished, self._clock.loop()
         try:
             while True:
-                done, _ = await asyncio.wait({ended}, timeout=self._clock.jitter(LOOK_EVERY_S))
+                wait_s = min(STALLED_S, max(0.0, look_at - self._clock.loop()))
+                done, _ = await asyncio.wait({ended}, timeout=wait_s)
                 if done:
                     return ended.result()
-                await self._look(intake)
+                before, unfinished = unfinished, intake.unfinished
+                now = self._clock.loop()
+                if unfinished is None or unfinished != before:
+                    since = now
+                elif now - since >= STALLED_S:
+                    return f"nothing more of a message came for {STALLED_S:g} s"
+                if now >= look_at:
+                    await self._look(intake)
+                    look_at = self._next_look()
         finally:
             ended.cancel()
+
+    def _next_look(self) -> float:
+        return self._clock.loop() + self._clock.jitter(LOOK_EVERY_S)
 
     async def _look(self, intake: Intake) -> None:
         for queue in self.queues:

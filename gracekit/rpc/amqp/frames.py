@@ -30,12 +30,20 @@ DELIVER: Final = 60 << 16 | 60
 RETURN: Final = 60 << 16 | 50
 ACK: Final = 60 << 16 | 80
 NACK: Final = 60 << 16 | 120
+CANCEL: Final = 60 << 16 | 30
+FLOW: Final = 20 << 16 | 20
+CHANNEL_OPEN: Final = 20 << 16 | 10
 CHANNEL_CLOSE: Final = 20 << 16 | 40
 CHANNEL_CLOSE_OK: Final = 20 << 16 | 41
 CONNECTION_CLOSE: Final = 10 << 16 | 50
 CONNECTION_CLOSE_OK: Final = 10 << 16 | 51
+TUNE: Final = 10 << 16 | 30
 BLOCKED: Final = 10 << 16 | 60
 UNBLOCKED: Final = 10 << 16 | 61
+UNANSWERED: Final = frozenset(
+    {20 << 16 | 21, *(60 << 16 | method for method in (31, 40, 80, 90, 120))}
+)
+"""No broker answers these: flow-ok, cancel-ok, publish, ack, reject, nack."""
 
 HEAD: Final = struct.Struct(">BHI")
 """Type, channel, size of the payload."""
@@ -48,12 +56,13 @@ _PUBLISH: Final = struct.Struct(">IH")
 _CONTENT: Final = struct.Struct(">HHQ")
 _SIZE: Final = struct.Struct(">Q")
 _SETTLE_SIZE: Final = 13
-_HEADER_FIXED: Final = 12
+HEADER_FIXED: Final = 12
+"""Bytes of a content header before its properties."""
 _MULTIPLE: Final = 1
 _REQUEUE: Final = 2
 
 _FLAGS: Final = struct.Struct(">H")
-_TABLE: Final = struct.Struct(">I")
+_UINT: Final = struct.Struct(">I")
 _CONTENT_TYPE: Final = 1 << 15
 _CONTENT_ENCODING: Final = 1 << 14
 _HEADERS: Final = 1 << 13
@@ -79,41 +88,70 @@ class Properties(msgspec.Struct, gc=False):
     Attributes:
         expires_in_s: The sender's patience; how long it has waited already is not on the wire.
         headers: Those that are text.
+        dropped: Bytes of a body that is larger than what is kept; 0 of all others.
     """
 
-    expires_in_s: float | None
-    headers: Mapping[str, str]
+    expires_in_s: float | None = None
+    headers: Mapping[str, str] = _NO_HEADERS
+    dropped: int = 0
 
 
 # -- read ---------------------------------------------------------------------------------
 
 
-def read_deliver(data: bytes, offset: int) -> Delivered:
-    """A `Basic.Deliver`; exchange and routing key are not looked at."""
+def read_deliver(data: bytes, offset: int, end: int) -> Delivered:
+    """A `Basic.Deliver`.
+
+    Raises:
+        ValueError: it does not fill its frame.
+    """
     start = offset + 5
-    end = start + data[offset + 4]
-    tag, redelivered = _SETTLED.unpack_from(data, end)
-    return Delivered(data[start:end].decode(), tag, redelivered & 1 == 1)
+    after = start + data[offset + 4]
+    tag, redelivered = _SETTLED.unpack_from(data, after)
+    exchange = after + 9
+    key = exchange + 1 + data[exchange]
+    if key + 1 + data[key] != end:
+        raise ValueError("its fields do not fill it")
+    return Delivered(data[start:after].decode(), tag, redelivered & 1 == 1)
 
 
-def read_confirm(data: bytes, offset: int) -> tuple[int, bool]:
-    """Delivery tag and `multiple` of a `Basic.Ack` or `Basic.Nack`."""
+def read_confirm(data: bytes, offset: int, end: int) -> tuple[int, bool]:
+    """Delivery tag and `multiple` of a `Basic.Ack` or `Basic.Nack`.
+
+    Raises:
+        ValueError: it does not fill its frame.
+    """
+    if end - offset != _SETTLE_SIZE:
+        raise ValueError("its fields do not fill it")
     tag, bits = _SETTLED.unpack_from(data, offset + 4)
     return tag, bits & _MULTIPLE == 1
 
 
-def read_returned_key(data: bytes, offset: int) -> str:
-    """The routing key of a `Basic.Return`."""
+def read_returned_key(data: bytes, offset: int, end: int) -> str:
+    """The routing key of a `Basic.Return`.
+
+    Raises:
+        ValueError: it does not fill its frame.
+    """
     at = offset + 6  # after the reply code
     for _ in range(2):  # the reply text and the exchange
         at += 1 + data[at]
-    return data[at + 1 : at + 1 + data[at]].decode()
+    after = at + 1 + data[at]
+    if after != end:
+        raise ValueError("its fields do not fill it")
+    return data[at + 1 : after].decode()
 
 
 def read_close(data: bytes, offset: int) -> tuple[int, str]:
     """Code and text of a `Connection.Close`."""
     text = data[offset + 7 : offset + 7 + data[offset + 6]]  # which a broker cuts at 255 bytes
     return int.from_bytes(data[offset + 4 : offset + 6]), text.decode(errors="replace")
+
+
+def read_frame_max(data: bytes, offset: int) -> int:
+    """Bytes of the largest frame, as a `Connection.Tune` has it; 0 for no bound."""
+    size: int = _UINT.unpack_from(data, offset + 6)[0]
+    return size
 
 
 def read_body_size(data: bytes, offset: int) -> int:
@@ -136,7 +174,7 @@ def read_properties(data: bytes, offset: int, end: int) -> Properties:
 
 def _read_properties(data: bytes, offset: int, end: int) -> Properties:
     """They stand in the order of their flags, from the highest (AMQP 0-9-1, 4.2.6.1)."""
-    at = offset + _HEADER_FIXED
+    at = offset + HEADER_FIXED
     (flags,) = _FLAGS.unpack_from(data, at)
     if flags & 1:  # more flags follow, as nobody sends them
         read = header.ContentHeader()
@@ -149,7 +187,7 @@ def _read_properties(data: bytes, offset: int, end: int) -> Properties:
         at += 1 + data[at]
     headers: Mapping[str, str] = _NO_HEADERS
     if flags & _HEADERS:
-        after = at + 4 + _TABLE.unpack_from(data, at)[0]
+        after = _inside(at + 4 + _UINT.unpack_from(data, at)[0], end)
         if after > at + 4:
             headers = _texts(decode.field_table(data[at:after])[1])
         at = after
@@ -159,7 +197,14 @@ def _read_properties(data: bytes, offset: int, end: int) -> Properties:
     for text in (_CORRELATION_ID, _REPLY_TO):
         if flags & text:
             at += 1 + data[at]
-    return Properties(_seconds(data[at + 1 : at + 1 + data[at]].decode()), headers)
+    after = _inside(at + 1 + data[at], end)
+    return Properties(_seconds(data[at + 1 : after].decode()), headers)
+
+
+def _inside(at: int, end: int) -> int:
+    if at > end:
+        raise ValueError("it ends behind its frame")
+    return at
 
 
 def properties_of(read: Basic.Properties) -> Properties:
@@ -220,7 +265,7 @@ def publish(
 def pack_properties(properties: Basic.Properties) -> bytes:
     """What follows the body's size in a content header."""
     packed: bytes = header.ContentHeader(properties=properties).marshal()
-    return packed[_HEADER_FIXED:]
+    return packed[HEADER_FIXED:]
 
 
 @lru_cache(maxsize=256)

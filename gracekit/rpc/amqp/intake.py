@@ -68,10 +68,17 @@ class Intake:
         each = max(1, prefetch // len(queues))
         await bounded(self._channel.amqp.basic_qos(prefetch_count=each), ANSWER_S, "prefetch")
         for number, queue in enumerate(queues, 1):
-            tag = str(number)
+            # Unlike any other of this connection, also with a wrong bit: nothing is taken for
+            # a delivery of another queue.
+            tag = f"{number}.{self._channel.amqp.number}.{queue.name[:60]}"
             self._queues[tag] = queue
             consuming = self._channel.consume(queue.name, tag)
             await bounded(consuming, ANSWER_S, f"consuming from {queue.name}")
+
+    @property
+    def unfinished(self) -> object:
+        """See `MessageChannel.unfinished`."""
+        return self._channel.unfinished
 
     async def wait_ended(self) -> str:
         """Wait until this intake delivers no more although nobody cancelled it; returns why."""

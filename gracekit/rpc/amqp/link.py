@@ -177,9 +177,8 @@ class Link:
         await self._up.wait()
         wire = self._wire
         channel = await self._open_channel(confirms=confirms)
-        if wire is None or not self._own_frames:
-            return PlainChannel(channel)
-        return FramedChannel(channel, wire)
+        assert wire is not None
+        return (FramedChannel if self._own_frames else PlainChannel)(channel, wire)
 
     async def _open_channel(self, *, confirms: bool = False) -> Channel:
         assert self._connection is not None

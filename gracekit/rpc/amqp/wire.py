@@ -9,6 +9,7 @@ and everything rare. What the two write is whole frames, one after the other.
 from __future__ import annotations
 
 import asyncio
+import struct
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from aiormq.connection import TransportFactory
@@ -19,6 +20,7 @@ from gracekit.rpc.amqp.frames import (
     BLOCKED,
     CHANNEL_CLOSE,
     CHANNEL_CLOSE_OK,
+    CHANNEL_OPEN,
     CONNECTION_CLOSE,
     CONNECTION_CLOSE_OK,
     END,
@@ -27,18 +29,31 @@ from gracekit.rpc.amqp.frames import (
     METHOD,
     METHOD_ID,
     OVERHEAD,
+    TUNE,
+    UNANSWERED,
     UNBLOCKED,
     read_close,
+    read_frame_max,
 )
 
 LIFE_SIGN_S: Final = 1.0
 """aiormq takes a connection for stuck that brings it nothing; so often it hears that we read."""
-_LARGEST: Final = 1 << 29
-"""Bytes, as many as a message may have; a frame that claims more is none."""
+MOST: Final = 1 << 29
+"""Bytes of the largest message that any RabbitMQ takes, and of a frame where the broker sets no
+bound."""
+_AT_FIRST: Final = (1 << 17) - OVERHEAD
+"""Bytes of the largest payload until the broker has said its bound; RabbitMQ's own default."""
+_LEAST: Final = 4096
+"""Bytes that each side must take in one frame (AMQP 0-9-1, `frame-min-size`)."""
 _BUFFER: Final = 1 << 16
 """Bytes that one read takes at most, into a buffer that is kept. asyncio would allocate 256 KiB for
 each read, which glibc mostly maps from the system and gives back at once: 8 % of a cast."""
+_CLOSE_OK: Final = METHOD_ID.pack(CHANNEL_CLOSE_OK)
 _ENDS: Final = frozenset({CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
+
+
+class FaultError(Exception):
+    """The broker sends what no broker sends: nothing of the connection is believed any more."""
 
 
 class Goodbye(NamedTuple):
@@ -54,8 +69,15 @@ class Tap(Protocol):
     def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:
         """Handle one frame, whose payload lies between *offset* and *end*; false: not wanted.
 
-        Must not block, must not raise.
+        Must not block.
+
+        Raises:
+            FaultError: no such frame may come now.
         """
+        ...
+
+    def ask(self, method: int) -> None:
+        """Heed that aiormq asks for something, which is to be answered."""
         ...
 
     def end(self) -> None:
@@ -70,6 +92,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         is_lost: Nothing leaves any more.
         heard_at: Loop time at which the last bytes came.
         goodbye: The broker has closed the connection.
+        missing: Bytes of a frame that has come in part, or so many at least.
     """
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
@@ -80,9 +103,12 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self.heard_at = self._event_loop.time()
         self._socket: asyncio.Transport | None = None
         self._taps: dict[int, Tap] = {0: self}
+        self._open: set[int] = set()  # numbers of channels
+        self._largest = _AT_FIRST  # bytes of a payload
+        self._fault: ConnectionError | None = None
         self._buffer = memoryview(bytearray(_BUFFER))
         self._come: list[bytes] = []  # pieces of a frame that has come in part
-        self._missing = 0  # bytes of it, or so many at least
+        self.missing = 0
         self._is_garbled = False
         self._is_blocked = False
         self._passed_at = 0.0
@@ -94,6 +120,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         """From now on the frames of *channel* go to *tap* first; None ends it."""
         if tap is None:
             self._taps.pop(channel, None)
+            self._open.discard(channel)
         else:
             self._taps[channel] = tap
 
@@ -113,7 +140,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         """See `asyncio.Protocol`."""
         self.is_lost = True
         self._room.set()
-        super().connection_lost(exc)
+        super().connection_lost(self._fault or exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - as asyncio calls it
         """See `asyncio.BufferedProtocol`."""
@@ -127,29 +154,47 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
             self.data_received(data)
             return
         self._come.append(data)
-        self._missing -= nbytes
-        if self._missing <= 0:
+        self.missing -= nbytes
+        if self.missing <= 0 and self._fault is None:
             data = b"".join(self._come)
-            rest = data[self._cut(data) :]
+            try:
+                rest = data[self._cut(data) :]
+            except FaultError as fault:
+                self._fail(fault)
+                rest = b""
             self._come = [rest] if rest else []
 
+    def _fail(self, fault: FaultError) -> None:
+        """Cut the connection; nothing follows, and no ack leaves of what came before."""
+        self._fault = ConnectionError(f"the broker broke the protocol: {fault}")
+        self.end()
+        self.abort()
+
     def _cut(self, data: bytes) -> int:
-        """Hand over the whole frames in *data*; where the rest begins."""
-        self._missing = 0
+        """Hand over the whole frames in *data*; where the rest begins.
+
+        Raises:
+            FaultError: one of them may not come now.
+        """
+        self.missing = 0
         at = passed = 0  # what lies between is aiormq's
         whole = len(data)
         while whole - at >= OVERHEAD:
             kind, channel, size = HEAD.unpack_from(data, at)
             end = at + size + OVERHEAD
-            if end > whole and size <= _LARGEST:
-                self._missing = end - whole
+            if end > whole and size <= self._largest:
+                self.missing = end - whole
                 break
-            if size > _LARGEST or data[end - 1] != END:
-                self._is_garbled = True
+            if size > self._largest or data[end - 1] != END:
+                self._is_garbled = True  # aiormq says so, of what it gets now
+                self.end()
+                self.abort()  # it must not wait for more
                 at = whole
                 break
             tap = self._taps.get(channel)
-            if tap is not None and tap.take(kind, data, at + 7, end - 1):
+            if tap is None:
+                self._check_open(channel, data, at + 7)
+            elif tap.take(kind, data, at + 7, end - 1):
                 if passed < at:
                     self._pass(data[passed:at])
                 passed = end
@@ -158,9 +203,15 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
             self._pass(data[passed:at])
         elif at and self._event_loop.time() - self._passed_at > LIFE_SIGN_S:
             self._pass(HEARTBEAT)
-        if self._is_garbled:  # aiormq says so, of what it has got; it must not wait for more
-            self.abort()
         return at
+
+    def _check_open(self, channel: int, data: bytes, offset: int) -> None:
+        """A frame for a channel that is not open is missing on the one that it was meant for."""
+        is_close_ok = data[offset : offset + 4] == _CLOSE_OK  # two closes may have crossed
+        if channel not in self._open and not is_close_ok:
+            raise FaultError(f"a frame for channel {channel}, which is not open")
+        if is_close_ok:
+            self._open.discard(channel)
 
     def _pass(self, frames: bytes) -> None:
         self._passed_at = self._event_loop.time()
@@ -168,13 +219,26 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
 
     def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:  # noqa: ARG002 - as any tap
         """Note what the broker says of the connection itself, which is for aiormq too."""
-        if kind == METHOD:
+        if kind != METHOD:
+            return False
+        try:
             (method,) = METHOD_ID.unpack_from(data, offset)
             if method in {BLOCKED, UNBLOCKED}:
                 self._is_blocked = method == BLOCKED
             elif method == CONNECTION_CLOSE:
                 self.goodbye = Goodbye(*read_close(data, offset))
+            elif method == TUNE:
+                self._tune(read_frame_max(data, offset))
+        except (struct.error, IndexError) as error:
+            raise FaultError(f"a method that cannot be read ({error})") from None
         return False
+
+    def _tune(self, frame_max: int) -> None:
+        if 0 < frame_max < _LEAST:
+            raise FaultError(
+                f"its frame_max is {frame_max} bytes, and the least in AMQP is {_LEAST}"
+            )
+        self._largest = frame_max - OVERHEAD if frame_max else MOST
 
     # -- out -----------------------------------------------------------------------------
 
@@ -197,11 +261,25 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
                 self._socket.write(b"".join(frames))
 
     def heed(self, frames: bytes | bytearray | memoryview) -> None:
-        """Tell a tap what aiormq is about to end: its channel, or by channel 0 everything."""
+        """Tell a tap what aiormq asks for, or that it ends its channel, or by channel 0 all."""
         kind, channel, _ = HEAD.unpack_from(frames)
+        if kind != METHOD:
+            return
+        (method,) = METHOD_ID.unpack_from(frames, 7)
+        if method == CHANNEL_OPEN:
+            self._open.add(channel)
+        elif method == CHANNEL_CLOSE_OK:
+            self._open.discard(channel)
         tap = self._taps.get(channel)
-        if tap is not None and kind == METHOD and METHOD_ID.unpack_from(frames, 7)[0] in _ENDS:
+        if tap is None:
+            return
+        if method in _ENDS:
             tap.end()
+        elif method not in UNANSWERED:
+            tap.ask(method)
+
+    def ask(self, method: int) -> None:
+        """See `Tap`; answers on channel 0 are aiormq's alone."""
 
     def end(self) -> None:
         """See `Tap`; nothing is of use behind the end of the connection."""

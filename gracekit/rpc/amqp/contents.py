@@ -1,0 +1,197 @@
+"""What the broker sends on one channel, checked: messages put together, answers to what was asked.
+
+An ack of ours may stand for all deliveries up to its tag. It must not cover one that we have never
+seen, so each frame must be the one that is due: delivery tags rise by one, a message is its method,
+its header and exactly so many bytes, and only what was asked is answered. After anything else
+nothing of the connection is believed any more: it is cut, and the broker delivers again what was
+not acknowledged.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from gracekit.rpc.amqp import frames
+from gracekit.rpc.amqp.frames import BODY, HEADER, METHOD, Delivered, Properties
+from gracekit.rpc.amqp.wire import MOST, FaultError, Wire
+
+OnMessage = Callable[[Delivered, Properties, bytes], None]
+OnReturn = Callable[[str, bytes], None]
+OnConfirm = Callable[[int, bool, bool], None]
+
+_UNREADABLE: Final = (struct.error, IndexError, ValueError)
+
+
+class Contents:
+    """The frames of one channel, see `Tap`.
+
+    Args:
+        wire: Where they come from.
+        channel: Its number.
+        keep: Largest body in bytes that is kept; of a larger one the pieces are dropped as they
+            come.
+        passes: Only check, and leave all frames to aiormq.
+
+    Attributes:
+        on_message: Called for each delivery, in order.
+        on_return: Called with key and body of a message that no queue takes.
+        on_confirm: Called with number, `multiple`, and whether the broker took the message.
+        consumers: Tags that deliveries may name.
+        is_over: The channel is closed, or we close it; what still comes is dropped.
+    """
+
+    def __init__(self, wire: Wire, channel: int, *, keep: int = MOST, passes: bool = False) -> None:
+        self.on_message: OnMessage = _drop
+        self.on_return: OnReturn = _drop
+        self.on_confirm: OnConfirm = _drop
+        self.consumers: set[str] = set()
+        self.is_over = False
+        self._wire = wire
+        self._channel = channel
+        self._keep = keep
+        self._takes = not passes
+        self._due = METHOD  # the kind of the next frame
+        self._last = 0  # delivery tag
+        self._answer = 0  # the method that is due for what aiormq has asked
+        # Of a message that has come in part; a returned one has no `_delivered`.
+        self._delivered: Delivered | None = None
+        self._returned = ""
+        self._properties = Properties()
+        self._missing = 0  # bytes
+        self._pieces: list[bytes] = []
+        wire.tap(channel, self)
+
+    @property
+    def unfinished(self) -> object:
+        """How far a message has come of which a part is missing; None if there is none."""
+        if self._due == METHOD:
+            return None
+        return self._last, self._due, self._missing, self._wire.missing
+
+    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:
+        """See `Tap`.
+
+        Raises:
+            FaultError: it is not the frame that is due.
+        """
+        if kind != self._due:
+            return self._take_unexpected(kind, data, offset)
+        if kind == METHOD:
+            return self._take_method(data, offset, end)
+        if kind == HEADER:
+            self._take_header(data, offset, end)
+        else:
+            self._take_body(data, offset, end)
+        return self._takes
+
+    def end(self) -> None:
+        """See `Tap`."""
+        self.is_over = True
+
+    def ask(self, method: int) -> None:
+        """See `Tap`."""
+        self._answer = method + 1
+
+    # -- methods -------------------------------------------------------------------------
+
+    def _take_method(self, data: bytes, offset: int, end: int) -> bool:
+        try:
+            (method,) = frames.METHOD_ID.unpack_from(data, offset)
+            if method == frames.DELIVER:
+                self._begin(frames.read_deliver(data, offset, end))
+            elif method in _CONFIRMS:
+                self._check_publishing()
+                number, multiple = frames.read_confirm(data, offset, end)
+                self.on_confirm(number, multiple, method == frames.ACK)
+            elif method == frames.RETURN:
+                self._check_publishing()
+                self._returned = frames.read_returned_key(data, offset, end)
+                self._due = HEADER
+            else:
+                return self._take_rare(method)
+        except _UNREADABLE as error:
+            raise FaultError(f"a method that cannot be read ({error})") from None
+        return self._takes
+
+    def _begin(self, delivered: Delivered) -> None:
+        if delivered.delivery_tag != self._last + 1:
+            raise FaultError(
+                f"delivery {delivered.delivery_tag} after delivery {self._last} of a channel"
+            )
+        if delivered.consumer_tag not in self.consumers:
+            raise FaultError(f"a delivery for {delivered.consumer_tag!r}, which reads nothing")
+        self._last += 1
+        self._delivered = delivered
+        self._due = HEADER
+
+    def _check_publishing(self) -> None:
+        if self.consumers:
+            raise FaultError("a confirm or a return on a channel that publishes nothing")
+
+    def _take_rare(self, method: int) -> bool:
+        """The end of the channel, an answer, or what the broker says of itself: aiormq's."""
+        if method == frames.CHANNEL_CLOSE or (method == frames.CHANNEL_CLOSE_OK and self.is_over):
+            self.is_over = True
+            self._wire.tap(self._channel, None)  # the number may be another's soon
+        elif method == self._answer:
+            self._answer = 0
+        elif method not in _UNASKED:
+            raise FaultError(f"method {method >> 16}.{method & 0xFFFF}, which nobody has asked for")
+        return False
+
+    def _take_unexpected(self, kind: int, data: bytes, offset: int) -> bool:
+        """A channel may end in the midst of a message."""
+        if kind == METHOD and data[offset : offset + 4] in _CLOSES:
+            return self._take_rare(frames.METHOD_ID.unpack_from(data, offset)[0])
+        raise FaultError(f"a frame of type {kind} where one of type {self._due} is due")
+
+    # -- messages ------------------------------------------------------------------------
+
+    def _take_header(self, data: bytes, offset: int, end: int) -> None:
+        if end - offset < frames.HEADER_FIXED:
+            raise FaultError("a header without a size")
+        self._missing = size = frames.read_body_size(data, offset)
+        if self._takes:
+            self._properties = frames.read_properties(data, offset, end)
+            if size > self._keep:
+                self._properties.dropped = size
+        self._due = BODY
+        if size == 0:
+            self._complete(b"")
+
+    def _take_body(self, data: bytes, offset: int, end: int) -> None:
+        size = end - offset
+        if size == self._missing and not (self._pieces or self._properties.dropped):
+            self._complete(data[offset:end])
+            return
+        if size > self._missing:
+            raise FaultError(f"a piece of {size} bytes where {self._missing} of a body are missing")
+        self._missing -= size
+        if self._takes and not self._properties.dropped:
+            self._pieces.append(data[offset:end])
+        if not self._missing:
+            body, self._pieces = b"".join(self._pieces), []
+            self._complete(body)
+
+    def _complete(self, body: bytes) -> None:
+        self._due = METHOD
+        delivered, self._delivered = self._delivered, None
+        if not self._takes:
+            return
+        if delivered is None:
+            self.on_return(self._returned, body)
+        elif not self.is_over:  # else the broker takes it back
+            self.on_message(delivered, self._properties, body)
+
+
+_CONFIRMS: Final = frozenset({frames.ACK, frames.NACK})
+_UNASKED: Final = frozenset({frames.CANCEL, frames.FLOW})
+_CLOSES: Final = frozenset(
+    frames.METHOD_ID.pack(method) for method in (frames.CHANNEL_CLOSE, frames.CHANNEL_CLOSE_OK)
+)
+
+
+def _drop(*_: object) -> None:
+    """Nobody reads on this channel."""
