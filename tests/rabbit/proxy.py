@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
 from tests.rabbit.machine import HOST, free_ports
+from tests.rabbit.mutations import ChangeFrame, Splitter
 
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ class _Link:
         self.task = task
         self.left = left
         self.lost = False
+        self.splitter: Splitter | None = None
         self._writers: list[asyncio.StreamWriter] = []
 
     def add(self, writer: asyncio.StreamWriter) -> None:
@@ -96,6 +98,7 @@ class Proxy:
         self._flows.set()
         self._bytes_per_s: float | None = None
         self._fate: Callable[[], dict[Way, int]] = dict
+        self._change: ChangeFrame | None = None
         self._links: set[_Link] = set()
         self._server: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
@@ -146,6 +149,10 @@ class Proxy:
         """Pass no more than that, each way of each connection."""
         self._bytes_per_s = bytes_per_s
 
+    def change_frames(self, change: ChangeFrame) -> None:
+        """Have each whole frame that comes down changed, on all connections made from now on."""
+        self._change = change
+
     def refuse(self) -> None:
         """Refuse new connections; those that are open live on."""
         self._do(self._refuse())
@@ -195,6 +202,8 @@ class Proxy:
         assert task is not None
         self.counts.accepted += 1
         link = _Link(task, self._fate())
+        if self._change is not None:
+            link.splitter = Splitter(self._change)
         link.add(writer)
         self._links.add(link)
         try:
@@ -238,6 +247,8 @@ class Proxy:
                 link.lost = True
                 self.counts.swallowed += len(piece)
                 continue
+            if link.splitter is not None and way is Way.DOWN:
+                piece = link.splitter.feed(piece)
             piece = piece[: link.left.get(way)]
             to.write(piece)
             await to.drain()
