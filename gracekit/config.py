@@ -284,6 +284,8 @@ class Settings:
         threads: Worker threads of the new-request lane.
         ops_threads: Worker threads of the ops lane.
         prefetch: Deliveries that may be unsettled at one time.
+        prefetch_bytes: Bytes of those, for each lane, that are not accepted yet; above it
+            reading from RabbitMQ pauses.
         accept_wait_s: How long a delivery waits for a place before it is given back.
         max_body_bytes: Largest message that is parsed.
         max_attempts: Crashes until a task is ERRORED, without progress, the last one alone.
@@ -340,6 +342,7 @@ class Settings:
     threads: int = _count(40)
     ops_threads: int = _count(10)
     prefetch: int = _count(256)
+    prefetch_bytes: int = _count(64 * 1024 * 1024)
     accept_wait_s: float = _seconds(30.0)
     max_body_bytes: int = _count(1024 * 1024)
     max_attempts: int = _count(3)

@@ -145,6 +145,7 @@ class Dispatcher:
             if _is_kept_by_transport(job) and self._ended.knows(job.task.request_id, delivery):
                 await self._end_again(job, delivery)
             elif not job.task.journaled:
+                delivery.taken()
                 await self._live_on_the_transport(job)
             elif job.task.resource is not None and await self._waits_for_itself(job):
                 return

@@ -172,6 +172,7 @@ class Runtime:
             broker=broker,
             exchange=self.settings.exchange,
             profile=self.settings.declare_profile,
+            max_body_bytes=self.settings.max_body_bytes,
             telemetry=self.telemetry,
         )
         self._interrupted = False
@@ -617,6 +618,7 @@ class Runtime:
             lambda delivery: self.dispatcher.take(delivery, lane),
             self._gates[lane].places,
             prefetch=settings.prefetch,
+            prefetch_bytes=settings.prefetch_bytes,
             wait_s=settings.accept_wait_s,
             cancel_ok_timeout_s=settings.cancel_ok_timeout_s,
         )

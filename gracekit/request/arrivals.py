@@ -25,7 +25,13 @@ from gracekit.rpc.message import (
     Request,
 )
 from gracekit.rpc.methods import Method, MethodTable
-from gracekit.rpc.oslo_wire import caller_in, decode_request, open_message, request_in
+from gracekit.rpc.oslo_wire import (
+    caller_in,
+    check_size,
+    decode_request,
+    open_message,
+    request_in,
+)
 from gracekit.rpc.plain import excerpt
 from gracekit.rpc.transport import REPLY, Delivery, QueueKind, is_for_replies
 from gracekit.shutdown import Phase, ServiceState
@@ -66,6 +72,7 @@ class Arrivals:
         """What a delivery asks for; None when it was refused, recorded and settled."""
         message: JsonObject = {}
         try:
+            check_size(delivery.dropped, max_bytes=self._settings.max_body_bytes)
             message = open_message(delivery.body, max_bytes=self._settings.max_body_bytes)
             request = request_in(message)
             self._check_address(request.reply)

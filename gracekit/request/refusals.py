@@ -138,6 +138,7 @@ class Refusals:
                 self._telemetry.emit("store.error", what="siblings", error=str(failure))
                 pause_s = GIVE_BACK_PAUSE_S
         if pause_s:
+            delivery.taken()  # nothing that is read behind it waits for this pause
             if gate.is_open:
                 await asyncio.sleep(pause_s)
             await settle(delivery.give_back(), self._telemetry)

@@ -190,6 +190,7 @@ class RpcClient(ClientView):
                 exchange=exchange,
                 profile=declare_profile,
                 creates=False,
+                max_body_bytes=max_body_bytes,
             )
             if isinstance(transport, str)
             else transport

@@ -17,6 +17,7 @@ from gracekit.config import (
 from gracekit.errors import ConfigError
 from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
+from gracekit.rpc.oslo_wire import MAX_BODY_BYTES
 from gracekit.rpc.sqlite import SqliteTransport
 from gracekit.rpc.transport import Transport
 from gracekit.telemetry import Telemetry
@@ -30,6 +31,7 @@ def open_transport(
     broker: MemoryBroker | None = None,
     exchange: str = EXCHANGE,
     profile: str = DECLARE_PROFILE,
+    max_body_bytes: int = MAX_BODY_BYTES,
     telemetry: Telemetry | None = None,
     creates: bool = True,
 ) -> Transport:
@@ -44,6 +46,8 @@ def open_transport(
         broker: The machine behind `memory://`.
         exchange: RabbitMQ's control exchange, where the URL names none.
         profile: How queues are declared on RabbitMQ, where the URL does not say.
+        max_body_bytes: Largest message that its user parses; RabbitMQ's bodies above it are
+            dropped as they come.
         telemetry: Hears of losses of the broker and of faults; None for the log alone.
         creates: Whether a sqlite file that is missing is made; clients make none.
 
@@ -67,6 +71,7 @@ def open_transport(
             process=process,
             clock=clock,
             telemetry=telemetry or Telemetry(),
+            keep=max_body_bytes,
         )
     raise ConfigError(
         f"transport {shown_url(url)!r}: its scheme is none of {', '.join(TRANSPORTS)}"

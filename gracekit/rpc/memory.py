@@ -220,6 +220,7 @@ class _MemoryConsumer:
         self._prefetch = prefetch
         self._context = contextvars.copy_context()
         self._unsettled: dict[int, tuple[str, _Stored]] = {}
+        self._paused = False
 
     @property
     def failure(self) -> ReadFailure | None:
@@ -228,7 +229,16 @@ class _MemoryConsumer:
 
     @property
     def has_room(self) -> bool:
-        return len(self._unsettled) < self._prefetch
+        return not self._paused and len(self._unsettled) < self._prefetch
+
+    def pause(self) -> None:
+        """See `Consumer.pause`."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """See `Consumer.resume`."""
+        self._paused = False
+        self._broker.pump_soon(self.queues)
 
     async def cancel(self) -> None:
         """See `Consumer.cancel`."""

@@ -234,6 +234,16 @@ def _envelope(message: JsonObject, what: str) -> bytes:
     return msgspec.json.encode(outer)
 
 
+def check_size(size: int, *, max_bytes: int) -> None:
+    """See that a body of so many bytes may be parsed.
+
+    Raises:
+        MessageTooLargeError: it may not.
+    """
+    if size > max_bytes:
+        raise MessageTooLargeError(f"body of {size} bytes exceeds the limit of {max_bytes}")
+
+
 def open_message(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> JsonObject:
     """The message in the envelope, whatever is in it; for `request_in` and `caller_in`.
 
@@ -241,8 +251,7 @@ def open_message(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> JsonObject:
         MessageTooLargeError: the body exceeds *max_bytes*; it was not parsed.
         BadMessageError: nothing can be read of it.
     """
-    if len(body) > max_bytes:
-        raise MessageTooLargeError(f"body of {len(body)} bytes exceeds the limit of {max_bytes}")
+    check_size(len(body), max_bytes=max_bytes)
     try:
         text = _envelope_of(body).message
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors

@@ -13,7 +13,7 @@ from typing import Any, Final
 from gracekit.clock import Clock
 from gracekit.errors import BadMessageError, HeartbeatTimeoutError, RpcError
 from gracekit.rpc.message import Reply, ReplyAddress
-from gracekit.rpc.oslo_wire import decode_reply
+from gracekit.rpc.oslo_wire import check_size, decode_reply
 from gracekit.rpc.transport import REPLY, Consumer, Delivery, Queue, Transport, reply_queue
 
 _PREFETCH: Final = 100
@@ -100,6 +100,7 @@ class Replies:
 
     def _on_delivery(self, delivery: Delivery) -> None:
         try:
+            check_size(delivery.dropped, max_bytes=self._max_body_bytes)
             reply = decode_reply(delivery.body, max_bytes=self._max_body_bytes)
         except BadMessageError as error:
             self.ignored += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from gracekit.rpc.transport import Consumer, Delivery, Queue, ReadFailure, Transport
@@ -66,6 +66,8 @@ class RpcServer:
             task gives back. Must not block.
         places: The lane's.
         prefetch: Deliveries that may be unsettled at one time.
+        prefetch_bytes: Bytes of those that were read and are no tasks yet, above which reading
+            pauses; where they wait for places, they are given back at once instead.
         wait_s: Seconds after which a delivery that got no place is given back.
         cancel_ok_timeout_s: Bound of the wait for cancel-ok.
     """
@@ -78,6 +80,7 @@ class RpcServer:
         places: Places,
         *,
         prefetch: int,
+        prefetch_bytes: int,
         wait_s: float,
         cancel_ok_timeout_s: float,
     ) -> None:
@@ -86,9 +89,13 @@ class RpcServer:
         self._handle = handle
         self._places = places
         self._prefetch = prefetch
+        self._prefetch_bytes = prefetch_bytes
         self._wait_s = wait_s
         self._cancel_ok_timeout_s = cancel_ok_timeout_s
         self._waiting: deque[Delivery] = deque()
+        self._bytes = 0  # read, and no tasks yet
+        self._held = False  # reading pauses for their sake
+        self._ending = False  # consuming ends, as too much waits or for too long
         self._consumer: Consumer | None = None
         self._failure: ReadFailure | None = None  # of making a consumer
         self._open = False
@@ -146,8 +153,34 @@ class RpcServer:
     # -- deliveries ------------------------------------------------------------------
 
     def _on_delivery(self, delivery: Delivery) -> None:
+        self._bytes += len(delivery.body)
+        delivery.on_taken = self._taken
         self._waiting.append(delivery)
         self._pump()
+        if self._bytes > self._prefetch_bytes:
+            self._read_less()
+
+    def _read_less(self) -> None:
+        """Pause while what was read becomes tasks; who has no place for it cannot wait for that.
+
+        Reading pauses for all that comes on the connection, ops requests too: it must be short.
+        """
+        if not self._waiting:
+            if self._consumer is not None:
+                self._held = True
+                self._consumer.pause()
+        elif self._consumer is not None and not self._ending:
+            self._waited_too_long()
+        else:  # it comes while consuming ends
+            self.returned += 1
+            self._spawn(self._give_back([self._waiting.pop()]))
+
+    def _taken(self, number: int) -> None:
+        self._bytes -= number
+        if self._held and self._bytes <= self._prefetch_bytes:
+            self._held = False
+            if self._consumer is not None:
+                self._consumer.resume()
 
     def _pump(self) -> None:
         while self._waiting and self._open and self._places.take():
@@ -160,13 +193,15 @@ class RpcServer:
 
     def _waited_too_long(self) -> None:
         """Other hosts may have places: give back what waits, and pause until we have one."""
-        self._timer = None
+        self._end_timer()
+        self._ending = True
         self._spawn(self._pause())
 
     async def _pause(self) -> None:
         try:
             await self._end_consuming()
         finally:
+            self._ending = False
             self._resume()  # a place may have become free meanwhile
 
     def _place_is_free(self) -> None:
@@ -193,6 +228,8 @@ class RpcServer:
                     self._queues, self._on_delivery, prefetch=max(1, prefetch)
                 )
                 self._failure = None
+                if self._bytes > self._prefetch_bytes:
+                    self._read_less()
                 if not self.is_open:  # closed meanwhile, by somebody whose wait for us was cut
                     self._spawn(self._end_consuming())
 
@@ -210,6 +247,7 @@ class RpcServer:
         async with self._changing:
             self._end_timer()
             consumer, self._consumer = self._consumer, None
+            self._held = False
             if consumer is not None:
                 # Without a cancel-ok the deliveries still go back; `handle` is closed already.
                 with contextlib.suppress(TimeoutError):
@@ -217,10 +255,13 @@ class RpcServer:
                         await consumer.cancel()
             waiting, self._waiting = self._waiting, deque()
             self.returned += len(waiting)
-            # One that fails is tried again by its transport; it must not keep us from going on.
-            await asyncio.gather(
-                *(delivery.give_back() for delivery in waiting), return_exceptions=True
-            )
+            await self._give_back(waiting)
+
+    async def _give_back(self, deliveries: Iterable[Delivery]) -> None:
+        # One that fails is tried again by its transport; it must not keep us from going on.
+        await asyncio.gather(
+            *(delivery.give_back() for delivery in deliveries), return_exceptions=True
+        )
 
     def _spawn(self, step: object) -> None:
         task = asyncio.ensure_future(step)  # type: ignore[call-overload]  # a coroutine of ours

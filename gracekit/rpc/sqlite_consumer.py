@@ -71,6 +71,7 @@ class SqliteConsumer:
         self._asking_since: float | None = None  # loop time at which the file was asked
         self._failure: ReadFailure | None = None
         self._owed: list[tuple[rows.Claimed, Settlement, str]] = []
+        self._paused = False
         self._cancelled = asyncio.Event()
         self._closed = False
         self._task: asyncio.Task[None] | None = None
@@ -91,6 +92,15 @@ class SqliteConsumer:
         if self._failure is None and self._asking_since is not None:
             return ReadFailure(since=self._asking_since, why="the queue file does not answer")
         return self._failure
+
+    def pause(self) -> None:
+        """See `Consumer.pause`."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """See `Consumer.resume`."""
+        self._paused = False
+        self.wake()
 
     def wake(self) -> None:
         """Look for messages soon: somebody rang."""
@@ -215,7 +225,7 @@ class SqliteConsumer:
 
     @property
     def _room(self) -> int:
-        return self._prefetch - len(self._unsettled)
+        return 0 if self._paused else self._prefetch - len(self._unsettled)
 
     async def _put_back_unseen(self) -> None:
         await self._engine.commit(rows.unclaim(self.id, sorted(self._unsettled)))

@@ -134,6 +134,9 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
         redelivered: It was delivered before and not settled.
         expires_in_s: Seconds that its sender will still wait; None if unknown.
         headers: Short text pairs beside the body.
+        dropped: Bytes of a body that was too large to be kept: it is empty here. 0 of all others.
+        on_taken: Called once with the bytes of the body, when they are a task's own, or of no
+            interest any more.
     """
 
     body: bytes
@@ -143,7 +146,15 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
     headers: Mapping[str, str]
     process: Process
     settle: Settle
+    dropped: int = 0
+    on_taken: Callable[[int], None] | None = None
     settled: bool = False
+
+    def taken(self) -> None:
+        """Say that it is a task's now, whenever it will be settled."""
+        on_taken, self.on_taken = self.on_taken, None
+        if on_taken is not None:
+            on_taken(len(self.body))
 
     def ack(self) -> Coroutine[Any, Any, None]:
         """Tell the transport that it may forget the message."""
@@ -161,6 +172,7 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
         if self.settled:
             return
         self.settled = True
+        self.taken()
         self.process.reach(_POINTS[how], "before")
         await self.settle(how, reason)
         self.process.reach(_POINTS[how], "after")
@@ -202,6 +214,14 @@ class Consumer(Protocol):
     @property
     def failure(self) -> ReadFailure | None:
         """Why it delivers nothing now, whatever is in its queues; None if it would."""
+        ...
+
+    def pause(self) -> None:
+        """Deliver nothing more for now; what is on its way may still come. A cancel ends it."""
+        ...
+
+    def resume(self) -> None:
+        """Deliver again."""
         ...
 
     async def cancel(self) -> None:

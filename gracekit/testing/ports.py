@@ -484,6 +484,14 @@ class _PlayedConsumer:
         found: ReadFailure | None = self.inner.failure
         return found
 
+    def pause(self) -> None:
+        """See `Consumer.pause`."""
+        self.inner.pause()
+
+    def resume(self) -> None:
+        """See `Consumer.resume`."""
+        self.inner.resume()
+
     def deliver(self, delivery: Delivery) -> None:
         """Called by the broker, in the context of whoever has moved it."""
         settle = delivery.settle

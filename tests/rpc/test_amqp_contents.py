@@ -37,7 +37,8 @@ class Ear:
 
     def __init__(self, *, keep: int = 1000, passes: bool = False) -> None:
         self.wire = Wire(asyncio.StreamReader())
-        self.contents = Contents(self.wire, CHANNEL, keep=keep, passes=passes)
+        self.contents = Contents(self.wire, CHANNEL, passes=passes)
+        self.contents.keep = keep
         self.contents.on_message = self._note
         self.heard: list[tuple[int, bytes, int]] = []
 

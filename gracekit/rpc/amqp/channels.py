@@ -23,7 +23,7 @@ from gracekit.rpc.amqp import frames
 from gracekit.rpc.amqp.bounds import CLOSE_S, close_channel
 from gracekit.rpc.amqp.contents import Contents, OnMessage
 from gracekit.rpc.amqp.frames import Delivered
-from gracekit.rpc.amqp.wire import Wire
+from gracekit.rpc.amqp.wire import MOST, Wire
 from gracekit.rpc.transport import Message
 
 FLUSH_S: Final = 10.0
@@ -60,8 +60,19 @@ class MessageChannel(Protocol):
         """Whether a message would leave at once; where that is not known, false."""
         ...
 
-    def deliver_to(self, on_message: OnMessage) -> None:
-        """Call *on_message* for each delivery, in order; it must not block."""
+    def deliver_to(self, on_message: OnMessage, *, keep: int = MOST) -> None:
+        """Call *on_message* for each delivery, in order; it must not block.
+
+        Of a body above *keep* bytes its size alone is kept, where aiormq does not read it.
+        """
+        ...
+
+    def pause(self) -> None:
+        """Let the connection read nothing more for now."""
+        ...
+
+    def resume(self) -> None:
+        """Let it read again, as far as this channel is concerned."""
         ...
 
     async def consume(self, queue: str, consumer_tag: str) -> None:
@@ -138,9 +149,18 @@ class FramedChannel:
 
     # -- in ------------------------------------------------------------------------------
 
-    def deliver_to(self, on_message: OnMessage) -> None:
+    def deliver_to(self, on_message: OnMessage, *, keep: int = MOST) -> None:
         """See `MessageChannel`."""
         self._contents.on_message = on_message
+        self._contents.keep = keep
+
+    def pause(self) -> None:
+        """See `MessageChannel`."""
+        self._wire.hold(self)
+
+    def resume(self) -> None:
+        """See `MessageChannel`."""
+        self._wire.let_go(self)
 
     async def consume(self, queue: str, consumer_tag: str) -> None:
         """See `MessageChannel`."""
@@ -270,6 +290,7 @@ class PlainChannel:
 
     def __init__(self, amqp: Channel, wire: Wire) -> None:
         self.amqp: Final = amqp
+        self._wire = wire
         self._contents = Contents(wire, amqp.number, passes=True)
         self._on_message: OnMessage = _unexpected
         self._said: deque[Callable[[], Awaitable[Any]]] = deque()
@@ -285,9 +306,17 @@ class PlainChannel:
         """See `MessageChannel`."""
         return False
 
-    def deliver_to(self, on_message: OnMessage) -> None:
+    def deliver_to(self, on_message: OnMessage, *, keep: int = MOST) -> None:  # noqa: ARG002 - aiormq keeps all
         """See `MessageChannel`."""
         self._on_message = on_message
+
+    def pause(self) -> None:
+        """See `MessageChannel`."""
+        self._wire.hold(self)
+
+    def resume(self) -> None:
+        """See `MessageChannel`."""
+        self._wire.let_go(self)
 
     async def consume(self, queue: str, consumer_tag: str) -> None:
         """See `MessageChannel`."""

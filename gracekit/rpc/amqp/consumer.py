@@ -165,6 +165,7 @@ class AmqpConsumer:
         queues: What to read.
         on_delivery: See `Transport.consume`.
         prefetch: Deliveries that may be unsettled at one time.
+        keep: Largest body in bytes that is kept.
         on_cancelled: Told once that it delivers no more.
     """
 
@@ -176,6 +177,7 @@ class AmqpConsumer:
         on_delivery: OnDelivery,
         *,
         prefetch: int,
+        keep: int,
         on_cancelled: Callable[[AmqpConsumer], None],
         process: Process,
         clock: Clock,
@@ -187,6 +189,7 @@ class AmqpConsumer:
         self._declarer = declarer
         self._on_delivery = on_delivery
         self._prefetch = prefetch
+        self._keep_bytes = keep
         self._on_cancelled = on_cancelled
         self._process = process
         self._clock = clock
@@ -221,6 +224,16 @@ class AmqpConsumer:
     def failure(self) -> ReadFailure | None:
         """See `Consumer.failure`."""
         return self._failure
+
+    def pause(self) -> None:
+        """See `Consumer.pause`; all others on the connection pause too."""
+        if self._intake is not None and not self._cancelled:
+            self._intake.pause()
+
+    def resume(self) -> None:
+        """See `Consumer.resume`."""
+        if self._intake is not None:
+            self._intake.resume()
 
     async def cancel(self) -> None:
         """See `Consumer.cancel`."""
@@ -330,7 +343,13 @@ class AmqpConsumer:
     async def _open(self) -> Intake:
         await self._declarer.declare(self.queues)
         channel = await self._link.messages()
-        intake = Intake(channel, self._on_delivery, self._process, self._count_stale)
+        intake = Intake(
+            channel,
+            self._on_delivery,
+            self._process,
+            self._count_stale,
+            keep=self._keep_bytes,
+        )
         try:
             await intake.open(self.queues, prefetch=self._prefetch)
         except AMQPError as error:

@@ -30,27 +30,27 @@ class Contents:
     Args:
         wire: Where they come from.
         channel: Its number.
-        keep: Largest body in bytes that is kept; of a larger one the pieces are dropped as they
-            come.
         passes: Only check, and leave all frames to aiormq.
 
     Attributes:
         on_message: Called for each delivery, in order.
         on_return: Called with key and body of a message that no queue takes.
         on_confirm: Called with number, `multiple`, and whether the broker took the message.
+        keep: Largest body in bytes that is kept; of a larger one the pieces are dropped as they
+            come.
         consumers: Tags that deliveries may name.
         is_over: The channel is closed, or we close it; what still comes is dropped.
     """
 
-    def __init__(self, wire: Wire, channel: int, *, keep: int = MOST, passes: bool = False) -> None:
+    def __init__(self, wire: Wire, channel: int, *, passes: bool = False) -> None:
         self.on_message: OnMessage = _drop
         self.on_return: OnReturn = _drop
         self.on_confirm: OnConfirm = _drop
+        self.keep = MOST
         self.consumers: set[str] = set()
         self.is_over = False
         self._wire = wire
         self._channel = channel
-        self._keep = keep
         self._takes = not passes
         self._due = METHOD  # the kind of the next frame
         self._last = 0  # delivery tag
@@ -155,7 +155,7 @@ class Contents:
         self._missing = size = frames.read_body_size(data, offset)
         if self._takes:
             self._properties = frames.read_properties(data, offset, end)
-            if size > self._keep:
+            if size > self.keep:
                 self._properties.dropped = size
         self._due = BODY
         if size == 0:

@@ -18,7 +18,7 @@ from gracekit.process import Point, Process
 from gracekit.rpc.amqp.bounds import CLOSE_S, TROUBLE, bounded, close_channel, said
 from gracekit.rpc.amqp.channels import MessageChannel
 from gracekit.rpc.amqp.frames import Delivered, Properties
-from gracekit.rpc.transport import Delivery, OnDelivery, Queue, Settlement
+from gracekit.rpc.transport import Delivery, OnDelivery, Queue, QueueKind, Settlement
 
 ANSWER_S: Final = 10.0
 """Bound of one exchange on the channel."""
@@ -32,6 +32,7 @@ class Intake:
         on_delivery: See `Transport.consume`.
         process: Reaches the crash points.
         on_stale: Called for each settlement that came too late for the channel.
+        keep: Largest body in bytes that is kept.
     """
 
     def __init__(
@@ -40,6 +41,8 @@ class Intake:
         on_delivery: OnDelivery,
         process: Process,
         on_stale: Callable[[], None],
+        *,
+        keep: int,
     ) -> None:
         self._channel = channel
         self._on_delivery = on_delivery
@@ -52,7 +55,7 @@ class Intake:
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._idle = asyncio.Event()
         self._idle.set()
-        channel.deliver_to(self._on_message)
+        channel.deliver_to(self._on_message, keep=keep)
         closing = channel.amqp.closing
         closing.add_done_callback(self._channel_closed)
         channel.amqp.on_consumer_cancel_callbacks.add(self._broker_cancelled)
@@ -63,11 +66,13 @@ class Intake:
         """Read *queues*, which exist.
 
         A broker bounds the unsettled deliveries of each consumer, not of a channel (quorum
-        queues refuse that): *prefetch* is divided among the queues, at least one each.
+        queues refuse that): *prefetch* is divided among the queues, at least one each. The
+        shared queue comes last: the answer to the next question would wait behind all that it
+        delivers, and a backlog of large messages would keep a worker from starting.
         """
         each = max(1, prefetch // len(queues))
         await bounded(self._channel.amqp.basic_qos(prefetch_count=each), ANSWER_S, "prefetch")
-        for number, queue in enumerate(queues, 1):
+        for number, queue in enumerate(sorted(queues, key=_is_shared), 1):
             # Unlike any other of this connection, also with a wrong bit: nothing is taken for
             # a delivery of another queue.
             tag = f"{number}.{self._channel.amqp.number}.{queue.name[:60]}"
@@ -79,6 +84,15 @@ class Intake:
     def unfinished(self) -> object:
         """See `MessageChannel.unfinished`."""
         return self._channel.unfinished
+
+    def pause(self) -> None:
+        """Read nothing more for now."""
+        if not self._closing:
+            self._channel.pause()
+
+    def resume(self) -> None:
+        """Read again."""
+        self._channel.resume()
 
     async def wait_ended(self) -> str:
         """Wait until this intake delivers no more although nobody cancelled it; returns why."""
@@ -112,6 +126,7 @@ class Intake:
                 redelivered=delivered.redelivered,
                 expires_in_s=properties.expires_in_s,
                 headers=properties.headers,
+                dropped=properties.dropped,
                 process=self._process,
                 settle=partial(self._settle, tag),
             )
@@ -150,6 +165,7 @@ class Intake:
         Where it does not, or the wait is cancelled, the channel is closed: the broker then
         takes back what is unsettled.
         """
+        self.resume()  # its answer comes behind what is on its way
         if self._ended.done():  # one of several queues may still be read
             await self.close()
             return
@@ -170,6 +186,7 @@ class Intake:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._channel.flush()
+        self.resume()
         self._closing = True  # an ack after the close would cost the whole connection
         await close_channel(self._channel.amqp, CLOSE_S)
         self.end("closed")
@@ -177,6 +194,10 @@ class Intake:
     async def wait_idle(self) -> None:
         """Wait until everything delivered is settled, or void."""
         await self._idle.wait()
+
+
+def _is_shared(queue: Queue) -> bool:
+    return queue.kind is QueueKind.SHARED
 
 
 def grouped(acked: Sequence[int], lowest_unsettled: int | None) -> list[tuple[int, bool]]:

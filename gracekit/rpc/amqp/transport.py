@@ -23,6 +23,7 @@ from gracekit.rpc.amqp.link import CUT_AFTER_S, CUT_SILENT_AFTER_S, Link
 from gracekit.rpc.amqp.profiles import Topology, dead_letter_queue
 from gracekit.rpc.amqp.publisher import Publisher
 from gracekit.rpc.amqp.url import Broker
+from gracekit.rpc.amqp.wire import MOST
 from gracekit.rpc.readers import Reader
 from gracekit.rpc.transport import OWNED, Delivery, Message, OnDelivery, Queue, reply_queue
 from gracekit.telemetry import Telemetry
@@ -41,17 +42,25 @@ class AmqpTransport:
         process: Who this is.
         clock: Loop time and jitter.
         telemetry: Hears of losses and returns.
+        keep: Largest body in bytes that is kept; of larger ones only the size is.
     """
 
     is_local: Final = False
 
     def __init__(
-        self, broker: Broker, *, process: Process, clock: Clock, telemetry: Telemetry
+        self,
+        broker: Broker,
+        *,
+        process: Process,
+        clock: Clock,
+        telemetry: Telemetry,
+        keep: int = MOST,
     ) -> None:
         self.broker: Final = broker
         self._process = process
         self._clock = clock
         self._telemetry = telemetry
+        self._keep = keep
         self._topology = Topology(broker.profile, broker.exchange)
         link = partial(
             Link,
@@ -237,6 +246,7 @@ class AmqpTransport:
             queues,
             on_delivery,
             prefetch=prefetch,
+            keep=self._keep,
             on_cancelled=self._leave,
             process=self._process,
             clock=self._clock,

@@ -111,6 +111,8 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self.missing = 0
         self._is_garbled = False
         self._is_blocked = False
+        self._holders: set[object] = set()
+        self._sign: asyncio.TimerHandle | None = None
         self._passed_at = 0.0
         self._waiting: list[bytes] = []  # to be sent
         self._room = asyncio.Event()
@@ -131,6 +133,28 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
 
     # -- in ------------------------------------------------------------------------------
 
+    def hold(self, holder: object) -> None:
+        """Read nothing more until *holder* lets go; the broker hears of it by its full socket."""
+        self._holders.add(holder)
+        if self._socket is not None and not self.is_lost and not self._socket.is_closing():
+            self._socket.pause_reading()
+            if self._sign is None:
+                self._sign_of_life()
+
+    def let_go(self, holder: object) -> None:
+        """Read again, unless others hold."""
+        self._holders.discard(holder)
+        if self._sign is not None and not self._holders:
+            self._sign.cancel()
+            self._sign = None
+            if self._socket is not None and not self._socket.is_closing():
+                self._socket.resume_reading()
+
+    def _sign_of_life(self) -> None:
+        """As long as nothing is read, aiormq must not take the connection for stuck."""
+        self._sign = self._event_loop.call_later(LIFE_SIGN_S, self._sign_of_life)
+        self._pass(HEARTBEAT)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         self._socket = cast(asyncio.Transport, transport)  # uvloop's is one without its name
@@ -140,6 +164,8 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         """See `asyncio.Protocol`."""
         self.is_lost = True
         self._room.set()
+        if self._sign is not None:
+            self._sign.cancel()
         super().connection_lost(self._fault or exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - as asyncio calls it
