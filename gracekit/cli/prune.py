@@ -17,7 +17,7 @@ from gracekit.cli.records import Records, gone_at
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock, age_s
 from gracekit.config import parse_duration
-from gracekit.leases.members import Run
+from gracekit.leases.members import Run, slot_name
 from gracekit.life import LifeLock, Lock, LockFile, look_at_lock
 from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
@@ -144,10 +144,11 @@ async def _listed(transport: Transport, topics: Sequence[str]) -> list[str]:
 
 def _prune_locks(directory: Path, left: _Left, *, dry_run: bool) -> list[str]:
     """Locks of slots that no run fills; a run's own goes when the run is taken over."""
+    kept = {slot_name(service, name) for service in left.services for name in left.kept}
+    ours = tuple(slot_name(service, "").removesuffix(".lock") for service in left.services)
     removed = []
     for path in sorted(directory.glob("*@*.lock")):
-        service, _, instance = path.name.removesuffix(".lock").partition("@")
-        if service not in left.services or instance in left.kept:
+        if path.name in kept or not path.name.startswith(ours):
             continue
         free = look_at_lock(path, LockFile.at(path), same_boot=True) is Lock.FREE
         if free and (dry_run or LifeLock(path).remove_if_free()):
