@@ -622,8 +622,10 @@ class ShutdownCoordinator:
         if stuck:
             ids = [task.request_id for task in stuck]
             self._report.unclean = list(dict.fromkeys([*self._report.unclean, *ids]))
-            # Of the time for outcomes and replies, which stuck tasks do not have.
-            limit_s = self._until(min(self._clock.loop() + 1.0, self._flush_by))
+            # Of the time for outcomes and replies, which stuck tasks do not have; the freeing of
+            # rows still follows.
+            end = min(self._clock.loop() + 1.0, self._flush_by - SHORTEST_STEP_S)
+            limit_s = self._until(end)
             await self._bounded(
                 "hand-over of stuck tasks", self._parts.dispatcher.hand_over_stuck(stuck), limit_s
             )

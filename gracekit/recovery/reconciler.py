@@ -385,6 +385,9 @@ class Reconciler:
         Returns:
             Those rows as they were.
         """
+        # Behind all that was submitted before: a claim may still wait for a slow store, and what it
+        # brings would be ours only after the look.
+        await self._journal.commit(Batch(Point.ADOPT, durable=False))
         rows = [
             row
             for row in await self._claims.missing(frozenset(self._known_rows()))

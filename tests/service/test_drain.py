@@ -1498,6 +1498,38 @@ async def test_a_slow_commit_is_waited_for_and_a_hung_one_is_not(
         assert (world.state("w"), report.exit_code) == ("succeeded", 0)
 
 
+async def test_a_claim_that_a_slow_store_takes_late_is_let_go_of(world: World, svc: Service):
+    """
+    It was submitted before the drain and lands during its last steps: the row is nobody's then.
+    """
+    world.expects_faults = True
+    ends = Doors()
+
+    @svc.rpc(on_interrupt="retry")
+    async def work(ctx: Context, n: int) -> None:
+        await ends.pass_(n)
+
+    former = await world.start(svc, max_running=1)
+    client = await world.client(svc)
+    for n in range(2):
+        await client.prepare(request_id=f"w{n}").cast(work, n=n)
+    await ends.wait(1)
+    former.ask_to_stop()
+    await asyncio.sleep(1)
+    ends.open(0)
+    assert (await former.wait_end()).not_started == ["w1"]
+
+    life = world.life(svc, drain_timeout_s=1)
+    life.faults.delay_s = 1.5
+    life.plan(Point.CLAIM, Fault.DELAY)
+    await life.start()
+    await asyncio.sleep(0.01)
+    report = await life.drain()
+
+    assert ends.entered == [0]
+    assert (report.unfinished, world.task("w1")["owner"]) == (1, None)
+
+
 async def test_a_hand_over_that_cannot_be_written_is_found_at_the_next_start(
     world: World, svc: Service
 ):
