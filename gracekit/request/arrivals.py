@@ -1,7 +1,8 @@
 """Arrivals: turns a delivery, or a row of an earlier life, into a job.
 
-The order is fixed: size, decode, resolve, arguments, state of the service. The
-first that fails refuses the delivery; nothing of it is run or kept but a record.
+The order is fixed: size, decode, reply address, resolve, arguments, state of the
+service. The first that fails refuses the delivery; nothing of it is run or kept but
+a record.
 """
 
 from __future__ import annotations

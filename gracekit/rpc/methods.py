@@ -39,8 +39,11 @@ _NO_RESOURCE: Final = f"needs text or a number of 1 to {LONGEST_RESOURCE} charac
 
 
 def resource_id_of(value: object) -> str | None:
-    """The id that an argument is; None for what cannot be one."""
-    if not isinstance(value, str | int | float):
+    """The id that an argument is; None for what cannot be one.
+
+    A client asks before the value is written as text, as a UUID is.
+    """
+    if value is None or isinstance(value, Mapping | list | tuple | set | frozenset):
         return None
     text = str(value)
     return text if 0 < len(text) <= LONGEST_RESOURCE else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import uuid
 from typing import Any
 
 import pytest
@@ -210,7 +211,11 @@ def test_an_unknown_method_is_refused_quickly_by_a_large_service():
     assert time.thread_time() - began < 0.5
 
 
-@pytest.mark.parametrize("wrong", [["vm-1"], {"id": 1}, "x" * 256, 10**300])
+@pytest.mark.parametrize(
+    "wrong",
+    [["vm-1"], {"id": 1}, "x" * 256, 10**300],
+    ids=["a list", "an object", "a long text", "a long number"],
+)
 def test_a_resource_has_a_short_name(wrong: object):
     """
     Text or a number of at most 255 characters: its row outlives the request. Nothing else is
@@ -220,6 +225,6 @@ def test_a_resource_has_a_short_name(wrong: object):
         leased.bind({"vm": wrong})
 
     assert not can_serve(written(svc.methods), None, "leased", "1.0", {"vm": wrong})
-    for right in ("x" * 255, 7, 1.5):
+    for right in ("x" * 255, 7, 1.5, uuid.UUID(int=7)):
         leased.bind({"vm": right})
         assert leased.resource_of({"vm": right}) == ("vm", str(right))
