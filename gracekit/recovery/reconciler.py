@@ -969,7 +969,7 @@ def _unservable(row: TaskRow, method: Method[Any, Any] | None) -> str | None:
     if method is None:
         return row.method
     try:
-        method.bind(row.args or {})
+        method.bind(row.args or {}, accepted=True)
     except InvalidArgumentsError as error:
         return str(error)
     return None

@@ -160,8 +160,12 @@ class Method(Generic[P, R_co]):
         self.errored_hook = hook
         return hook
 
-    def bind(self, args: Mapping[str, Any]) -> None:
+    def bind(self, args: Mapping[str, Any], *, accepted: bool = False) -> None:
         """Check *args* against the signature.
+
+        Args:
+            args: By name.
+            accepted: Whether they are on record, with the resource that they named then.
 
         Raises:
             InvalidArgumentsError: one is missing or unknown, or the resource is empty.
@@ -170,7 +174,7 @@ class Method(Generic[P, R_co]):
         unknown = () if self._takes_more else args.keys() - self._named
         if missing or unknown:
             raise InvalidArgumentsError(self._explain(args, missing, unknown))
-        if self.options.resource is not None and self.resource_of(args) is None:
+        if not accepted and self.options.resource is not None and self.resource_of(args) is None:
             kind, name = self.options.resource
             needs = "needs a value for" if args.get(name) in (None, "") else _NO_RESOURCE
             raise InvalidArgumentsError(

@@ -1398,6 +1398,27 @@ def write_old_store(world: World) -> None:
     world.disk.execute(_REST_OF_OLD)
 
 
+@pytest.mark.parametrize("vm", ['"' + "v" * 1000 + '"', '{"id":1}'], ids=["long", "an object"])
+async def test_a_row_runs_whose_resource_would_be_refused_today(
+    world: World, svc: Service, vm: str
+):
+    """
+    It was accepted by a version that took any value, and keeps the resource that it named then.
+    """
+    ran: list[str] = []
+
+    @svc.rpc(resource="vm", on_interrupt="retry", settle=0)
+    async def work(ctx: Context, vm: object) -> None:
+        ran.append(ctx.request_id)
+
+    write_old_store(world)
+    world.disk.execute("UPDATE task SET args = json_object('vm', json(?))", (vm,))
+    await world.start(svc)
+    await world.until(lambda: world.state("accepted") == "succeeded")
+
+    assert "accepted" in ran
+
+
 async def test_a_store_of_the_first_schema_is_taken_over_whole(world: World, svc: Service):
     """
     An upgrade meets unfinished work: nothing on record is lost, and what was open is found by
