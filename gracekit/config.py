@@ -181,6 +181,9 @@ def _parse_text(value: object) -> str:
 
 
 def _parse_words(value: object) -> str:
+    """Words separated by commas, or a list of them in a file; none is allowed."""
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        value = ",".join(value)
     return "" if value == "" else _parse_text(value)
 
 
@@ -192,6 +195,11 @@ def _parse_url(value: object) -> str:
 
 def _parse_word(value: object) -> str:
     return _parse_text(value).lower()
+
+
+def words_in(text: str) -> tuple[str, ...]:
+    """The words of a setting that holds several."""
+    return tuple(word for part in text.split(",") if (word := part.strip()))
 
 
 def _parse_optional_name(value: object) -> str | None:
@@ -306,6 +314,8 @@ class Settings:
         rpc_ping_enabled: Answer `oslo_rpc_server_ping` with "pong", as an oslo server does.
         error_details: What callers are shown of an exception: `full`, `message` (no
             traceback and no arguments of it), or `none`. The record keeps all.
+        dedupe_context: Keys of a caller's context, separated by commas, that must be the same when
+            a request id comes again; those that a context does not have do not count.
         reply_queues: Names of queues that answers may go to beside `reply_...`, with * for any
             characters, separated by commas.
         log_format: `text`, `json`, or `auto`: text on a terminal. Given, it replaces the
@@ -360,6 +370,7 @@ class Settings:
     accept_unshared_store: bool = _setting(default=False, parse=_parse_truth)
     rpc_ping_enabled: bool = _setting(default=False, parse=_parse_truth)
     error_details: str = _word("full")
+    dedupe_context: str = _setting("user_id,project_id", _parse_words)
     reply_queues: str = _setting("", _parse_words)
     log_format: str = _text("auto")
     log_level: str = _word("info")

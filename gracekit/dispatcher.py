@@ -341,8 +341,8 @@ class Dispatcher:
         other = self._jobs.get(known)
         if other is None or known.journaled:
             await self._answer_duplicate(job)
-        elif (other.method, other.args) != (job.method, job.args):
-            await self._refuse_conflict(job, known.method)
+        elif _asked(other) != _asked(job):
+            await self._refuse_conflict(job)
         else:
             # A redelivery, whose first handle is void, or a second copy with a caller of its
             # own: until the end no copy is acked, so that a crash loses none of them.
@@ -408,8 +408,8 @@ class Dispatcher:
             return
         # Ours and open, and yet this copy is what the tracker knows: its entry was in doubt.
         job.in_doubt = row.owner == self._journal.run_id and row.finished_at is None
-        if row.content_hash != request.content_hash:
-            await self._refuse_conflict(job, row.method)
+        if not request.repeats(row):
+            await self._refuse_conflict(job)
             return
         await self._journal.tally(
             "duplicate", request_id=task.request_id, method=task.method, detail=row.state.value
@@ -428,10 +428,11 @@ class Dispatcher:
         if known is not None and known is not job.task and known in self._jobs:
             self._heartbeats.begin(known, reply)
 
-    async def _refuse_conflict(self, job: Job, known_method: str) -> None:
+    async def _refuse_conflict(self, job: Job) -> None:
+        # Not which: it may be another caller's.
         conflict = ConflictingRequestError(
-            f"request id {job.task.request_id} is known with other content: "
-            f"{known_method} was accepted under it; draw a new id for a new request"
+            f"request id {job.task.request_id} is known with other content, or from another "
+            "caller; draw a new id for a new request"
         )
         await self._arrivals.refuse(job, "conflicting_id", conflict)
 
@@ -838,6 +839,11 @@ def _masked(job: Job, text: str) -> str:
 def _is_kept_by_transport(job: Job) -> bool:
     """Whether the first delivery of its request had no row."""
     return job.method.options.on_interrupt == "requeue"
+
+
+def _asked(job: Job) -> tuple[object, ...]:
+    """What of two requests of one id must be the same."""
+    return job.method, job.args, job.caller_hash
 
 
 def _operation_of(job: Job) -> str | None:

@@ -109,7 +109,7 @@ class VersionCapError(RpcError):
 
 
 class ConflictingRequestError(RpcError):
-    """The request id is known with other content; send new requests under new ids."""
+    """The request id is known with other content, or from another caller; draw new ids."""
 
 
 class Undeliverable(RpcError):  # noqa: N818 - named for a state

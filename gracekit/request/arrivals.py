@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from gracekit.clock import Clock
-from gracekit.config import Settings
+from gracekit.config import Settings, words_in
 from gracekit.errors import BadMessageError, Draining, GracekitError, MessageTooLargeError, RpcError
 from gracekit.recovery.suspects import suspicion
 from gracekit.request.heartbeats import monitor_of
@@ -37,7 +37,7 @@ from gracekit.rpc.plain import excerpt
 from gracekit.rpc.transport import REPLY, Delivery, QueueKind, is_for_replies
 from gracekit.shutdown import Phase, ServiceState
 from gracekit.tracing import adopted
-from gracekit.tracker.journal import Acceptance, Address, TaskRow
+from gracekit.tracker.journal import Acceptance, Address, TaskRow, caller_hash
 from gracekit.tracker.task import Lane, OnInterrupt, TrackedTask
 
 __all__ = ["CONTROL_NAMESPACE", "Arrivals"]
@@ -66,6 +66,8 @@ class Arrivals:
         self._settings = settings
         self._clock = clock
         self._instance = instance
+        self._dedupe_context = words_in(settings.dedupe_context)
+        self._reply_queues = words_in(settings.reply_queues)
 
     # -- from the transport --------------------------------------------------------------
 
@@ -102,7 +104,7 @@ class Arrivals:
 
     def _check_address(self, reply: ReplyAddress | None) -> None:
         """Before anything is done: what is sent to it would be sent with our permissions."""
-        if reply is not None and not is_for_replies(reply.queue, self._settings.reply_queues):
+        if reply is not None and not is_for_replies(reply.queue, self._reply_queues):
             raise BadMessageError(
                 f"_reply_q {excerpt(reply.queue)} is no reply queue ({REPLY}...); "
                 "GRACEKIT_REPLY_QUEUES may name more"
@@ -163,6 +165,7 @@ class Arrivals:
             args=request.args,
             caller=request.context,
             delivery=delivery,
+            caller_hash=caller_hash(request.context, self._dedupe_context),
             reply=reply,
             settle_s=self._settle_s(method),
             expires_at=None if waits_s is None else self._clock.loop() + waits_s,
@@ -209,6 +212,7 @@ class Arrivals:
             resource=task.resource,
             reply=job.reply,
             expires_at=expires_at,
+            caller_hash=job.caller_hash,
         )
 
     def _target(self, delivery: Delivery, method: Method[Any, Any]) -> str:

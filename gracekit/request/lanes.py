@@ -63,6 +63,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     """One request in this process: the tracked task and what is needed to run it.
 
     Attributes:
+        caller_hash: Of who calls, as the journal keeps it.
         reply: Where the answer goes, for tasks without a row; others ask the journal.
         copies: Further deliveries of a request without a row, settled and answered with it.
         settle_s: Seconds between an unclean end and recovery's first look.
@@ -86,6 +87,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     caller: Mapping[str, Any]
     delivery: Delivery | None = None
     request: Acceptance | None = None
+    caller_hash: str = ""
     reply: Address | None = None
     copies: list[Job] = msgspec.field(default_factory=list)
     settle_s: float = 0.0

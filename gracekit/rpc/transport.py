@@ -65,7 +65,7 @@ REPLY: Final = "reply_"
 """How names of reply queues begin: of our clients, and of oslo.messaging's."""
 
 
-def is_for_replies(name: str, also: str = "") -> bool:
+def is_for_replies(name: str, also: Sequence[str]) -> bool:
     """Whether answers may go to a queue of that name.
 
     Anything else may be the queue of a service, which whoever names it may not be allowed to
@@ -73,11 +73,9 @@ def is_for_replies(name: str, also: str = "") -> bool:
 
     Args:
         name: From the wire.
-        also: Patterns of further names, separated by commas.
+        also: Patterns of further names.
     """
-    return name.startswith(REPLY) or any(
-        fnmatchcase(name, pattern.strip()) for pattern in also.split(",")
-    )
+    return name.startswith(REPLY) or any(fnmatchcase(name, pattern) for pattern in also)
 
 
 def reply_queue(name: str) -> Queue:

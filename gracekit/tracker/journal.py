@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,6 +44,12 @@ def content_hash(namespace: str | None, method: str, version: str, args: Mapping
     """128 bits over what a request asks for, independent of the order of its keys."""
     content = _in_order.encode([namespace, method, version, args])
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def caller_hash(context: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """128 bits over who calls, by these *keys* of the context; empty if it has none of them."""
+    who = {key: context[key] for key in keys if context.get(key) is not None}
+    return hashlib.blake2b(_in_order.encode(who), digest_size=16).hexdigest() if who else ""
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +87,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
         queue: Wire name of the queue that it came by.
         route: shared, directed or fanout.
         target: Host or instance that alone may run it; empty for any.
+        caller_hash: Of who calls; empty if that is not known.
         settle_s: Seconds between an unclean end and the first look.
         reply: Where the answer goes; None for casts and fanouts.
         expires_at: Wall time until which its caller waits; None if unknown.
@@ -102,11 +109,18 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     resource: tuple[str, str] | None
     reply: Address | None
     expires_at: float | None
+    caller_hash: str = ""
 
     @property
     def content_hash(self) -> str:
         """Of what is asked for; the same id with another hash is a conflict."""
         return content_hash(self.namespace, self.method, self.version, self.args)
+
+    def repeats(self, row: TaskRow) -> bool:
+        """Whether *row*, of the same id, is of this request: its content, and who calls."""
+        if row.caller_hash is not None and row.caller_hash != self.caller_hash:
+            return False
+        return row.content_hash == self.content_hash
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +148,7 @@ class TaskRow:
 
     Attributes:
         alone: Whether the last crash met it with nothing else at work in its process.
+        caller_hash: Of who called; None where an older gracekit accepted it, which did not ask.
     """
 
     id: int
@@ -173,6 +188,7 @@ class TaskRow:
     errored_due: bool
     alone: bool
     hook_crashes: int
+    caller_hash: str | None
 
 
 ROW_COLUMNS: Final = (
@@ -180,7 +196,7 @@ ROW_COLUMNS: Final = (
     "context, content_hash, on_interrupt, settle_s, resource_kind, resource_id, state, reason, "
     "detail, owner, cut, not_before, attempts, crashes, token, cursor, accepted_at, started_at, "
     "finished_at, expires_at, next_check, waiting_since, result, failure, errored_due, alone, "
-    "hook_crashes"
+    "hook_crashes, caller_hash"
 )
 
 
@@ -215,8 +231,8 @@ _COLUMN_NAMES: Final = tuple(name.strip() for name in ROW_COLUMNS.split(","))
 _ACCEPT: Final = """
 INSERT INTO task (request_id, recipient, service, lane, queue, route, target, namespace, method,
     version, args, context, content_hash, on_interrupt, settle_s, resource_kind, resource_id,
-    owner, accepted_at, expires_at, state, attempts, started_at, crashes)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
+    owner, accepted_at, expires_at, caller_hash, state, attempts, started_at, crashes)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
 ON CONFLICT (request_id, recipient) DO NOTHING"""
 _ACCEPT_REPLY: Final = """
 INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s)
@@ -328,6 +344,7 @@ class Journal:
             self.run_id,
             now,
             request.expires_at,
+            request.caller_hash,
             (TaskState.RUNNING if begin else TaskState.ACCEPTED).word,
             int(begin),
             now if begin else None,

@@ -412,6 +412,86 @@ async def test_a_known_id_with_other_content_is_a_conflict(world: World, svc: Se
     assert world.states() == {"same": "succeeded"}
 
 
+ANN, BOB = {"user_id": "ann", "project_id": "p"}, {"user_id": "bob", "project_id": "p"}
+
+
+@pytest.mark.parametrize("policy", ["error", "requeue"])
+@pytest.mark.parametrize("other", [BOB, {"user_id": "ann"}, {}], ids=["bob", "less", "nobody"])
+async def test_a_recorded_answer_is_for_its_caller_alone(
+    world: World, svc: Service, policy: str, other: dict[str, str]
+):
+    """
+    Who knows an id and the arguments, and is another user or of another project, gets neither the
+    answer nor a word about it; the caller itself gets it, whatever else its context holds.
+    """
+    done = []
+
+    @svc.rpc(on_interrupt=policy)
+    async def work(ctx: Context, n: int) -> str:
+        await asyncio.sleep(10)
+        done.append(ctx["user_id"])
+        return f"secret of {ctx['user_id']}"
+
+    await world.start(svc)
+    client = (await world.client(svc)).prepare(request_id="same")
+    first = asyncio.create_task(client.prepare(context=ANN).call(work, n=1))
+    await asyncio.sleep(5)
+    for _ in range(2):  # it runs; and, if it is on record, it has ended
+        with pytest.raises(ConflictingRequestError, match="or from another caller") as told:
+            await client.prepare(context=other).call(work, n=1)
+        assert "ann" not in str(told.value)
+        assert await first == "secret of ann"
+        again = client.prepare(context={**ANN, "trace": "2"})
+        assert await again.call(work, n=1) == "secret of ann"
+        if policy == "requeue":  # nothing is kept of it, so it is another request then
+            return
+    assert done == ["ann"]
+
+
+@pytest.mark.parametrize("keys", ["", "tenant", ["tenant", "roles"]])
+async def test_a_setting_says_by_what_callers_are_told_apart(
+    world: World, svc: Service, keys: str | list[str]
+):
+    """
+    None of the usual keys, or others; what a context does not have does not count.
+    """
+
+    @svc.rpc
+    async def work(ctx: Context) -> None: ...
+
+    await world.start(svc, dedupe_context=keys if isinstance(keys, str) else ", ".join(keys))
+    client = (await world.client(svc)).prepare(request_id="same")
+    await client.prepare(context=ANN | {"tenant": 1}).call(work)
+    await client.prepare(context=BOB | {"tenant": 1}).call(work)
+
+    context = BOB | {"tenant": 2}
+    if keys:
+        with pytest.raises(ConflictingRequestError):
+            await client.prepare(context=context).call(work)
+    else:
+        await client.prepare(context=context).call(work)
+
+
+async def test_a_row_of_an_older_gracekit_still_answers_its_caller(world: World, svc: Service):
+    """
+    It was accepted when nobody asked who calls: its content alone is compared.
+    """
+    done = []
+
+    @svc.rpc
+    async def work(ctx: Context) -> str:
+        done.append(ctx.request_id)
+        return "done"
+
+    await world.start(svc)
+    client = (await world.client(svc)).prepare(request_id="same", context=ANN)
+    await client.call(work)
+    world.disk.execute("UPDATE task SET caller_hash = NULL")
+
+    assert await client.call(work) == "done"
+    assert done == ["same"]
+
+
 async def test_a_request_without_an_id_gets_one_and_is_never_a_duplicate(
     world: World, svc: Service
 ):
@@ -453,7 +533,7 @@ async def test_copies_of_a_requeue_request_end_with_it(world: World, svc: Servic
     await view.cast(read)
     calls = [asyncio.create_task(view.call(read)) for _ in range(3)]
     await world.settle()
-    with pytest.raises(ConflictingRequestError, match="read was accepted under it"):
+    with pytest.raises(ConflictingRequestError, match="same is known with other content"):
         await view.call(other)
     doors.open("same")
 

@@ -23,6 +23,7 @@ from gracekit.tracker.journal import (
     Journal,
     Outcome,
     TaskRow,
+    caller_hash,
     content_hash,
 )
 from gracekit.tracker.retention import Retention
@@ -215,6 +216,7 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
         errored_due=False,
         alone=False,
         hook_crashes=0,
+        caller_hash="",
     )
     assert book.world.rows("SELECT * FROM reply") == [
         {
@@ -308,6 +310,11 @@ def test_content_is_the_same_in_any_order_and_differs_in_any_part():
     """
     The hash is over namespace, method, version and arguments, not over how they were written.
     """
+    assert caller_hash({"user_id": None, "more": 1}, ["user_id"]) == caller_hash({}, []) == ""
+    ann = caller_hash({"user_id": "ann", "project_id": "p", "more": 1}, ["user_id", "project_id"])
+    assert ann == caller_hash({"project_id": "p", "user_id": "ann"}, ["project_id", "user_id"])
+    assert ann not in {caller_hash({"user_id": "ann"}, ["user_id", "project_id"]), ""}
+
     base = content_hash(None, "m", "1.0", {"a": 1, "b": {"x": 1, "y": 2}})
 
     assert content_hash(None, "m", "1.0", {"b": {"y": 2, "x": 1}, "a": 1}) == base
