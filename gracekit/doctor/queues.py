@@ -46,7 +46,7 @@ def check_dead_letters(look: Look) -> Finding:
     return warn(
         "dead letters",
         f"{number!s} kept aside, the last from {queue!s}: {reason!s}",
-        "find their senders; they are in table dead_letter until somebody removes them",
+        "find their senders; they are in table dead_letter for 7 days, and at most 1,000 of them",
     )
 
 

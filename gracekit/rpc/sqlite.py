@@ -283,6 +283,12 @@ class SqliteTransport:
         found = await self._engine.query(rows.DEAD_LETTERS)
         return [rows.dead_letter_of(row) for row in found]
 
+    async def removed_letters(self) -> Mapping[str, int]:
+        """How many dead letters were removed for their number or age, by queue name."""
+        self._connected()
+        found = await self._engine.query("SELECT queue, number FROM removed_letter")
+        return {str(queue): int(str(number)) for queue, number in found}
+
     async def expired(self) -> Mapping[str, int]:
         """How many messages expired unread, by queue name, as of now."""
         self._connected()
@@ -302,6 +308,7 @@ class SqliteTransport:
     async def _look_after(self, connection: _Connection) -> None:
         await self._release_dead(connection)
         await self._drop_expired()
+        await self._remove_old_letters()
 
     async def _look_after_consumers(self, connection: _Connection) -> None:
         for consumer in tuple(connection.consumers):
@@ -315,6 +322,11 @@ class SqliteTransport:
         now = self._clock.wall()
         if await self._engine.query(rows.HAS_EXPIRED, now):
             await self._engine.commit(rows.expire(now=now))
+
+    async def _remove_old_letters(self) -> None:
+        now = self._clock.wall()
+        if await self._engine.query(rows.HAS_OLD_LETTERS, now - rows.KEPT_LETTERS_S):
+            await self._engine.commit(rows.remove_old_letters(now=now))
 
     async def _release_dead(self, connection: _Connection) -> None:
         """Give back what dead connections held, and remove what was theirs."""

@@ -321,7 +321,37 @@ def dead_letter(message_id: int, consumer_id: str, reason: str, *, now: float) -
         *(reason, now, message_id, consumer_id),
     )
     batch.add(_DELETE, message_id, consumer_id)
+    _add_removal(batch, _TOO_MANY, KEPT_LETTERS, now=now)
     return batch
+
+
+KEPT_LETTERS: Final = 1_000
+"""Dead letters of a file; with the largest messages that is 1 GiB."""
+KEPT_LETTERS_S: Final = 7 * 86400.0
+# Only the oldest ones ever go, so what is left has its numbers in a row.
+_TOO_MANY: Final = "dead_letter_id <= (SELECT max(dead_letter_id) FROM dead_letter) - ?"
+_TOO_OLD: Final = "died_at < ?"
+HAS_OLD_LETTERS: Final = (
+    "SELECT 1 FROM (SELECT died_at FROM dead_letter ORDER BY dead_letter_id LIMIT 1) "  # noqa: S608 - constant text
+    f"WHERE {_TOO_OLD}"
+)
+
+
+def remove_old_letters(*, now: float) -> Batch:
+    """Dead letters above their age are counted and dropped."""
+    batch = Batch(Point.TALLY, durable=False)
+    _add_removal(batch, _TOO_OLD, now - KEPT_LETTERS_S, now=now)
+    return batch
+
+
+def _add_removal(batch: Batch, which: str, limit: float, *, now: float) -> None:
+    batch.add(
+        f"INSERT INTO removed_letter SELECT queue, count(*), ? FROM dead_letter WHERE {which} "  # noqa: S608 - constant text
+        "GROUP BY queue ON CONFLICT (queue) DO UPDATE SET number = number + excluded.number, "
+        "last_at = excluded.last_at",
+        *(now, limit),
+    )
+    batch.add(f"DELETE FROM dead_letter WHERE {which}", limit)  # noqa: S608 - constant text
 
 
 DEAD_LETTERS: Final = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,6 +23,8 @@ from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine
 from gracekit.tracker.task import Cut, Lane, OnInterrupt, Reason, TaskState, TrackedTask
 
+KEPT_REJECTED: Final = 10_000
+"""Refused requests, with their incidents; as long as the other past, at most."""
 CURSOR_DELAY_S: Final = 1.0
 """A cursor waits at most this long for another commit to travel with."""
 
@@ -282,6 +285,18 @@ INSERT INTO task (request_id, recipient, service, lane, queue, route, target, na
     version, content_hash, on_interrupt, settle_s, accepted_at, finished_at, state, reason, detail)
 VALUES (?, ?, ?, ?, ?, ?, '', ?, ?, ?, '', 'error', 0, ?, ?, 'rejected', ?, ?)
 ON CONFLICT (request_id, recipient) DO NOTHING"""
+# Anybody who may send can have any number of requests refused: the oldest go, and are counted.
+_LAST_REJECTED: Final = (
+    "(SELECT id FROM task WHERE state = 'rejected' ORDER BY id DESC LIMIT 1 OFFSET ?1)"
+)
+_COUNT_REMOVED: Final = f"""
+INSERT INTO tally (what, n) SELECT 'rejected_removed', count(*) FROM task
+    WHERE state = 'rejected' AND id <= {_LAST_REJECTED} HAVING count(*) > 0
+ON CONFLICT (what) DO UPDATE SET n = n + excluded.n"""  # noqa: S608 - a constant
+_REMOVE_REJECTED: Final = f"DELETE FROM task WHERE state = 'rejected' AND id <= {_LAST_REJECTED}"  # noqa: S608 - a constant
+_REMOVE_NOTES: Final = """
+DELETE FROM incident WHERE what = 'rejected' AND id <= (
+    SELECT id FROM incident WHERE what = 'rejected' ORDER BY id DESC LIMIT 1 OFFSET ?1)"""
 _KNOWN: Final = f"SELECT {ROW_COLUMNS} FROM task WHERE request_id = ? AND recipient = ?"  # noqa: S608 - a constant
 
 _BY_ID: Final = f"SELECT {ROW_COLUMNS} FROM task WHERE id = ?"  # noqa: S608 - a constant
@@ -295,6 +310,9 @@ class Journal:
         clock: For stored moments.
         run_id: Owner of every row that this object changes.
         service: Name of the service.
+
+    Attributes:
+        kept_rejected: Refused requests that stay on record, about.
     """
 
     def __init__(self, engine: Engine, clock: Clock, *, run_id: str, service: str) -> None:
@@ -302,6 +320,8 @@ class Journal:
         self.clock = clock
         self.run_id = run_id
         self.service = service
+        self.kept_rejected = KEPT_REJECTED
+        self._rejected = 0
         self._dirty: dict[int, TrackedTask] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
 
@@ -414,6 +434,10 @@ class Journal:
         )
         batch.add_up(COUNT, "rejected", 1)
         self.add_note(batch, "rejected", delivery["request_id"], delivery["method"], detail)
+        self._rejected += 1
+        if self._rejected % math.ceil(self.kept_rejected / 100) == 0:  # it walks all that stay
+            for statement in (_COUNT_REMOVED, _REMOVE_REJECTED, _REMOVE_NOTES):
+                batch.add(statement, self.kept_rejected)
         await self.commit(batch)
 
     async def add_reply_address(self, row: TaskRow, reply: Address) -> bool:

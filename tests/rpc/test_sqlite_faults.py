@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from gracekit.errors import StoreBrokenError, StoreError, UnknownCommitError
 from gracekit.life import Judgement, Life
 from gracekit.process import Point, Process
 from gracekit.rpc.sqlite import QUEUES_SCHEMA, SqliteTransport
+from gracekit.rpc.sqlite_rows import KEPT_LETTERS, KEPT_LETTERS_S
 from gracekit.rpc.transport import Delivery, shared_queue
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Rows, SqliteEngine
 from gracekit.store.migrate import load_migrations
-from tests.rpc.kit import PATIENCE_S, Inbox, message
+from tests.rpc.kit import PATIENCE_S, Inbox, ShiftedClock, message
 
 QUEUE = shared_queue("q")
 
@@ -188,6 +190,37 @@ async def test_a_row_whose_headers_are_no_object_of_texts_goes_to_the_dead_lette
             await asyncio.sleep(0.01)
     assert [(letter.body, dict(letter.headers)) for letter in letters] == [(b"bad", {})]
     assert "headers" in letters[0].reason
+
+
+async def test_dead_letters_are_kept_up_to_a_number_and_an_age(tmp_path: Path):
+    """
+    Whoever may send cannot fill the disk with them: the oldest go, and are counted.
+    """
+    clock, inbox = ShiftedClock(), Inbox()
+    transport = SqliteTransport(tmp_path / "q.db", process=Process(), clock=clock, poll_s=0.02)
+    await transport.start()
+    batch = Batch(Point.PUBLISH)
+    batch.add(
+        "INSERT INTO dead_letter (queue, reason, published_at, died_at, body) "
+        "SELECT 'old', 'odd', 0, ?, CAST('x' AS BLOB) FROM json_each(?)",
+        *(clock.wall(), json.dumps(list(range(KEPT_LETTERS)))),
+    )
+    await transport._engine.commit(batch)
+    await transport.consume([QUEUE], inbox.put, prefetch=3)
+
+    await transport.publish(QUEUE, message("bad"))
+    await (await inbox.next()).dead_letter("no request")
+
+    letters = await transport.dead_letters()
+    assert (len(letters), letters[-1].body) == (KEPT_LETTERS, b"bad")
+    assert await transport.removed_letters() == {"old": 1}
+
+    clock.shift_s = KEPT_LETTERS_S + 1
+    async with asyncio.timeout(PATIENCE_S):
+        while await transport.dead_letters():
+            await asyncio.sleep(0.01)
+    assert await transport.removed_letters() == {"old": KEPT_LETTERS, QUEUE.name: 1}
+    await transport.stop()
 
 
 async def test_a_message_whose_callback_fails_does_not_end_the_reading(transport):

@@ -875,6 +875,23 @@ async def test_rejections_are_counted_apart(book: Book):
     assert len(book.world.incidents("rejected")) == 3
 
 
+async def test_refused_requests_are_kept_up_to_a_number(book: Book):
+    """
+    Whoever may send may have any number refused: the oldest rows and incidents go, and are counted.
+    """
+    book.journal.kept_rejected = 20
+    for n in range(50):
+        await book.journal.reject(refused(f"r{n}"), reason="unknown_method", detail="no such")
+    await book.accept("other")
+
+    rows = book.world.rows("SELECT request_id FROM task WHERE state = 'rejected' ORDER BY id")
+    assert [row["request_id"] for row in rows] == [f"r{n}" for n in range(30, 50)]
+    assert [one["request_id"] for one in book.world.incidents("rejected")] == [
+        row["request_id"] for row in rows
+    ]
+    assert book.world.tally() == {"accepted": 1, "rejected": 50, "rejected_removed": 30}
+
+
 async def test_a_rejected_delivery_is_on_record_with_the_reason(book: Book):
     """
     What is needed to find its sender; of what it asked for nothing is kept.
