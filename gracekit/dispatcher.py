@@ -389,9 +389,10 @@ class Dispatcher:
         if row is None or row.owner is None or row.token != lease["token"]:
             return False
         held = LeaseHeld(
-            f"{job.task} wants {':'.join(resource)}, which its own caller, task "
-            f"{row.request_id}, holds and would wait with for ever: make {job.method.name} an "
-            "ops method, call it as a plain function, or cast it"
+            # Not which task: a token is a small number, and may be a guess.
+            f"{job.task} wants {':'.join(resource)}, which its own caller holds and would wait "
+            f"with for ever: make {job.method.name} an ops method, call it as a plain function, "
+            "or cast it"
         )
         await self._arrivals.refuse(job, "lease_held", held)
         return True

@@ -314,6 +314,30 @@ async def test_a_further_lease_never_waits(world: World, svc: Service):
     assert await client.call(take, who="c") == 2
 
 
+async def test_a_guessed_token_brings_nothing_to_light(world: World, svc: Service):
+    """
+    A call that says it comes from the task that holds the resource is refused, and is not told
+    which task that is: a token is a small number.
+    """
+    doors = Doors()
+
+    @svc.rpc(resource="vm")
+    async def work(ctx: Context, vm: str) -> None:
+        await doors.pass_(vm)
+
+    await world.start(svc)
+    client = await world.client(svc)
+    await client.prepare(request_id="holder-9f31").cast(work, vm="v")
+    await doors.wait(1)
+    token = world.task("holder-9f31")["token"]
+    forged = {"gracekit_lease": {"kind": "vm", "id": "v", "token": token}}
+    with pytest.raises(LeaseHeld, match="its own caller holds and would wait with") as told:
+        await client.prepare(context=forged).call(work, vm="v")
+    doors.open("v")
+
+    assert "holder-9f31" not in "".join([str(told.value), *told.value.__notes__])
+
+
 # -- dedupe -----------------------------------------------------------------------------------
 
 
