@@ -17,11 +17,12 @@ import ctypes
 import enum
 import math
 import os
+import re
 import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, Final, Literal, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
@@ -30,7 +31,7 @@ import anyio
 import anyio.to_thread
 
 from gracekit import streams
-from gracekit.errors import DependencyError
+from gracekit.errors import ConfigError, DependencyError
 from gracekit.exits import ExitCode
 from gracekit.life import Identity, Judgement, Life, judge, look, read_identity
 from gracekit.signals import SignalWatch, SignalWatcher, watched_signals
@@ -40,6 +41,8 @@ BEFORE_ALARM_S: Final = 0.1
 ALARM_AFTER_EXIT_S: Final = 0.5
 """From the moment at which a thread should have ended the process to the kernel's own end of it."""
 FAILPOINT_VARIABLE: Final = "GRACEKIT_FAILPOINT"
+FAILPOINTS_ON: Final = {"GRACEKIT_TEST_FAILPOINTS": "1"}
+"""Without it the other variable does nothing: what a test has left over must kill no service."""
 STANDARD_ERROR: Final = 2
 LAST_WORDS_S: Final = 1.0
 
@@ -201,7 +204,7 @@ class Process:
     safe_points: SafePoints | None = None
 
     def __init__(self) -> None:
-        self._stop_at, self._remaining = _failpoint(os.environ.get(FAILPOINT_VARIABLE, ""))
+        self._stop_at, self._remaining = _failpoint(os.environ)
 
     def reach(self, point: Point, phase: Phase) -> None:
         """Pass a point; dies there by SIGKILL when the crash matrix says so."""
@@ -325,13 +328,26 @@ def _end_at_alarm() -> None:
     libc.signal(signal.SIGALRM, leave if os.getpid() == 1 else int(signal.SIG_DFL))
 
 
-def _failpoint(text: str) -> tuple[tuple[Point, Phase] | None, int]:
-    """Parse `point.phase[:n]`, for example `accept.after:3`; empty means none."""
-    if not text:
+_FAILPOINT: Final = re.compile(r"(\w+)\.(before|after)(?::([1-9][0-9]{0,8}))?", re.ASCII)
+
+
+def _failpoint(environment: Mapping[str, str]) -> tuple[tuple[Point, Phase] | None, int]:
+    """Where to die, and at which passing, for example `accept.after:3`; None for nowhere.
+
+    Raises:
+        ConfigError: the variable names no point.
+    """
+    text = environment.get(FAILPOINT_VARIABLE, "")
+    if not text or not FAILPOINTS_ON.items() <= environment.items():
         return None, 0
-    where, _, count = text.partition(":")
-    name, _, phase = where.partition(".")
-    return (Point(name), "after" if phase == "after" else "before"), int(count or 1)
+    found = _FAILPOINT.fullmatch(text)
+    names = [point.value for point in Point]
+    if found is None or found[1] not in names:
+        raise ConfigError(
+            f"{FAILPOINT_VARIABLE}={text[:100]!r} names no crash point: write POINT.before or "
+            f"POINT.after, and :3 behind it for the third passing; points are {', '.join(names)}"
+        )
+    return (Point(found[1]), "after" if found[2] == "after" else "before"), int(found[3] or 1)
 
 
 def network_file_system(path: Path) -> str | None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from gracekit.process import Phase, Point, Process
+from gracekit.process import FAILPOINT_VARIABLE, FAILPOINTS_ON, Phase, Point, Process
 from gracekit.rpc.transport import Delivery, Settlement, shared_queue
 from gracekit.store.batch import Batch
 from gracekit.store.engine import MemoryEngine
 
-PACKAGE: Final = Path(__file__).resolve().parent.parent / "gracekit"
+ROOT: Final = Path(__file__).resolve().parent.parent
+PACKAGE: Final = ROOT / "gracekit"
 DEFINES: Final = PACKAGE / "process.py"
 COMMITS: Final = {
     "gracekit/store/group.py",  # batches, which name their point
@@ -110,6 +115,41 @@ def test_every_batch_names_its_point():
     ]
 
     assert nameless == []
+
+
+PASSES = "from gracekit.process import *; Process().reach(Point.ACCEPT, 'after'); print('lives')"
+
+
+@pytest.mark.parametrize(
+    ("place", "switch", "code", "said"),
+    [
+        ("accept.after", {}, 0, "lives"),
+        ("no such point", {}, 0, "lives"),
+        ("accept.after", FAILPOINTS_ON, -signal.SIGKILL, ""),
+        ("accept.after:2", FAILPOINTS_ON, 0, "lives"),
+        ("accept.aftr", FAILPOINTS_ON, 1, "'accept.aftr' names no crash point: write POINT.before"),
+        ("acept.after", FAILPOINTS_ON, 1, "for the third passing; points are accept, accept_and"),
+        ("accept.after:0", FAILPOINTS_ON, 1, "names no crash point"),
+    ],
+)
+def test_a_crash_point_acts_only_where_tests_have_switched_it_on(
+    place: str, switch: dict[str, str], code: int, said: str
+):
+    """
+    A variable that was left in a service's environment kills nothing; a wrong one is a sentence.
+    """
+    env = {"PATH": os.environ["PATH"], FAILPOINT_VARIABLE: place, **switch}
+    ended = subprocess.run(
+        [sys.executable, "-c", PASSES],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+
+    assert ended.returncode == code
+    assert said in ended.stdout + ended.stderr
 
 
 def test_nothing_else_commits():

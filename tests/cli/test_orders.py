@@ -9,6 +9,7 @@ from typing import Any
 import apsw
 import pytest
 
+from gracekit.process import FAILPOINTS_ON
 from tests.cli.kit import Running, Started, gracekit, write_service
 
 pytestmark = pytest.mark.process
@@ -146,9 +147,8 @@ def test_an_operator_s_crash_leaves_all_or_nothing(directory, phase):
     """
     hand_over(directory, "order-1")
 
-    died = gracekit(
-        directory, "tasks", "cancel", "order-1", *WHY, GRACEKIT_FAILPOINT=f"settle.{phase}"
-    )
+    kill = {"GRACEKIT_FAILPOINT": f"settle.{phase}", **FAILPOINTS_ON}
+    died = gracekit(directory, "tasks", "cancel", "order-1", *WHY, **kill)
     done = phase == "after"
     state = row(directory, "order-1")["state"]
     tallies = gracekit(directory, "status", "--json").json["accounts"]

@@ -12,9 +12,23 @@ import pytest
 
 from gracekit.cli.main import cli
 from gracekit.config import Settings
+from gracekit.process import FAILPOINTS_ON
 from tests.cli.kit import SERVICE, Running, Started, gracekit, write_service
 
 pytestmark = pytest.mark.process
+
+
+def test_a_crash_point_that_does_not_exist_is_explained(tmp_path: Path):
+    """
+    A sentence and exit code 78, as for any other wrong setting.
+    """
+    write_service(tmp_path)
+
+    answer = gracekit(tmp_path, "run", "compute", GRACEKIT_FAILPOINT="acept.after", **FAILPOINTS_ON)
+
+    assert answer.code == 78
+    assert "GRACEKIT_FAILPOINT='acept.after' names no crash point: write POINT.before" in answer.err
+    assert "Traceback" not in answer.err
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from gracekit.process import FAILPOINT_VARIABLE
+from gracekit.process import FAILPOINT_VARIABLE, FAILPOINTS_ON
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.transport import Message, directed_queue, shared_queue
 from tests.crash.queues import PATIENCE_S, Database, Queues, until
@@ -85,6 +85,7 @@ class Cell:
                 env={
                     "PYTHONPATH": str(ROOT),
                     FAILPOINT_VARIABLE: failpoint,
+                    **FAILPOINTS_ON,
                     "GRACEKIT_TRANSPORT_URL": self.queues.url,
                     **{f"GRACEKIT_{name}": value for name, value in SETTINGS.items()},
                     **{f"GRACEKIT_{name}": value for name, value in settings.items()},

@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 import apsw
 import pytest
 
+from gracekit.process import FAILPOINTS_ON
+
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -375,4 +377,4 @@ def _environment(settings: dict[str, object]) -> dict[str, str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("GRACEKIT_")}
     ours = {f"GRACEKIT_{name.upper()}": str(value) for name, value in settings.items()}
     path = os.pathsep.join((str(ROOT), str(HERE)))
-    return inherited | ours | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    return inherited | ours | FAILPOINTS_ON | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}

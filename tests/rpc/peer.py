@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from gracekit.clock import Clock
-from gracekit.process import Process
+from gracekit.process import FAILPOINTS_ON, Process
 from gracekit.rpc.sqlite import SqliteTransport
 from gracekit.rpc.transport import Delivery, Message, Queue, QueueKind, shared_queue
 from tests.rpc.kit import FOR_EVER_S, PATIENCE_S
@@ -87,7 +87,7 @@ async def peer(
         "tests.rpc.peer",
         *map(str, arguments),
         cwd=ROOT,
-        env={"GRACEKIT_FAILPOINT": failpoint, "PATH": os.environ["PATH"]},
+        env={"GRACEKIT_FAILPOINT": failpoint, **FAILPOINTS_ON, "PATH": os.environ["PATH"]},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
