@@ -468,9 +468,9 @@ def busy_service() -> Service:
     return svc
 
 
-def heavy_body(shape: str, *, enveloped: bool) -> bytes:
-    """One of `HEAVY`, as a call."""
-    message = '{"_msg_id":"m","_reply_q":"' + REPLIES + '",' + HEAVY[shape]()[1:]
+def as_call(message: str, *, enveloped: bool) -> bytes:
+    """A request as a call's body."""
+    message = '{"_msg_id":"m","_reply_q":"' + REPLIES + '",' + message[1:]
     if not enveloped:
         return message.encode()
     return json.dumps({"oslo.version": "2.0", "oslo.message": message}).encode()
@@ -493,13 +493,58 @@ async def test_no_message_within_the_limits_holds_the_loop(shape: str, enveloped
     Whatever fits into 1 MiB: from its delivery to its refusal, or to its end, it takes the loop's
     thread less than 50 ms of processor time, and no text about it is long.
     """
+    await check_is_light(HEAVY[shape](), enveloped=enveloped)
+
+
+UNITS = [
+    *("0", "1.5", "[]", "{}", '""', "null", "[[[[[]]]]]", '{"a":0}', '{"a":0,"a":[0]}', '"]"'),
+    *("2.2250738585072011e-308", "1.7976931348623157E+308", "9007199254740993.0", "9" * 299),
+    *(
+        "9" * 300,
+        "9" * 599,
+        "9" * 4300,
+        "0." + "9" * 900,
+        '"\\u0001\\""',
+        "-1e-99",
+        "[" * 20 + "]" * 20,
+    ),
+]
+PLACES = (
+    '"args":{"vm":',
+    '"args":{"alpha":',
+    '"_context_a":{"b":',
+    '"_unique_id":{"a":',
+    '"x":{"a":',
+)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("seed", range(scale(10, 500)))
+async def test_no_mixture_holds_the_loop(seed: int):
+    """
+    Nor does any mixture of what takes long to read, wherever it stands.
+    """
+    draw = random.Random(seed)
+    chosen = draw.sample(UNITS, draw.randint(1, 4))
+    room = MIB // len(chosen)
+    numbers = [
+        min(room // len(json.dumps(unit)), draw.choice([300, 3000, 10**6])) for unit in chosen
+    ]
+    parts = [unit for unit, number in zip(chosen, numbers, strict=True) for _ in range(number)]
+    draw.shuffle(parts)
+    text = '{"method":"change",' + draw.choice(PLACES) + "[" + ",".join(parts) + "]}}"
+    await check_is_light(text, enveloped=draw.random() < 0.5)
+
+
+async def check_is_light(message: str, *, enveloped: bool) -> None:
+    """Processor time and texts of one message."""
     world = World()
     life = await world.start(busy_service())
     inbox = Inbox()
     transport = MemoryTransport(world.broker, Process())
     await transport.start()
     await transport.consume([reply_queue(REPLIES)], inbox.put, prefetch=10)
-    body = heavy_body(shape, enveloped=enveloped)
+    body = as_call(message, enveloped=enveloped)
     assert len(body) <= 1 << 20
 
     gc.disable()  # a full collection looks at all that the tests before this one have left
