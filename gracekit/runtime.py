@@ -311,6 +311,15 @@ class Runtime:
         else:
             self._early.append(step)
 
+    def in_flight(self) -> Mapping[tuple[str, str], int]:
+        """Tasks in flight by (method, lane), for metrics."""
+        return self.tracker.counts()
+
+    def open_intakes(self) -> Mapping[str, int]:
+        """1 for each lane whose queues are read, for metrics."""
+        servers = ((Lane.REQUESTS, self.requests), (Lane.OPS, self.ops))
+        return {lane.value: int(server.is_open) for lane, server in servers}
+
     @property
     def report(self) -> DrainReport | None:
         """What the drain has left; None until it is over."""
@@ -389,7 +398,7 @@ class Runtime:
         if self._bell is not None:
             self._bell.start(self.reconciler.poke, on_nudge=self._waits.wake)
         self.telemetry.identify(service=self.service.topic, instance=self.instance)
-        self.telemetry.observe_in_flight(self.tracker.counts)
+        self.telemetry.watch(self)
         self.telemetry.emit(
             "service.starting",
             service=self.service.topic,
@@ -763,6 +772,7 @@ class Runtime:
             self._listen()
             self._keep_signals()
             self.telemetry.tell_left_out()
+            self.telemetry.look_for_metrics()
             with contextlib.suppress(StoreError):
                 taken = await self.members.beat(self.phase.state.value)
                 if taken is not None:

@@ -22,6 +22,7 @@ import threading
 import time
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -359,7 +360,18 @@ def _identity(service: str, instance: str) -> Mapping[str, str]:
 
 
 Subscriber = Callable[[str, Mapping[str, Any]], None]
-InFlight = Callable[[], Mapping[tuple[str, str], int]]
+
+
+class Watched(Protocol):
+    """What the gauges ask: a Runtime. From any thread."""
+
+    def in_flight(self) -> Mapping[tuple[str, str], int]:
+        """Tasks in flight by (method, channel)."""
+        ...
+
+    def open_intakes(self) -> Mapping[str, int]:
+        """1 for each channel that is read, else 0."""
+        ...
 
 
 class Telemetry:
@@ -378,7 +390,7 @@ class Telemetry:
         self._limit = _Limit(now)
         self._identity = _identity(service, instance)
         self._logger = logging.getLogger(LOGGER)
-        self._metrics = _Metrics()
+        self._is_measured = True
         self.tracing = Tracing()
         self._subscribers: tuple[Subscriber, ...] = ()
         self.log_failures: LogFailures = "line"
@@ -390,6 +402,11 @@ class Telemetry:
         """
         self._identity = _identity(service, instance)
         self.tracing.look()
+        self.look_for_metrics()
+
+    def look_for_metrics(self) -> None:
+        """Measure only if the process has a meter provider by now."""
+        self._is_measured = _somebody_measures()
 
     def emit(
         self,
@@ -412,12 +429,17 @@ class Telemetry:
         Raises:
             UnknownEventError: the catalogue does not list it or one of the fields.
         """
-        known = _checked(event, tuple(fields))
+        known = CATALOGUE.get(event) or _checked(event, ())
         if level is None:
             level = known.level
-        if self._logger.isEnabledFor(level):
+        is_logged = self._logger.isEnabledFor(level)
+        if not (is_logged or self._is_measured or self._subscribers):
+            return  # two a request: nothing more is made where nobody listens
+        _checked(event, tuple(fields))
+        if is_logged:
             self._log(known, level, fields, cause, trace)
-        self._metrics.record(event, fields)
+        if self._is_measured:
+            _instruments().record(event, fields)
         for subscriber in self._subscribers:
             self._tell(subscriber, event, fields)
 
@@ -434,13 +456,12 @@ class Telemetry:
 
         return unsubscribe
 
-    def observe_in_flight(self, read: InFlight) -> None:
-        """Let the metric `gracekit.tasks.in_flight` ask *read* for counts by (method, channel).
+    def watch(self, watched: Watched) -> None:
+        """Let the metrics `gracekit.tasks.in_flight` and `gracekit.intake.open` ask *watched*.
 
-        Args:
-            read: A bound method; its object is not kept alive.
+        It is not kept alive.
         """
-        self._metrics.observe_in_flight(read)
+        _instruments().watch(watched)
 
     def _log(
         self,
@@ -515,12 +536,14 @@ class Telemetry:
 # -- metrics ----------------------------------------------------------------------
 
 
-class _Metrics:
-    """OpenTelemetry instruments; without an SDK in the process they cost next to nothing."""
+class _Instruments:
+    """OpenTelemetry instruments, once in a process: an API that has no SDK keeps each for ever.
+
+    So does an SDK, and it ignores what is registered twice. Gauges look at all Runtimes that live.
+    """
 
     def __init__(self) -> None:
         meter = metrics.get_meter(LOGGER, schema_url=SCHEMA_URL)
-        self._meter = meter
         self._finished = meter.create_counter("gracekit.tasks.finished")
         self._cut = {
             event: meter.create_counter(event.replace("task.", "gracekit.tasks."))
@@ -530,14 +553,15 @@ class _Metrics:
         self._rejected = meter.create_counter("gracekit.tasks.rejected")
         self._replies_given_up = meter.create_counter("gracekit.replies.given_up")
         self._heartbeats_lost = meter.create_counter("gracekit.heartbeats.lost")
-        self._intake = meter.create_gauge("gracekit.intake.open")
         self._drain = meter.create_histogram("gracekit.drain.duration", unit="s")
         self._call = meter.create_histogram("rpc.server.call.duration", unit="s")
+        self._lock = threading.Lock()
+        self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
+        meter.create_observable_gauge("gracekit.tasks.in_flight", callbacks=[self._in_flight])
+        meter.create_observable_gauge("gracekit.intake.open", callbacks=[self._open_intakes])
 
     def record(self, event: str, fields: Mapping[str, Any]) -> None:
         """Count what the metrics are about; methods here are registered ones, never wire text."""
-        if event == "task.started":
-            return  # one a request, and not counted
         match event:
             case "task.finished":
                 method, outcome = fields.get("method", ""), fields.get("outcome", "")
@@ -554,25 +578,39 @@ class _Metrics:
                 self._replies_given_up.add(1)
             case "heartbeat.lost":
                 self._heartbeats_lost.add(1)
-            case "intake.opened" | "intake.closed":
-                self._intake.set(int(event == "intake.opened"), {"channel": fields["channel"]})
             case "drain.finished":
                 self._drain.record(fields.get("waited_s") or 0.0)
 
-    def observe_in_flight(self, read: InFlight) -> None:
-        """Ask *read*, a bound method, as long as its object lives.
+    def watch(self, watched: Watched) -> None:
+        """Let the gauges ask it, for as long as it lives."""
+        with self._lock:
+            self._watched.add(watched)
 
-        OpenTelemetry keeps instruments for ever: held by one, each Runtime that a program
-        has embedded would stay in memory with all that hangs on it.
-        """
-        known = weakref.WeakMethod(read)
+    def _all(self) -> list[Watched]:
+        with self._lock:  # the SDK asks in a thread of its own
+            return list(self._watched)
 
-        def observe(_options: CallbackOptions) -> Iterable[Observation]:
-            counts = known()
-            for (method, channel), count in counts().items() if counts else ():
-                yield Observation(count, {"method": method, "channel": channel})
+    def _in_flight(self, _options: CallbackOptions) -> Iterable[Observation]:
+        counts: Counter[tuple[str, str]] = Counter()
+        for watched in self._all():
+            counts.update(watched.in_flight())
+        for (method, channel), count in counts.items():
+            yield Observation(count, {"method": method, "channel": channel})
 
-        self._meter.create_observable_gauge("gracekit.tasks.in_flight", callbacks=[observe])
+    def _open_intakes(self, _options: CallbackOptions) -> Iterable[Observation]:
+        counts: Counter[str] = Counter()
+        for watched in self._all():
+            counts.update(watched.open_intakes())
+        for channel, count in counts.items():
+            yield Observation(count, {"channel": channel})
+
+
+_instruments: Final = functools.cache(_Instruments)
+
+
+def _somebody_measures() -> bool:
+    """Whether the process has a meter provider that is more than the API's own stand-ins."""
+    return not type(metrics.get_meter_provider()).__module__.startswith("opentelemetry.metrics")
 
 
 # -- text that is safe to show ----------------------------------------------------

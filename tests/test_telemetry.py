@@ -8,6 +8,8 @@ import io
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -34,7 +36,6 @@ from gracekit.telemetry import (
     escape,
     masked,
 )
-from gracekit.tracker.tracker import Tracker
 from tests.process.helpers import fill
 
 PACKAGE = Path(__file__).resolve().parent.parent / "gracekit"
@@ -266,7 +267,6 @@ def test_metrics_accept_every_event():
     telemetry = Telemetry()
     for event in CATALOGUE.values():
         telemetry.emit(event.name, **dict.fromkeys(event.fields, 1))
-    telemetry.observe_in_flight(Tracker().counts)
 
 
 async def test_a_runtime_that_has_stopped_can_be_forgotten():
@@ -281,6 +281,57 @@ async def test_a_runtime_that_has_stopped_can_be_forgotten():
     gc.collect()
 
     assert tracker() is None
+
+
+def instruments() -> int:
+    """Objects that OpenTelemetry's API keeps for want of an SDK."""
+    gc.collect()
+    kinds = ("opentelemetry.metrics", "opentelemetry.trace")
+    return sum(type(one).__module__.startswith(kinds) for one in gc.get_objects())
+
+
+async def test_without_an_sdk_nobody_keeps_more_for_each_runtime_and_client():
+    """
+    Instruments are made once in a process.
+    """
+
+    async def life() -> None:
+        settings = Settings(transport_url="memory://", store_url="memory://")
+        async with Runtime(Service("compute"), settings, broker=MemoryBroker()):
+            Telemetry("client")
+
+    await life()
+    before = instruments()
+    for _ in range(5):
+        await life()
+
+    assert instruments() <= before
+
+
+def test_gauges_and_counters_are_those_of_all_runtimes_that_live():
+    """
+    With a provider that comes late: two in one process are added up, and one that is closed is not.
+    """
+    program = Path(__file__).with_name("process") / "measured.py"
+
+    told = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
+    )
+
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout) == {
+        "two run": [[2, {"channel": "requests", "method": "work"}]],
+        "two are open": [[2, {"channel": "ops"}], [2, {"channel": "requests"}]],
+        "one runs": [[1, {"channel": "requests", "method": "work"}]],
+        "one is open": [[1, {"channel": "ops"}], [1, {"channel": "requests"}]],
+        "finished": 1,
+        "instruments": 11,
+    }
 
 
 # -- wire text ----------------------------------------------------------------------
