@@ -572,7 +572,7 @@ class Dispatcher:
                     channel=task.lane.word,
                     resource=task.resource,
                     attempt=task.attempt,
-                    error=end.interrupted_by,
+                    error=_masked(job, end.interrupted_by),
                 )
             elif end.outcome is not None and has_left_out(end.outcome):
                 self._telemetry.emit(

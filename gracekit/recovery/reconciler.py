@@ -690,7 +690,7 @@ class Reconciler:
             hook=f"{row.method}.probe",
             task_id=row.request_id,
             method=row.method,
-            error=error,
+            error=_masked(row, error),
         )
         return Wait(back_off_s(row.waiting_since, self._clock.wall()))
 
@@ -768,8 +768,6 @@ class Reconciler:
                 reason=outcome.reason or "",
             )
         elif outcome.state is TaskState.FAILED:
-            known = "" if row.resource is None else row.resource[1]
-            said = masked(outcome.detail or "", row.context or {}, row.args or {}, known=known)
             self._telemetry.emit(
                 "task.failed",
                 task_id=row.request_id,
@@ -777,7 +775,7 @@ class Reconciler:
                 channel=row.lane.word,
                 resource=row.resource,
                 attempt=row.attempts,
-                error=f"the probe said: {said}",
+                error=f"the probe said: {_masked(row, outcome.detail or '')}",
             )
         self._leave(row.resource)
         for address in map(address_of, addresses):
@@ -883,7 +881,7 @@ class Reconciler:
                 hook=f"{row.method}.errored",
                 task_id=row.request_id,
                 method=row.method,
-                error=fault,
+                error=_masked(row, fault),
             )
 
     # -- holds --------------------------------------------------------------------------
@@ -996,3 +994,9 @@ def hold_as_row(hold: Hold) -> TaskRow:
             "crashes": 0,
         }
     )
+
+
+def _masked(row: TaskRow, text: str) -> str:
+    """What the application says of a task, as a log may show it."""
+    known = "" if row.resource is None else row.resource[1]
+    return masked(text, row.context or {}, row.args or {}, known=known)

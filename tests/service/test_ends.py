@@ -131,7 +131,9 @@ async def test_every_start_of_a_handler_has_one_end(
     if life.report is None:
         await life.drain()  # what was given back has begun again
 
-    assert ends_of(life)[0] == (requeued if policy == "requeue" else journaled)
+    end = requeued if policy == "requeue" else journaled
+    assert ends_of(life)[0] == end
+    assert len(life.told("task.failed")) == int(end == "task.finished failed")
 
 
 @pytest.mark.parametrize("policy", ["error", "requeue"])

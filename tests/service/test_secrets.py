@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gracekit import Context, RemoteError, RpcError, Service
+from gracekit import Context, Fail, RemoteError, RpcError, Service
 from gracekit.telemetry import LOGGER
 from tests.service.kit import World
 
@@ -36,6 +36,66 @@ def svc() -> Service:
 
 def raw(**keys: Any) -> bytes:
     return json.dumps({"method": "work", "args": {"token": CANARY}} | keys).encode()
+
+
+@pytest.fixture
+def failing() -> Service:
+    """Its hooks and handlers fail, and say what they were given."""
+    made = Service("compute")
+
+    @made.rpc(on_interrupt="probe", settle=0, resource="vm")
+    async def probed(ctx: Context, token: str, vm: str) -> None:
+        await asyncio.sleep(60)
+
+    asked = []
+
+    @probed.probe
+    async def _(ctx: Context, token: str, vm: str) -> Fail:
+        asked.append(token)
+        if len(asked) == 1:
+            raise ValueError(f"{token} of {ctx['user']} on {vm}")
+        return Fail(f"{token} of {ctx['user']} on {vm}")
+
+    @made.rpc
+    async def errs(ctx: Context, token: str) -> None:
+        await asyncio.sleep(60)
+
+    @errs.errored
+    async def _(ctx: Context, token: str, reason: str) -> None:
+        raise ValueError(token)
+
+    @made.rpc
+    async def interrupted(ctx: Context, token: str) -> None:
+        raise asyncio.CancelledError(token)
+
+    return made
+
+
+async def test_no_secret_of_a_hook_that_fails_reaches_a_log(
+    world: World, failing: Service, caplog: pytest.LogCaptureFixture
+):
+    """
+    What probes, errored hooks and interrupted handlers say is told without what was sent.
+    """
+    caplog.set_level(logging.DEBUG)
+    life = await world.start(failing, drain_timeout_s=1, log_failures="traceback")
+    client = (await world.client(failing)).prepare(context={"user": CANARY})
+    await client.cast("probed", token=CANARY, vm="vm-1")
+    await client.cast("errs", token=CANARY)
+    await client.cast("interrupted", token=CANARY)
+    await life.hears("task.interrupted")
+    await life.drain()
+    second = await world.start(failing)
+    failed = await second.hears("task.failed")
+    await second.hears("hook.failed", 2)
+
+    assert failed["error"].endswith("<token> of <token> on vm-1")
+    assert {fields["hook"] for fields in second.told("hook.failed")} == {
+        "probed.probe",
+        "errs.errored",
+    }
+    assert CANARY not in caplog.text
+    assert CANARY not in repr([one.events for one in (life, second)])
 
 
 ODD = {
