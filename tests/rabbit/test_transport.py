@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiormq
 import pytest
 
 from gracekit.clock import Clock
@@ -466,6 +467,25 @@ async def test_two_first_users_share_one_connection(
 
     assert meanwhile == before + 1
     await until(lambda: own_broker.connections() == before - 1, "no connection left")
+
+
+@pytest.mark.parametrize("content_type", [None, "application/octet-stream"])
+async def test_a_message_needs_no_content_type(
+    transport, own_broker: Broker, own_vhost: str, content_type: str | None
+) -> None:
+    """
+    What its body is decides; an oslo.messaging reader drops it, which docs/oslo.md says.
+    """
+    inbox = Inbox()
+    await transport.consume([QUEUE], inbox.put, prefetch=1)
+    async with aiormq.connect(own_broker.url_of(own_vhost)) as connection:
+        channel = await connection.channel()
+        properties = aiormq.spec.Basic.Properties(content_type=content_type)
+        await channel.basic_publish(b"{}", routing_key=QUEUE.name, properties=properties)
+    delivery = await inbox.next()
+    await delivery.ack()
+
+    assert delivery.body == b"{}"
 
 
 async def test_a_name_that_no_queue_can_have_is_undeliverable(transport) -> None:
