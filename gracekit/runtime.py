@@ -69,7 +69,13 @@ from gracekit.rpc.memory import MemoryBroker
 from gracekit.rpc.message import Request
 from gracekit.rpc.readers import FOREIGN_REMEDY, foreign_seen, need_one_store
 from gracekit.rpc.server import Places, RpcServer
-from gracekit.rpc.transport import Queue, QueueKind, Transport, directed_queue, shared_queue
+from gracekit.rpc.transport import (
+    Queue,
+    Transport,
+    directed_queue,
+    fanout_queue,
+    shared_queue,
+)
 from gracekit.service import Service
 from gracekit.shutdown import (
     ALARM_AFTER_HARD_LIMIT_S,
@@ -103,6 +109,8 @@ FLUSH_S: Final = 0.5
 """What logs and standard streams get at the end of a process."""
 TAKE_BACK_S: Final = 2.0
 """A store that does not answer must not hold a cancelled opening for longer."""
+DISCARD_S: Final = 1800.0
+"""Age of adoptions whose fanout queues are removed; older ones are gone by themselves."""
 DEAF_AFTER_S: Final = 30.0
 """A service that could not read its queues for so long is not ready."""
 DEAD_AFTER_FAILURES: Final = 3
@@ -639,8 +647,8 @@ class Runtime:
             topic = self.settings.ops_topic_of(topic)
             if self.instance not in names:
                 names.append(self.instance)  # control verbs mean one run, not one host
-        fanout = Queue(f"{topic}_fanout_{self._clock.new_id()}", QueueKind.FANOUT, topic)
-        return [shared_queue(topic), *(directed_queue(topic, name) for name in names), fanout]
+        directed = [directed_queue(topic, name) for name in names]
+        return [shared_queue(topic), *directed, fanout_queue(topic, self.run_id)]
 
     def _parts(self) -> Parts:
         return Parts(
@@ -823,10 +831,12 @@ class Runtime:
 
     async def _tidy(self) -> None:
         """Retention, and rows whose host or instance does not come back."""
-        settings = self.settings
+        settings, since = self.settings, self._clock.wall() - DISCARD_S
         noted_at = self._clock.loop()
         while True:
             await asyncio.sleep(self._clock.jitter(settings.reconcile_every_s))
+            with contextlib.suppress(StoreError, DependencyError):
+                since = await self._discard_fanouts(since)
             with contextlib.suppress(StoreError):
                 if self._epoch is not None:
                     await self._epoch.rise()
@@ -841,6 +851,14 @@ class Runtime:
                 noted_at = now
                 await self._retention.remove_all_old()
                 await self._leases.remove_old(self._clock.wall() - settings.retention_s)
+
+    async def _discard_fanouts(self, since: float) -> float:
+        """Remove the fanout queues of runs that were adopted since then; returns now."""
+        now = self._clock.wall()
+        for run in await self.members.ended_badly(since=since):
+            topics = (run.topic, run.ops_topic)
+            await self._transport.discard([fanout_queue(topic, run.run_id) for topic in topics])
+        return now
 
     async def _end_abandoned(self, route: str, gone_s: float) -> None:
         for row in await self._retention.abandoned(route, gone_s=gone_s):

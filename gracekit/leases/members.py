@@ -470,6 +470,17 @@ class Members:
         )
         return list(map(_run, rows))
 
+    async def ended_badly(self, *, since: float) -> list[Run]:
+        """Runs of this service that were adopted from that wall time on, but for drained ones."""
+        rows = await self._engine.query(
+            f"SELECT {_COLUMNS} FROM run "  # noqa: S608 - a constant
+            "WHERE service = ? AND adopted_at >= ? AND verdict <> ?",
+            self._service,
+            since,
+            Verdict.DRAINED.value,
+        )
+        return list(map(_run, rows))
+
     def forget(self, run: Run) -> None:
         """Remove the lock file of a run that was adopted: nobody asks for it any more."""
         if (path := self._lock_of(run)) is not None:

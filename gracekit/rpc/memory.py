@@ -331,6 +331,9 @@ class MemoryTransport:
         for queue in queues:
             self._broker.declare(queue, self)
 
+    async def discard(self, queues: Sequence[Queue]) -> None:
+        """See `Transport.discard`; they went with their owner's connection."""
+
     async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`."""
         self._check_started()

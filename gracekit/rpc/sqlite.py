@@ -192,6 +192,9 @@ class SqliteTransport:
         connection = await self._reached()
         await self._engine.commit(rows.declare(queues, connection.id))
 
+    async def discard(self, queues: Sequence[Queue]) -> None:
+        """See `Transport.discard`; they went with their owner's connection."""
+
     async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`; what it confirms is on disk."""
         connection = await self._reached()

@@ -61,6 +61,11 @@ def directed_queue(topic: str, host: str) -> Queue:
     return Queue(f"{topic}.{host}", QueueKind.DIRECTED, topic)
 
 
+def fanout_queue(topic: str, run_id: str) -> Queue:
+    """The queue of one run's copies; who knows that the run is dead can remove it."""
+    return Queue(f"{topic}_fanout_{run_id}", QueueKind.FANOUT, topic)
+
+
 REPLY: Final = "reply_"
 """How names of reply queues begin: of our clients, and of oslo.messaging's."""
 
@@ -259,6 +264,14 @@ class Transport(Protocol):
 
     async def declare(self, queues: Sequence[Queue]) -> None:
         """Make queues exist, so that they take messages before anybody reads them."""
+        ...
+
+    async def discard(self, queues: Sequence[Queue]) -> None:
+        """Remove queues whose owner is dead, whatever is in them.
+
+        Raises:
+            DependencyError: not now; they go by themselves some day.
+        """
         ...
 
     async def publish(self, queue: Queue, message: Message) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
+from aiormq.exceptions import AMQPError
+
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, StoreBrokenError
 from gracekit.process import Process
@@ -156,6 +158,14 @@ class AmqpTransport:
         for name in (*(queue.name for queue in queues), *map(dead_letter_queue, topics)):
             if await self._readers_of(name) == 0:
                 await self._declarer.delete(name)
+
+    async def discard(self, queues: Sequence[Queue]) -> None:
+        """See `Transport.discard`; those of a process that was killed stay for half an hour."""
+        self._check_started()
+        await self._reading.start()
+        for queue in queues:
+            with contextlib.suppress(AMQPError):  # the user may not: then it expires
+                await self._declarer.delete(queue.name)
 
     async def publish(self, queue: Queue, message: Message) -> None:
         """See `Transport.publish`.
