@@ -353,12 +353,13 @@ class Dispatcher:
     async def _accept(self, job: Job) -> bool:
         """Dedupe and accept in a group commit, begun in the same one when its turn is at once."""
         job.gate.entering[job] = None
+        # A sign of life from us, and none of a commit, which may take longer than a caller bears.
+        self._heartbeats.begin(job.task, job.reply)
         at_once = self._turns.enter_nowait(job)
         while job.gate.is_open:
             match await self._custody.accept(job, begin=at_once):
                 case Entry.DONE:
                     job.request = None  # its place is on record now
-                    self._heartbeats.begin(job.task, job.reply)
                     if at_once:
                         self._mark_running(job)
                     return True

@@ -132,6 +132,9 @@ class Answers:
         for scope in self._trying:
             if not scope.expired():
                 scope.reschedule(min(soon, scope.when() or soon))
+        if self._sweep is not None:  # each try has its own end from now on
+            self._sweep.cancel()
+            self._sweep = None
 
     async def send(self, address: Address, outcome: Outcome, *, patient: bool = True) -> Sent:
         """Publish one reply.
@@ -189,7 +192,7 @@ class Answers:
         # Nearly all replies leave at once, and a timer for each costs 4 us.
         async with asyncio.timeout(LAST_TRY_S if self._stopped.is_set() else None) as scope:
             self._trying[scope] = self._clock.loop() + REPLY_TIMEOUT_S
-            if self._sweep is None:
+            if self._sweep is None and not self._stopped.is_set():
                 self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._end_overdue)
             try:
                 await self._transport.publish(reply_queue(address.queue), Message(body=body))

@@ -1,4 +1,4 @@
-"""Heartbeats: signs of life to callers that asked for them, from acceptance to the answer.
+"""Heartbeats: signs of life to callers that asked for them, from arrival to the answer.
 
 As an oslo server does: every half of the time that the caller bears silence, in
 whole seconds, at least 1 s apart. A caller that did not ask never gets one: an

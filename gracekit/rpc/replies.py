@@ -90,12 +90,12 @@ class Replies:
 
     async def _open(self) -> Queue:
         async with self._opening:
-            if self._queue is None:
-                queue = reply_queue(f"{REPLY}{self._clock.new_id()}")
+            if self._queue is None:  # one whose opening fails is opened under the same name
+                self._queue = reply_queue(f"{REPLY}{self._clock.new_id()}")
+            if self._consumer is None:
                 self._consumer = await self._transport.consume(
-                    [queue], self._on_delivery, prefetch=_PREFETCH
+                    [self._queue], self._on_delivery, prefetch=_PREFETCH
                 )
-                self._queue = queue
             return self._queue
 
     def _on_delivery(self, delivery: Delivery) -> None:

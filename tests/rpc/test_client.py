@@ -37,6 +37,7 @@ from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.message import Reply, Request
 from gracekit.rpc.methods import Method, options_from
 from gracekit.rpc.oslo_wire import decode_request, encode_reply
+from gracekit.rpc.replies import Replies
 from gracekit.rpc.transport import (
     Delivery,
     Message,
@@ -958,3 +959,27 @@ async def test_a_function_that_is_no_method_is_told_to_be_decorated(client):
             await send(render, album="a")
     with pytest.raises(InvalidArgumentsError, match="3 is no method: pass a service's, or"):
         await client.call(3)
+
+
+async def test_a_reply_queue_that_cannot_be_opened_keeps_its_name():
+    """
+    A transport has to remember each queue that it may have made: failures add none.
+    """
+    asked: list[str] = []
+
+    class Refusing(MemoryTransport):
+        async def consume(self, queues: Any, on_delivery: Any, *, prefetch: int) -> Any:
+            asked.extend(queue.name for queue in queues)
+            if len(asked) < 4:
+                raise DependencyError("not now")
+            return await super().consume(queues, on_delivery, prefetch=prefetch)
+
+    transport = Refusing(MemoryBroker(), Process())
+    await transport.start()
+    replies = Replies(transport, Clock(), max_body_bytes=1000)
+    for _ in range(3):
+        with pytest.raises(DependencyError):
+            await replies.expect()
+    address, _ = await replies.expect()
+
+    assert asked == [address.queue] * 4

@@ -140,6 +140,21 @@ async def test_answers_go_to_reply_queues(
     await transport.stop()
 
 
+async def test_a_stop_leaves_no_timer():
+    """
+    Each try that is under way has its own end then; an embedding program's loop is left alone.
+    """
+    slow, loop = Slow(), asyncio.get_running_loop()
+    answers = Answers(slow, None, Process(), Telemetry(), Clock())
+    trying = asyncio.create_task(answers.beat(ADDRESS, within_s=60))
+    await asyncio.sleep(0)
+    answers.stop()
+    slow.go_on.set()
+    await trying
+
+    assert [timer for timer in loop._scheduled if not timer.cancelled()] == []
+
+
 def test_what_has_ended_is_remembered_within_bounds():
     """
     So many requests and so many bytes of answers: the oldest are forgotten first.

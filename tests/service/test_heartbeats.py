@@ -337,6 +337,22 @@ async def test_one_that_hangs_while_the_task_ends_is_the_last(
     assert len(peer.answers()) == 1
 
 
+async def test_a_slow_commit_delays_none(world: World, svc: Service, peer: Peer):
+    """
+    Who bears 2 s of silence hears of a request in its first second, whatever the disk does.
+    """
+    sleeper(svc)
+    life = await world.start(svc)
+    life.faults.delay_s = 1.9
+    life.plan(Point.ACCEPT_AND_BEGIN, Fault.DELAY)
+    began = round(asyncio.get_running_loop().time(), 1)
+
+    await peer.call("work", 2)
+    await asyncio.sleep(4)
+
+    assert [at - began for at in peer.beats()] == [1, 2, 3]
+
+
 async def test_none_follows_a_refusal(world: World, svc: Service, peer: Peer):
     """
     oslo's own server beats for ever after a method that it does not have.
