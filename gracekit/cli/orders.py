@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import os
+import pwd
 import socket
 import sys
 import time
@@ -156,12 +156,16 @@ async def open_writing(settings: Settings) -> AsyncIterator[Engine]:
 
 
 def who() -> str:
-    """The operator, for the record: `user@host`."""
+    """The operator, for the record: `uid 1000 (alice)@host`, as the kernel knows it.
+
+    Not by LOGNAME or USER, which whoever calls can set.
+    """
+    uid = os.getuid()
     try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # a container's user often has no name
-        name = f"uid {os.getuid()}"
-    return f"{name}@{socket.gethostname()}"
+        name = f" ({pwd.getpwuid(uid).pw_name})"
+    except KeyError:  # a container's user often has no name
+        name = ""
+    return f"uid {uid}{name}@{socket.gethostname()}"
 
 
 @dataclass(slots=True)

@@ -29,7 +29,8 @@ from gracekit.telemetry import LogFormat, logging_around, said
     "--app-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=".",
-    help="Directory in which MODULE is looked for first.  [default: the working directory]",
+    help="Directory that MODULE and its own modules are imported from first, so whoever may write "
+    "there decides what runs.  [default: the working directory]",
 )
 @config_option
 @json_option

@@ -96,6 +96,7 @@ def _with_settings(case: Case, settings: Settings) -> Findings:
 def _settings_checks(settings: Settings) -> tuple[Check, ...]:
     return (
         lambda: times.check_settings(settings),
+        lambda: times.check_secrets(settings),
         lambda: times.check_hard_limit(settings),
         lambda: times.check_inequalities(settings),
         lambda: times.check_settle(settings),

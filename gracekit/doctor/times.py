@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
+import stat
 from collections.abc import Iterator
+from pathlib import Path
 
-from gracekit.config import Settings, format_duration, hard_limit_sum, rules
+from gracekit.config import (
+    Settings,
+    format_duration,
+    hard_limit_sum,
+    holds_password,
+    option_name,
+    rules,
+)
 from gracekit.doctor.finding import Finding, Level, ok, warn
 from gracekit.shutdown import ALARM_AFTER_HARD_LIMIT_S
 
@@ -13,6 +23,24 @@ def check_settings(settings: Settings) -> Iterator[Finding]:
     """They were read and judged one by one already, or there would be none."""
     changed = [name for name, _, origin in settings.describe() if origin != "default"]
     yield ok("settings", f"all are valid; not the default: {', '.join(changed) or 'none'}")
+
+
+def check_secrets(settings: Settings) -> Iterator[Finding]:
+    """Passwords in a settings file that others can read."""
+    for name in ("transport_url", "store_url"):
+        file, _, line = settings.origin(name).rpartition(":")
+        if not (line.isdecimal() and holds_password(getattr(settings, name))):
+            continue
+        mode = stat.S_IMODE(Path(file).stat().st_mode)
+        if mode & (stat.S_IROTH | stat.S_IWOTH):
+            yield warn(
+                "settings file",
+                f"{file} has mode {mode:04o} and holds the password of {option_name(name)}: every "
+                "user of this machine can read it",
+                f"chmod 600 {shlex.quote(file)}, and change the password",
+            )
+        else:
+            yield ok("settings file", f"{file} holds a password, and has mode {mode:04o}")
 
 
 def check_hard_limit(settings: Settings) -> Finding:

@@ -94,7 +94,9 @@ def test_units_and_manifests_are_read(directory):
     """
     Files of the platform are judged by the settings that the run will have.
     """
-    pod = {"kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": [{"name": "main"}]}}
+    mounts = [{"name": "data", "mountPath": "/data"}]
+    main = {"name": "main", "workingDir": "/data", "volumeMounts": mounts}
+    pod = {"kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": [main]}}
     (directory / "pod.json").write_text(json.dumps(pod))
     (directory / "x.service").write_text("[Service]\nExecStart=gracekit run x\nTimeoutStopSec=10\n")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import apsw
 import pytest
 
+from gracekit.cli.orders import who
 from gracekit.process import FAILPOINTS_ON
 from tests.cli.kit import Running, Started, gracekit, write_service
 
@@ -21,6 +24,16 @@ WHY = ("--reason", "wrong host")
 def directory(tmp_path: Path) -> Path:
     write_service(tmp_path)
     return tmp_path
+
+
+def test_an_operator_is_known_by_the_kernel(monkeypatch: pytest.MonkeyPatch):
+    """
+    The record names the uid and its name; a variable that anybody can set says nothing.
+    """
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "mallory")
+
+    assert who().startswith(f"uid {os.getuid()} ({pwd.getpwuid(os.getuid()).pw_name})@")
 
 
 def row(directory: Path, task_id: str) -> dict[str, Any]:

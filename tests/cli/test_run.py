@@ -156,6 +156,25 @@ async def create(ctx: Context) -> None: ...
     assert "create() has on_interrupt='probe' and no probe" in told["text"]
 
 
+def test_nothing_is_imported_from_the_working_directory_unless_it_is_the_app_dir(tmp_path: Path):
+    """
+    Whoever may write where somebody happens to be must not decide what runs.
+    """
+    (tmp_path / "apps").mkdir()
+    write_service(tmp_path / "apps", "shop", SERVICE + "\nimport helper\n")
+    write_service(tmp_path, "helper", "")
+    write_service(tmp_path, "click", "raise SystemExit('planted')")
+
+    elsewhere = gracekit(tmp_path, "run", "shop", "--app-dir", "apps")
+    (tmp_path / "click.py").rename(tmp_path / "clack.py")
+    (tmp_path / "apps" / "shop.py").rename(tmp_path / "shop.py")
+    here = gracekit(tmp_path, "doctor", "shop", "--json")
+
+    assert elsewhere.code == 78
+    assert "No module named 'helper'" in elsewhere.err
+    assert "import" not in [one["check"] for one in here.json["findings"]]
+
+
 def test_an_unknown_flag_is_a_usage_error(tmp_path: Path):
     """
     The command line itself was wrong: 2, as for every command.

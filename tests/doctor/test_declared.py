@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gracekit import Context, Done, Service, Settings
-from gracekit.config import rules
+from gracekit.config import load, rules
 from gracekit.doctor import declared, times
 from gracekit.doctor.finding import Finding, Level, exit_code, fail, ok, told, warn
 from gracekit.errors import ConfigError
@@ -19,6 +19,31 @@ def svc() -> Service:
 
 
 # -- settings -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "url", "level"),
+    [
+        (0o644, "amqp://u:canary@h/v", Level.WARN),
+        (0o646, "amqp://u:canary@h/v", Level.WARN),
+        (0o640, "amqp://u:canary@h/v", Level.OK),
+        (0o644, "amqp://h/v", None),
+    ],
+)
+def test_a_settings_file_with_a_password_that_others_can_read_is_a_warning(
+    tmp_path, mode, url, level
+):
+    """
+    A group may be the service's own; everybody is nobody's.
+    """
+    file = tmp_path / "compute.toml"
+    file.write_text(f'host = "h"\ntransport_url = "{url}"\n')
+    file.chmod(mode)
+
+    found = list(times.check_secrets(load({}, {}, file)))
+
+    assert [one.level for one in found] == ([] if level is None else [level])
+    assert not any("canary" in one.seen + one.remedy for one in found)
 
 
 def test_the_defaults_keep_every_rule():
