@@ -1,0 +1,196 @@
+"""The permissions that docs/rabbitmq.md gives each role, on a real broker: enough, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import aiormq
+import pytest
+
+from gracekit import Context, GracekitError, RpcClient, Runtime, Service, Settings
+from gracekit.clock import Clock
+from gracekit.process import Process
+from gracekit.rpc.connect import open_transport
+from gracekit.rpc.transport import (
+    Message,
+    Queue,
+    Transport,
+    directed_queue,
+    reply_queue,
+    shared_queue,
+)
+from tests.rabbit.broker import HOST, Broker
+from tests.rabbit.erlang import binary
+from tests.rabbit.machine import wait_until
+
+pytestmark = pytest.mark.process
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "rabbitmq.md"
+PASSWORD: Final = "a-password"
+SERVICE, CLIENT, OPERATOR = "compute", "compute-client", "compute-operator"
+
+
+def commands() -> list[list[str]]:
+    """The words of each `rabbitmqctl` command of the page."""
+    (block,) = [one for one in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+                if "set_permissions" in one]  # fmt: skip
+    lines = block.replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if line.startswith("rabbitmqctl")]
+
+
+@pytest.fixture
+def login(shared_broker: Broker, rabbit_vhost: str) -> Callable[[str], str]:
+    """The URL of a role, whose user may do what the page gives it, and nothing else."""
+
+    def user_of(role: str) -> str:
+        return f"{role}-{rabbit_vhost}"
+
+    by = binary("tests")
+    for role in (SERVICE, CLIENT, OPERATOR):
+        shared_broker.eval(
+            f"rabbit_auth_backend_internal:add_user({binary(user_of(role))}, "
+            f"{binary(PASSWORD)}, {by})"
+        )
+    for _, command, _, _, role, *rights in commands():
+        words = [user_of(role), rabbit_vhost, *rights]
+        listed = ", ".join(map(binary, words))
+        shared_broker.eval(f"rabbit_auth_backend_internal:{command}({listed}, {by})")
+    return lambda role: (
+        f"amqp://{user_of(role)}:{PASSWORD}@{HOST}:{shared_broker.port}/{rabbit_vhost}"
+    )
+
+
+@asynccontextmanager
+async def transport_to(url: str, profile: str = "durable") -> AsyncIterator[Transport]:
+    transport = open_transport(url, process=Process(), clock=Clock(), profile=profile)
+    await transport.start()
+    try:
+        yield transport
+    finally:
+        await transport.stop()
+
+
+def ignore(delivery: object) -> None:
+    del delivery
+
+
+def a_service(seen: list[str]) -> Service:
+    svc = Service("compute")
+
+    @svc.rpc
+    async def double(ctx: Context, n: int) -> int:
+        seen.append("double")
+        return 2 * n
+
+    @svc.ops
+    async def ping(ctx: Context) -> str:
+        seen.append("ping")
+        return "pong"
+
+    return svc
+
+
+@pytest.mark.parametrize("profile", ["durable", "quorum", "oslo-transient"])
+async def test_what_the_page_gives_is_enough(
+    tmp_path: Path, shared_broker: Broker, rabbit_vhost: str, rabbit_url: str, login, profile: str
+) -> None:
+    """
+    A service, its clients and its operators do all that they do with these patterns alone.
+    """
+    seen = list[str]()
+    settings = Settings(
+        store_url=f"sqlite:///{tmp_path}/store.db",
+        transport_url=login(SERVICE),
+        declare_profile=profile,
+        host="node-1",
+    )
+    client = RpcClient(login(CLIENT), "compute", declare_profile=profile)
+    async with Runtime(a_service(seen), settings), client:
+        view = client.prepare(timeout=20)
+        assert await view.call("double", n=2) == 4
+        assert await view.prepare(fail_fast=True).call("double", n=3) == 6
+        assert await view.prepare(host="node-1").call("double", n=4) == 8
+        assert await view.prepare(ops=True).call("ping") == "pong"
+        await client.cast("double", n=5)
+        await client.fanout("double", n=6)
+        await client.prepare(ops=True).fanout("ping")
+        await asyncio.to_thread(wait_until, lambda: len(seen) == 7, "all requests")
+
+        async with transport_to(rabbit_url, profile) as publisher:
+            await publisher.publish(shared_queue("compute"), Message(body=b"no request"))
+        if profile.startswith("oslo"):
+            return
+
+        def ready(name: str) -> int:
+            return shared_broker.queues(rabbit_vhost)[name].ready
+
+        await asyncio.to_thread(wait_until, lambda: ready("compute_dead") == 1, "a dead letter")
+        connection = await aiormq.connect(login(OPERATOR))
+        try:
+            channel = await connection.channel()
+            letter = await channel.basic_get("compute_dead", no_ack=True)
+            assert letter.body == b"no request"
+            await channel.basic_publish(letter.body, exchange="gracekit", routing_key="compute")
+            await asyncio.to_thread(wait_until, lambda: ready("compute_dead") == 1, "its return")
+        finally:
+            await connection.close()
+
+
+@pytest.mark.parametrize("name", ["mycompute", "computer", "compute-opsx", "nova", "nova_compute"])
+async def test_a_service_cannot_have_the_queues_of_another(login, name: str) -> None:
+    """
+    The patterns are anchored: a name that contains theirs is not theirs.
+    """
+    async with transport_to(login(SERVICE)) as transport:
+        with pytest.raises(GracekitError, match="refused"):
+            await transport.declare([shared_queue(name)])
+
+
+@pytest.mark.parametrize(
+    "queue",
+    [shared_queue("compute"), shared_queue("compute-ops"), directed_queue("compute", "node-1"),
+     reply_queue("compute_dead"), reply_queue("reply_of_mine")],
+    ids=lambda queue: queue.name,
+)  # fmt: skip
+async def test_a_client_reads_its_own_answers_alone(rabbit_url: str, login, queue: Queue) -> None:
+    """
+    Neither requests nor dead letters, nor queues under names that nobody has drawn.
+    """
+    async with transport_to(rabbit_url) as owner, transport_to(login(CLIENT)) as client:
+        await owner.declare([queue])
+        with pytest.raises(GracekitError, match="refused"):
+            await client.consume([queue], ignore, prefetch=1)
+
+
+async def test_a_client_sends_requests_to_its_service_alone(rabbit_url: str, login) -> None:
+    """
+    Not to other services, and nothing into a queue as it pleases.
+    """
+    others = [shared_queue("nova"), reply_queue("reply_of_others")]
+    async with transport_to(rabbit_url) as owner, transport_to(login(CLIENT)) as client:
+        await owner.declare([*others, shared_queue("compute")])
+        await client.publish(shared_queue("compute"), Message(body=b"{}"))
+        for queue in others:
+            with pytest.raises(GracekitError, match="refused"):
+                await client.publish(queue, Message(body=b"{}"))
+
+
+async def test_an_operator_of_dead_letters_reads_no_requests(rabbit_url: str, login) -> None:
+    """
+    The dead letters are all that this role may take.
+    """
+    async with transport_to(rabbit_url) as owner:
+        await owner.declare([shared_queue("compute")])
+        connection = await aiormq.connect(login(OPERATOR))
+        try:
+            channel = await connection.channel()
+            with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
+                await channel.basic_get("compute")
+        finally:
+            await connection.close()
