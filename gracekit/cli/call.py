@@ -143,8 +143,9 @@ def check_transport(url: str) -> None:
     path = sqlite_path(url).absolute()
     if not path.exists():
         raise DependencyError(
-            f"there is no transport at {path}: name the service's with --transport "
-            "sqlite:////path/to/gracekit.db or GRACEKIT_TRANSPORT_URL"
+            f"there is no transport at {path}: start the service first, which makes it, or name "
+            "the right one with --transport sqlite:////path/to/gracekit.db or "
+            "GRACEKIT_TRANSPORT_URL"
         )
 
 
