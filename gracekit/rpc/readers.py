@@ -61,7 +61,8 @@ def foreign_seen(readers: Sequence[Reader], store: str, methods: Sequence[str]) 
 
 FOREIGN_REMEDY: Final = (
     "give both GRACEKIT_STORE_URL the same file, or each a topic of its own; or set "
-    "GRACEKIT_ACCEPT_UNSHARED_STORE=true if every request is safe to meet a second service"
+    "GRACEKIT_ACCEPT_UNSHARED_STORE=true if every request is safe to meet a second service, as "
+    "beside a worker of oslo.messaging in a rolling move (docs/oslo.md)"
 )
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 import sys
 import threading
 import time
 import types
 from collections.abc import AsyncIterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,6 +23,7 @@ import oslo_messaging
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oslo_config import cfg
 from oslo_messaging._drivers import common
 
 from gracekit import (
@@ -32,6 +35,7 @@ from gracekit import (
     UnsupportedVersionError,
 )
 from gracekit.errors import DeclarationError
+from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.oslo_adapter import include_endpoints
 from gracekit.testing import InMemoryService, TaskState
 from tests.oslo import faults
@@ -651,6 +655,36 @@ def test_methods_of_getattr_are_served_where_options_name_them():
     assert svc.methods.resolve(None, "vm_start", "6.0")({}, vm=1) == ["vm_start", {"vm": 1}]
     with pytest.raises(NoSuchMethodError):
         svc.methods.resolve(None, "vm_stop", "6.0")
+
+
+# -- settings ----------------------------------------------------------------------------
+
+
+def test_settings_come_from_oslo_config_as_the_page_shows(tmp_path: Path):
+    """
+    The function of docs/oslo.md reads what a service of OpenStack has in its file.
+    """
+    page = (Path(__file__).parents[2] / "docs" / "oslo.md").read_text()
+    (shown,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    file = tmp_path / "service.conf"
+    file.write_text(
+        "[DEFAULT]\nhost = host1@lvm\ncontrol_exchange = cinder\n"
+        "transport_url = rabbit://ann:pw@one:5671,ann:pw@two:5671/cloud?heartbeat_timeout_threshold=30\n"
+        "[oslo_messaging_rabbit]\namqp_durable_queues = true\n"
+    )
+    conf = cfg.ConfigOpts()
+    conf.register_opts([cfg.StrOpt("host")])
+    conf(["--config-file", str(file)])
+    names: dict[str, Any] = {}
+    exec(shown, names)
+
+    made = names["settings_from"](conf)
+
+    url = read_url(made.transport_url, exchange=made.exchange, profile=made.declare_profile)
+    assert [str(host) for host in url.hosts] == ["one:5671", "two:5671"]
+    assert (url.vhost, made.exchange, made.host) == ("cloud", "cinder", "host1@lvm")
+    assert url.heartbeat_s == 30
+    assert made.declare_profile == "oslo-durable"
 
 
 # -- declarations that cannot work ------------------------------------------------------
