@@ -62,7 +62,8 @@ def parse_duration(value: str | float) -> float:
     """
     seconds = _seconds_in(value)
     if not 0 <= seconds <= _CENTURY_S:
-        raise ConfigError(f"{value!r} is not a duration; write 25, 25s, 500ms, 5m, 1h or 7d")
+        shown = repr(value)[:100]  # a control verb brings one too
+        raise ConfigError(f"{shown} is not a duration; write 25, 25s, 500ms, 5m, 1h or 7d")
     return float(seconds)
 
 

@@ -37,6 +37,7 @@ from gracekit import (
 from gracekit.config import load
 from gracekit.errors import (
     DeclarationError,
+    GracekitError,
     InvalidArgumentsError,
     MessageTooLargeError,
     NoSuchMethodError,
@@ -263,6 +264,17 @@ async def test_the_largest_result_is_sent():
     assert decode_reply((await inbox.next()).body).result == largest
     await transport.stop()
     await world.close()
+
+
+@pytest.mark.looptime
+async def test_a_control_verb_is_refused_in_a_short_text(site: Site):
+    """
+    Whatever stands in its arguments.
+    """
+    for verb, args in (("drain", {"timeout": "9" * 9000}), ("cancel", {"task_id": ["x" * 9000]})):
+        with pytest.raises((GracekitError, TypeError)) as told:
+            await site.world.verb(site.life, verb, **args)
+        assert len(str(told.value)) < 200
 
 
 JUNK: dict[str, bytes] = {
