@@ -301,6 +301,8 @@ class Settings:
         retention_s: Age at which terminal records are removed.
         retention_after_s: How long the runs of the store must have consumed, in all, since a
             record came to that age, before it is removed.
+        keep_failed_arguments: Keep arguments and context of FAILED and ERRORED tasks
+            with their records, so that `gracekit tasks retry` can run them again.
         startup_reconciliation_enabled: Whether a start settles what earlier runs left.
         startup_reconciliation_wait_seconds: Pause before an unclean task is
             probed or run again.
@@ -360,6 +362,7 @@ class Settings:
 
     retention_s: float = _seconds(7 * 86400.0)
     retention_after_s: float = _seconds(600.0)
+    keep_failed_arguments: bool = _setting(default=True, parse=_parse_truth)
     startup_reconciliation_enabled: bool = _setting(default=True, parse=_parse_truth)
     startup_reconciliation_wait_seconds: float = _seconds(10.0, zero=True)
     reconcile_every_s: float = _seconds(30.0)

@@ -455,7 +455,9 @@ class Runtime:
     def _build(self) -> None:
         settings, clock, service = self.settings, self._clock, self.service
         names = {"run_id": self.run_id, "service": service.topic}
-        self.journal = Journal(self._engine, clock, **names)
+        self.journal = Journal(
+            self._engine, clock, keep_failed=settings.keep_failed_arguments, **names
+        )
         locks = run_directory(settings)
         self.members = Members(self._engine, clock, self._process, lock_directory=locks, **names)
         self.tracker = Tracker()

@@ -51,9 +51,10 @@ from gracekit.tracker.orders import (
     add_order,
     case_of,
     mark_of,
-    refusal,
+    refusal_of,
+    state_of,
 )
-from gracekit.tracker.task import Order, TaskState, Verb
+from gracekit.tracker.task import RETRIED, Order, TaskState, Verb
 
 ASKED: Final = 3
 DETACHED: Final = 130
@@ -133,11 +134,14 @@ def fail(
 @_yes
 @common
 def retry(options: Options, /, *, task_id: str, reason: str, yes: bool) -> None:
-    """Let a task that was handed over run again at once, whatever its policy says.
+    """Let a task run again at once, whatever its policy says: handed over, FAILED or ERRORED.
 
-    It goes on from its last safe point, and its crashes are forgotten. Only a
-    task that is HANDED_OVER can be retried, or one that was running when its
-    process died; any other is refused with the reason.
+    It goes on from its last safe point, as a new attempt under the same id, and
+    its crashes are forgotten. A task that was running when its process died is
+    as good as handed over. What has failed can be retried while its record and
+    its arguments are kept, once its caller has been answered and its `errored`
+    hook was called; nobody is answered a second time. Any other task is refused
+    with the reason.
 
     ID and exit status: as for `gracekit tasks cancel`.
     """
@@ -269,12 +273,12 @@ class _Desk:
         # What a dead process was at work on is handed over; only nobody has written that down.
         cut = dead and case.state is TaskState.RUNNING
         state = TaskState.HANDED_OVER if cut else case.state
-        why = refusal(case, self._order.verb, state, case.reason, case.detail)
+        why = refusal_of(case, self._order.verb, state)
         if case.errored_due and self._order.verb is Verb.CANCEL:
             return await self._drop_hook(case, progress)
         if why is not None:
             raise GracekitError(why)
-        if owner is None or dead:
+        if owner is None or dead or state in RETRIED:
             return await self._change(case, state, progress, dead=dead)
         return await self._ask(desk, case, owner, progress)
 
@@ -382,7 +386,7 @@ class _Desk:
             run=OPERATOR,
         )
         batch = Batch(Point.ERRORED_DONE)
-        add_drop_hook(batch, case, mark)
+        add_drop_hook(batch, case, mark, keep=self._settings.keep_failed_arguments)
         async with open_writing(self._settings) as engine:
             try:
                 await engine.commit(batch)
@@ -398,7 +402,8 @@ class _Desk:
         """Compare and set; false if somebody else was quicker, or it was not done."""
         verb, clock = self._order.verb, Clock()
         outcome = None if verb is Verb.RETRY else ordered(str(case), self._order, state)
-        was = f"{case.state.value} of run {case.owner}, gone" if dead else case.state.value
+        was = state_of(case)
+        was += f" of run {case.owner}, gone" if dead and state not in RETRIED else ""
         mark = mark_of(
             self._order, case.request_id, case.method, was, at=clock.wall(), run=OPERATOR
         )

@@ -18,8 +18,17 @@ from gracekit.request.attempt import ordered
 from gracekit.store.batch import Batch
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Journal
-from gracekit.tracker.orders import Case, Mark, add_order, case_named, mark_of, refusal
-from gracekit.tracker.task import CancelCause, Lane, Order, TaskState, TrackedTask, Verb
+from gracekit.tracker.orders import (
+    Case,
+    Mark,
+    add_order,
+    case_named,
+    mark_of,
+    refusal,
+    refusal_of,
+    state_of,
+)
+from gracekit.tracker.task import RETRIED, CancelCause, Lane, Order, TaskState, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
 
 LOOKS: Final = 50
@@ -124,8 +133,10 @@ class Orders:
         case = await case_named(self._journal.engine, request_id, recipient)
         if case is None:
             return {"moved": True, "state": None}
-        if (why := refusal(case, order.verb, case.state, case.reason, case.detail)) is not None:
+        if (why := refusal_of(case, order.verb)) is not None:
             raise GracekitError(why)
+        if case.state in RETRIED:  # nobody works on it, whoever owns it
+            return await self._change(case, order)
         if case.owner != self._journal.run_id:
             return {"moved": True, "state": case.state.value}
         if case.state is not TaskState.HANDED_OVER:
@@ -143,7 +154,7 @@ class Orders:
         outcome = None
         if order.verb is not Verb.RETRY:
             outcome = ordered(str(case), order, case.state)
-        mark = self._mark(case.request_id, case.method, order, case.state.value)
+        mark = self._mark(case.request_id, case.method, order, state_of(case))
         batch = Batch(Point.SETTLE)
         add_order(batch, case, outcome, mark, dead=False)
         try:

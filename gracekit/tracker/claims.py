@@ -17,6 +17,7 @@ from gracekit.store.batch import Batch, Row
 from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.journal import (
     COUNT,
+    HOOK_DONE,
     ROW_COLUMNS,
     Address,
     Journal,
@@ -362,13 +363,9 @@ class Claims:
         await self._journal.commit(batch)
 
     async def errored_done(self, row: TaskRow, *, given_up: str = "") -> None:
-        """The errored hook was called, or is given up: purge what was kept for it."""
+        """The errored hook was called, or is given up: purge what was kept for it alone."""
         batch = Batch(Point.ERRORED_DONE)
-        batch.add(
-            "UPDATE task SET errored_due = 0, calling = 0, args = NULL, context = NULL "
-            "WHERE id = ?",
-            row.id,
-        )
+        batch.add(HOOK_DONE, int(self._journal.keep_failed), row.id)
         if given_up:
             batch.add_up(COUNT, "hook_given_up", 1)
             self._journal.add_note(batch, "hook_given_up", row.request_id, row.method, given_up)

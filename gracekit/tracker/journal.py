@@ -21,7 +21,15 @@ from gracekit.errors import StoreError
 from gracekit.process import Point
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine
-from gracekit.tracker.task import Cut, Lane, OnInterrupt, Reason, TaskState, TrackedTask
+from gracekit.tracker.task import (
+    RETRIED,
+    Cut,
+    Lane,
+    OnInterrupt,
+    Reason,
+    TaskState,
+    TrackedTask,
+)
 
 KEPT_REJECTED: Final = 10_000
 """Refused requests, with their incidents; as long as the other past, at most."""
@@ -240,6 +248,10 @@ ON CONFLICT (request_id, recipient) DO NOTHING"""
 _ACCEPT_REPLY: Final = """
 INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s)
 SELECT id, ?, ?, ?, ? FROM task WHERE request_id = ? AND recipient = ?"""
+# The first parameter: whether arguments and context stay for an operator's retry.
+HOOK_DONE: Final = """
+UPDATE task SET errored_due = 0, calling = 0, args = CASE WHEN ?1 THEN args END,
+    context = CASE WHEN ?1 THEN context END WHERE id = ?2"""
 COUNT: Final = """
 INSERT INTO tally (what, n) VALUES (?, ?) ON CONFLICT (what) DO UPDATE SET n = n + excluded.n"""
 NOTE: Final = """
@@ -255,7 +267,7 @@ _WAITS: Final = (
 _TOKEN: Final = """
 UPDATE task SET token = (SELECT lver FROM lease WHERE kind = ? AND id = ?)
 WHERE request_id = ? AND recipient = ?"""
-# Arguments stay while a reply or an errored hook may need the row; `_PURGE` takes them then.
+# Arguments stay where an errored hook, or an operator's retry, may need them.
 _FINISH: Final = """
 UPDATE task SET state = ?, result = ?, failure = ?, reason = ?, detail = ?, finished_at = ?,
     args = CASE WHEN ? THEN args END, context = CASE WHEN ? THEN context END, errored_due = ?
@@ -310,18 +322,29 @@ class Journal:
         clock: For stored moments.
         run_id: Owner of every row that this object changes.
         service: Name of the service.
+        keep_failed: Whether FAILED and ERRORED rows keep arguments and context, so that an
+            operator can have them run again; other ended rows never do.
 
     Attributes:
         kept_rejected: Refused requests that stay on record, about.
     """
 
-    def __init__(self, engine: Engine, clock: Clock, *, run_id: str, service: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        *,
+        run_id: str,
+        service: str,
+        keep_failed: bool = True,
+    ) -> None:
         self.engine = engine
         self.clock = clock
         self.run_id = run_id
         self.service = service
         self.kept_rejected = KEPT_REJECTED
         self._rejected = 0
+        self.keep_failed = keep_failed
         self._dirty: dict[int, TrackedTask] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
 
@@ -492,6 +515,7 @@ class Journal:
         if owing:
             replies = batch.ask(_REPLIES, row_id)
             batch.add(_REPLIES_DUE, now, row_id, after=replies)
+        kept = errored_hook or (self.keep_failed and outcome.state in RETRIED)
         finished = batch.add(
             _FINISH if owing else _FINISH_OWING_NOTHING,
             outcome.state.word,
@@ -500,8 +524,8 @@ class Journal:
             outcome.reason,
             outcome.detail,
             now,
-            int(errored_hook),
-            int(errored_hook),
+            int(kept),
+            int(kept),
             int(errored_hook),
             row_id,
             self.run_id,

@@ -14,8 +14,8 @@ from typing import Final
 
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine
-from gracekit.tracker.journal import COUNT, NOTE, Outcome
-from gracekit.tracker.task import TERMINAL, Order, TaskState, Verb
+from gracekit.tracker.journal import COUNT, HOOK_DONE, NOTE, Outcome
+from gracekit.tracker.task import RETRIED, TERMINAL, Order, TaskState, Verb
 
 # A task that a handler works on has failed; one that nobody works on is given up: ERRORED, as
 # recovery would mark it, so that its `errored` hook is called.
@@ -33,7 +33,11 @@ ENDS: Final[Mapping[Verb, Mapping[TaskState, TaskState]]] = MappingProxyType(
             TaskState.PENDING: TaskState.ERRORED,
             TaskState.HANDED_OVER: TaskState.ERRORED,
         },
-        Verb.RETRY: {TaskState.HANDED_OVER: TaskState.ACCEPTED},
+        Verb.RETRY: {
+            TaskState.HANDED_OVER: TaskState.ACCEPTED,
+            TaskState.FAILED: TaskState.ACCEPTED,
+            TaskState.ERRORED: TaskState.ACCEPTED,
+        },
     }
 )
 DONE: Final = MappingProxyType(
@@ -42,17 +46,22 @@ DONE: Final = MappingProxyType(
 _NOT_RETRIED: Final = MappingProxyType(
     {
         TaskState.ACCEPTED: "it has not been started yet, and will be by itself",
-        TaskState.RUNNING: "only a task that was handed over can be; cancel it if it should stop",
-        TaskState.PENDING: "it waits for capacity, and only a task that was handed over can be",
+        TaskState.RUNNING: "only a task that was handed over or has failed can be; cancel it if "
+        "it should stop",
+        TaskState.PENDING: "it waits for capacity, and will be started by itself",
     }
 )
 
 _NAMES: Final = (
-    "id, request_id, recipient, service, method, resource_kind, resource_id, state, reason, "
-    "detail, owner, cut, probing, settle_s, errored_due"
-)
-_CASE: Final = f"SELECT {_NAMES} FROM task WHERE id = ?"  # noqa: S608 - a constant
-_KEY: Final = f"SELECT {_NAMES} FROM task WHERE request_id = ? AND recipient = ?"  # noqa: S608
+    "id", "request_id", "recipient", "service", "method", "resource_kind", "resource_id", "state",
+    "reason", "detail", "owner", "cut", "probing", "settle_s", "finished_at", "errored_due",
+    "has_arguments", "owes_replies",
+)  # fmt: skip
+_SELECT: Final = f"""
+SELECT {", ".join(_NAMES[:-2])}, args IS NOT NULL,
+    EXISTS (SELECT 1 FROM reply WHERE reply.task_id = task.id) FROM task WHERE """  # noqa: S608
+_CASE: Final = f"{_SELECT} id = ?"
+_KEY: Final = f"{_SELECT} request_id = ? AND recipient = ?"
 # As adoption would: what a dead process was at work on is handed over, unclean.
 _CUT: Final = """
 UPDATE task SET owner = NULL, state = 'handed_over', cut = 'unclean', crashes = crashes + 1,
@@ -68,6 +77,16 @@ _RETRY: Final = """
 UPDATE task SET state = 'accepted', owner = NULL, cut = NULL, next_check = NULL,
     waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0
 WHERE id = ? AND owner IS ? AND state = 'handed_over' AND (owner IS NULL OR probing = 0)"""
+# What ended is over: its replies were sent, its hook called, its lease is free. So the row is open
+# again as if it had just been accepted, but for its cursor, its attempts and its last failure,
+# which stands until the next end. It cannot expire: the caller whose patience counted has left.
+_RUN_AGAIN: Final = """
+UPDATE task SET state = 'accepted', owner = NULL, finished_at = NULL, expires_at = NULL,
+    result = NULL, reason = NULL, detail = NULL, cut = NULL, next_check = NULL,
+    waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0, calling = 0,
+    hook_crashes = 0
+WHERE id = ? AND state = ? AND finished_at = ? AND errored_due = 0 AND args IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM reply WHERE reply.task_id = task.id)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +98,8 @@ class Case:
         probing: A probe of it was begun and has not answered.
         settle_s: Seconds between an unclean end and the first look.
         errored_due: It has ended, and its errored hook has still to be called.
+        has_arguments: They were not purged.
+        owes_replies: A caller waits for its answer, or that is not known to be sent yet.
     """
 
     id: int
@@ -94,7 +115,10 @@ class Case:
     cut: str | None
     probing: bool
     settle_s: float
+    finished_at: float | None
     errored_due: bool
+    has_arguments: bool
+    owes_replies: bool
 
     @property
     def acted(self) -> bool:
@@ -108,8 +132,7 @@ class Case:
 
 
 def _case(row: Row) -> Case:
-    names = [name.strip() for name in _NAMES.split(",")]
-    values = dict(zip(names, row, strict=True))
+    values = dict(zip(_NAMES, row, strict=True))
     kind, resource_id = values.pop("resource_kind"), values.pop("resource_id")
     return Case(
         **values  # type: ignore[arg-type]  # as the schema says
@@ -118,6 +141,8 @@ def _case(row: Row) -> Case:
             "state": TaskState(str(values["state"])),
             "probing": bool(values["probing"]),
             "errored_due": bool(values["errored_due"]),
+            "has_arguments": bool(values["has_arguments"]),
+            "owes_replies": bool(values["owes_replies"]),
         }
     )
 
@@ -136,8 +161,36 @@ async def case_named(engine: Engine, request_id: str, recipient: str) -> Case | 
 
 async def cases(engine: Engine, sql: str, params: Sequence[str | int]) -> list[Case]:
     """Rows that a condition finds, newest first."""
-    query = f"SELECT {_NAMES} FROM task WHERE {sql}"  # noqa: S608 - the caller's constant
-    return [_case(row) for row in await engine.query(query, *params)]
+    return [_case(row) for row in await engine.query(f"{_SELECT} {sql}", *params)]
+
+
+def refusal_of(case: Case, verb: Verb, state: TaskState | None = None) -> str | None:
+    """As `refusal`, of a row; *state* is as good as its own where its owner is dead."""
+    state = state or case.state
+    why = refusal(case, verb, state, case.reason, case.detail)
+    if why is None and state in RETRIED:
+        why = _not_again(case)
+    return why
+
+
+def _not_again(case: Case) -> str | None:
+    """Why an ended task cannot be run again now, or ever."""
+    if case.errored_due:
+        return (
+            f"{case} is {case.state.value} and its errored hook has still to be called: retry it "
+            "after that, or cancel the hook with `gracekit tasks cancel`"
+        )
+    if case.owes_replies:
+        return (
+            f"{case} is {case.state.value} and its caller has still to be answered: retry it after "
+            "that; a run of the service sends the answer"
+        )
+    if not case.has_arguments:
+        return (
+            f"{case} is {case.state.value} and its arguments are not kept: send it again under a "
+            "new id. With GRACEKIT_KEEP_FAILED_ARGUMENTS=true later ones are kept"
+        )
+    return None
 
 
 def refusal(
@@ -152,7 +205,7 @@ def refusal(
         why: The reason that an ended task has on record.
         detail: The sentence beside it.
     """
-    if state in TERMINAL:
+    if state in TERMINAL and state not in ENDS[verb]:
         reason = f" ({why})" if why else ""
         words = f": {detail}" if detail else ""
         return f"{task} has ended and cannot be {DONE[verb]}: it is {state.value}{reason}{words}"
@@ -188,7 +241,14 @@ class Mark:
         )
 
 
-def mark_of(order: Order, request_id: str, method: str, was: str, *, at: float, run: str) -> Mark:
+def state_of(case: Case) -> str:
+    """`failed` or `errored (attempts)`: what a task was before an order, for its record."""
+    return case.state.value + (f" ({case.reason})" if case.reason else "")
+
+
+def mark_of(
+    order: Order, request_id: str, method: str, before: str, *, at: float, run: str
+) -> Mark:
     """The incident `operator_cancel`: by whom, why, and what the task was."""
     return Mark(
         at=at,
@@ -196,7 +256,7 @@ def mark_of(order: Order, request_id: str, method: str, was: str, *, at: float, 
         what=f"operator_{order.verb.value}",
         request_id=request_id,
         method=method,
-        detail=f"{order.by}: {order.reason or 'no reason given'} (it was {was})"[:1000],
+        detail=f"{order.by}: {order.reason or 'no reason given'} (it was {before})"[:1000],
     )
 
 
@@ -214,6 +274,10 @@ def add_order(batch: Batch, case: Case, outcome: Outcome | None, mark: Mark, *, 
         dead: Whether its owner is proven dead, so that the row is as good as ownerless.
     """
     owner, state = case.owner, case.state
+    if state in RETRIED:  # whoever owns an ended row does nothing with it any more
+        batch.add(_RUN_AGAIN, case.id, state.value, case.finished_at, expect=1)
+        mark.add(batch)
+        return
     if dead and state is TaskState.RUNNING:
         batch.add(_CUT, mark.at, case.id, owner, expect=1)
         owner, state = None, TaskState.HANDED_OVER
@@ -237,12 +301,10 @@ def add_order(batch: Batch, case: Case, outcome: Outcome | None, mark: Mark, *, 
     mark.add(batch)
 
 
-def add_drop_hook(batch: Batch, case: Case, mark: Mark) -> None:
-    """Cancel the errored hook of an ended task: whoever owns it does not call it any more."""
-    batch.add(
-        "UPDATE task SET errored_due = 0, calling = 0, args = NULL, context = NULL "
-        "WHERE id = ? AND errored_due = 1",
-        case.id,
-        expect=1,
-    )
+def add_drop_hook(batch: Batch, case: Case, mark: Mark, *, keep: bool) -> None:
+    """Cancel the errored hook of an ended task: whoever owns it does not call it any more.
+
+    With *keep* its arguments stay, so that it can be retried.
+    """
+    batch.add(f"{HOOK_DONE} AND errored_due = 1", int(keep), case.id, expect=1)
     mark.add(batch)

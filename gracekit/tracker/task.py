@@ -67,13 +67,15 @@ _NEXT: Final[Mapping[TaskState, frozenset[TaskState]]] = {
         }
     ),
     TaskState.SUCCEEDED: frozenset(),
-    TaskState.FAILED: frozenset(),
+    TaskState.FAILED: frozenset({TaskState.ACCEPTED}),  # by an operator's retry alone
     TaskState.CANCELLED: frozenset(),
-    TaskState.ERRORED: frozenset(),
+    TaskState.ERRORED: frozenset({TaskState.ACCEPTED}),  # the same
     TaskState.REJECTED: frozenset(),
 }
 
-TRANSIENT: Final = frozenset(state for state in TaskState if _NEXT[state])
+RETRIED: Final = frozenset({TaskState.FAILED, TaskState.ERRORED})
+"""Ended, and yet an operator may have them run again: their arguments are kept for that."""
+TRANSIENT: Final = frozenset(state for state in TaskState if _NEXT[state]) - RETRIED
 TERMINAL: Final = frozenset(TaskState) - TRANSIENT
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pwd
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 from gracekit.cli.orders import who
 from gracekit.process import FAILPOINTS_ON
-from tests.cli.kit import Running, Started, gracekit, write_service
+from tests.cli.kit import PATIENCE_S, Running, Started, gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -134,6 +136,36 @@ def test_rows_of_a_stopped_service_are_changed_in_its_store(directory):
     with Running(directory) as run:
         run.wait_line("at work 'vm-2'")
         gracekit(directory, "call", "compute", "release", "--ops")
+
+
+def test_a_failed_task_is_retried_by_a_living_service_and_by_the_next_start(directory):
+    """
+    Under the same id, and with its failure on record; the accounts balance at each step.
+    """
+    with Running(directory) as run:
+        gracekit(directory, "call", "compute", "boom", "--id", "order-1")
+        living = gracekit(directory, "tasks", "retry", "order-1", "--reason", "the disk is back")
+        wait_for(lambda: row(directory, "order-1")["attempts"] == 2)
+        wait_for(lambda: row(directory, "order-1")["state"] == "failed")
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == 0
+
+    stopped = gracekit(directory, "tasks", "retry", "order-1")
+    balanced = gracekit(directory, "status", "--json").json["accounts"]["balanced"]
+    with Running(directory):
+        wait_for(lambda: row(directory, "order-1")["attempts"] == 3)
+
+    assert (living.code, stopped.code, balanced) == (0, 0, True), living
+    assert "retried: it runs again now" in living.out
+    assert "retried: the next start runs it" in stopped.out
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Look at the disk again and again; nothing rings when another process has written."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_killed_run_s_task_is_cancelled_before_the_next_start(directory):

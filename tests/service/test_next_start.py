@@ -153,7 +153,7 @@ async def test_error_is_never_started_a_second_time(world: World, svc: Service, 
     assert (row["state"], row["reason"], row["args"], row["errored_due"]) == (
         "errored",
         "interrupted",
-        None,
+        '{"vm":"v"}',  # for an operator's retry
         0,
     )
     await asyncio.sleep(20)
@@ -582,7 +582,6 @@ async def test_the_errored_hook_is_called_at_least_once(world: World, svc: Servi
     await world.until(lambda: job.row()["errored_due"] == 0)
 
     assert job.told == ["v: interrupted"] * 2
-    assert job.row()["args"] is None
 
 
 async def test_an_errored_hook_that_fails_is_told_and_not_repeated(world: World, svc: Service):

@@ -399,7 +399,7 @@ async def test_what_cannot_be_ordered_is_refused_with_the_reason(world: World, s
     await life.hears("task.finished")
     await doors.wait(1)
 
-    for verb in ("cancel", "fail", "retry"):
+    for verb in ("cancel", "fail"):
         with pytest.raises(GracekitError, match=r"has ended and cannot .*failed.*no such disk"):
             await order(world, life, verb, "b")
     with pytest.raises(GracekitError, match=r"w .* is running and cannot be retried: only a task"):
@@ -426,6 +426,180 @@ def test_every_end_follows_by_the_table_of_states():
     ]
 
     assert wrong == []
+
+
+# -- what has ended ----------------------------------------------------------------------------
+
+
+def failing(svc: Service, seen: list[Any]) -> Any:
+    """A method whose first two attempts fail, each at its third item."""
+
+    @svc.rpc(resource="vm", on_interrupt="retry")
+    async def copy(ctx: Context, vm: str) -> str:
+        async for item in ctx.steps(range(6)):
+            seen.append((ctx.attempt, item, ctx.fence, ctx["user"]))
+            if item == 2 and ctx.attempt < 3:
+                raise LookupError(f"no disk in {vm}")
+        return vm
+
+    return copy
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+async def test_what_has_failed_runs_again_as_a_new_attempt_of_the_same_id(
+    world: World, svc: Service, on_disk: bool
+):
+    """
+    With its arguments and context, from its cursor, under a higher token; who and why is on record.
+    Its caller, who was answered, is not answered again; whoever asks later gets the new end.
+    """
+    seen: list[Any] = []
+    copy = failing(svc, seen)
+    life = await world.start(svc)
+    client = await world.client(svc)
+    view = client.prepare(request_id="c", context={"user": "ann"}, timeout=60)
+    with pytest.raises(LookupError):
+        await view.call(copy, vm="v")
+    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
+
+    for attempt in (2, 3):
+        if on_disk:
+            await life.drain()
+            await order_on_disk(world, Verb.RETRY, "c")
+            assert (world.task("c")["state"], world.task("c")["finished_at"]) == ("accepted", None)
+            world.check_accounts()
+            life = await world.start(svc)
+        else:
+            assert (await order(world, life, "retry", "c"))["state"] == "accepted"
+        await world.until(lambda n=attempt: world.task("c")["attempts"] == n)
+        await world.until(lambda: world.task("c")["finished_at"] is not None)
+
+    row = world.task("c")
+    assert (row["state"], row["attempts"], row["failure"]) == ("succeeded", 3, None)
+    assert (row["args"], row["context"]) == (None, None)
+    assert next(item for run, item, *_ in seen if run == 2) == 2
+    fences = [fence for *_, fence, _ in seen]
+    assert (fences, len(set(fences))) == (sorted(fences), 3)
+    assert {user for *_, user in seen} == {"ann"}
+    told = [found["detail"] for found in world.incidents("operator_retry")]
+    assert told == ["ann@desk: wrong host (it was failed)"] * 2
+    assert client.ignored_replies == 0
+    assert await view.call(copy, vm="v") == "v"
+    world.check_accounts()
+
+
+async def test_an_errored_task_is_retried_and_its_crashes_are_forgotten(world: World, svc: Service):
+    """
+    After its hook was called; it gets its attempts anew, and a caller's patience counts no more.
+    """
+    told: list[str] = []
+    kills, begun = asyncio.Event(), asyncio.Event()
+    kills.set()
+
+    @svc.rpc(resource="vm", on_interrupt="retry", settle=0, max_attempts=1)
+    async def copy(ctx: Context, vm: str) -> str:
+        if kills.is_set():
+            begun.set()
+            await asyncio.sleep(1000)
+        return vm
+
+    @copy.errored
+    async def _(ctx: Context, vm: str, reason: str) -> None:
+        told.append(reason)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    call = asyncio.create_task(client.prepare(request_id="c", timeout=5).call(copy, vm="v"))
+    for number in (1, 2):
+        while len(told) < number:
+            await world.until(lambda n=number: begun.is_set() or len(told) == n)
+            if begun.is_set():
+                begun.clear()
+                await life.crash()
+                life = await world.start(svc)
+        await world.until(lambda: not world.task("c")["errored_due"])
+        await world.until(lambda: world.rows("SELECT * FROM reply") == [])
+        if number == 2:
+            kills.clear()
+        assert (await order(world, life, "retry", "c"))["state"] == "accepted"
+        assert (world.task("c")["crashes"], world.task("c")["reason"]) == (0, None)
+
+    await world.until(lambda: world.state("c") == "succeeded")
+    assert told == ["attempts"] * 2
+    assert world.incidents("operator_retry")[0]["detail"].endswith("(it was errored (attempts))")
+    world.check_accounts()
+    await asyncio.gather(call, return_exceptions=True)
+
+
+async def test_an_expired_task_that_is_retried_does_not_expire_again(world: World, svc: Service):
+    """
+    The operator wants it done, whoever waited for it.
+    """
+    doors = Doors()
+
+    @svc.rpc(max_running=1)
+    async def slow(ctx: Context, n: int) -> int:
+        await doors.pass_(n)
+        return n
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.cast(slow, n=1)
+    await doors.wait(1)
+    call = client.prepare(request_id="late", timeout=5).call(slow, n=2)
+    await asyncio.gather(call, return_exceptions=True)
+    doors.open(1, 2)
+    await world.until(lambda: world.state("late") == "errored")
+    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
+
+    await order(world, life, "retry", "late")
+
+    await world.until(lambda: world.state("late") == "succeeded")
+
+
+async def test_what_cannot_be_run_again_is_refused_with_the_remedy(world: World, svc: Service):
+    """
+    A task whose hook has still to be called, one without arguments, one that succeeded.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def boom(ctx: Context) -> None:
+        raise LookupError("no such disk")
+
+    @svc.rpc
+    async def hooked(ctx: Context) -> None:
+        await asyncio.sleep(1000)
+
+    @hooked.errored
+    async def _(ctx: Context, reason: str) -> None:
+        await doors.pass_("hook")
+
+    @svc.rpc
+    async def fine(ctx: Context) -> None:
+        pass
+
+    life = await world.start(svc, keep_failed_arguments=False)
+    client = await world.client(svc)
+    for name, method in {"b": boom, "s": fine, "h": hooked}.items():
+        await client.prepare(request_id=name).cast(method)
+    await life.hears("task.started", 3)
+    await world.until(lambda: world.state("b") == "failed" and world.state("s") == "succeeded")
+    await life.crash()
+    life = await world.start(svc, keep_failed_arguments=False)
+    await doors.wait(1)
+
+    assert world.task("b")["args"] is None
+    with pytest.raises(GracekitError, match=r"arguments are not kept: send it again under a new"):
+        await order(world, life, "retry", "b")
+    with pytest.raises(GracekitError, match=r"s .* has ended and cannot be retried"):
+        await order(world, life, "retry", "s")
+    with pytest.raises(GracekitError, match=r"its errored hook has still to be called: retry it"):
+        await order(world, life, "retry", "h")
+    doors.open("hook")
+    await world.until(lambda: not world.task("h")["errored_due"])
+    assert world.task("h")["args"] is None
+    assert world.incidents("operator_retry") == []
 
 
 # -- under recovery ----------------------------------------------------------------------------
@@ -547,7 +721,8 @@ async def test_a_row_ended_on_disk_is_answered_by_the_next_run(world: World, svc
     assert told == ["operator"]
     await again.drain()
     assert world.rows("SELECT * FROM reply") == []
-    assert world.task("f")["args"] is None
+    kept = {name: world.task(name)["args"] for name in "cfr"}
+    assert kept == {"c": None, "f": "{}", "r": None}
 
 
 async def test_a_killed_run_s_task_is_retried_although_its_policy_says_error(

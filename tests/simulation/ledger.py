@@ -10,7 +10,7 @@ import apsw
 
 from gracekit.shutdown import ServiceState
 from gracekit.testing.machine import Life, Machine
-from gracekit.tracker.task import _NEXT, TERMINAL, TaskState
+from gracekit.tracker.task import _NEXT, RETRIED, TERMINAL, TaskState, Verb
 from tests.simulation.truth import Truth, Violation
 
 _SCHEMA = """
@@ -116,7 +116,9 @@ class Ledger:
                 self.edges["accepted", "running"] += 1
             return
         self.edges[before, after] += 1
-        if TaskState(before) in TERMINAL:
+        request_id = key.rpartition("/")[0]
+        retried = TaskState(before) in RETRIED and self._truth.was_ordered(request_id, Verb.RETRY)
+        if TaskState(before) in TERMINAL and not retried:
             raise Violation(f"I10: {key} went from {before} to {after} by {actor.name}")
         if TaskState(after) not in _NEXT[TaskState(before)]:
             raise Violation(f"section 5: {key} went from {before} to {after} by {actor.name}")

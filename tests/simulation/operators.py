@@ -14,7 +14,7 @@ from gracekit.request.attempt import ordered
 from gracekit.shutdown import ServiceState
 from gracekit.store.batch import Batch
 from gracekit.testing.ports import PlayedProcess
-from gracekit.tracker.orders import add_order, case_named, mark_of, refusal
+from gracekit.tracker.orders import add_order, case_named, mark_of, refusal_of
 from gracekit.tracker.task import Order, Verb
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Operator:
         await engine.start()
         try:
             case = await case_named(engine, row["request_id"], row["recipient"])
-            if case is None or refusal(case, verb, case.state) is not None:
+            if case is None or refusal_of(case, verb) is not None:
                 return "refused"
             if case.owner != row["owner"]:
                 return "it has moved"

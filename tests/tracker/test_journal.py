@@ -377,6 +377,22 @@ async def test_an_attempt_that_begins_forgets_how_the_last_one_was_cut(book: Boo
 # -- out --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("state", [TaskState.FAILED, TaskState.CANCELLED])
+async def test_only_what_has_failed_keeps_what_it_was_asked(book: Book, state: TaskState, keeps):
+    """
+    So that an operator can have it run again; a setting says no.
+    """
+    book.journal.keep_failed = keeps
+    task = await book.running()
+
+    await book.finish(task.row_id or 0, state=state)
+
+    row = book.world.task("r1")
+    kept = keeps and state is TaskState.FAILED
+    assert (row["args"] is not None, row["context"] is not None) == (kept, kept)
+
+
 async def test_an_outcome_makes_its_replies_due_and_purges_the_arguments(book: Book):
     """
     Outcome and due replies are one commit; what was asked stays as a hash only.

@@ -9,6 +9,7 @@ import pytest
 from gracekit.errors import IllegalTransitionError
 from gracekit.tracker.task import (
     _NEXT,
+    RETRIED,
     TERMINAL,
     TRANSIENT,
     CancelCause,
@@ -25,6 +26,8 @@ DRAWN = {
     "running": "succeeded failed cancelled pending handed_over",
     "pending": "accepted errored cancelled",
     "handed_over": "accepted succeeded failed cancelled errored",
+    "failed": "accepted",
+    "errored": "accepted",
 }
 
 
@@ -50,12 +53,13 @@ def test_a_step_is_legal_exactly_if_it_is_drawn(before: TaskState, after: TaskSt
 
 def test_every_state_is_terminal_or_leads_somewhere():
     """
-    Terminal is final, and nothing is both.
+    Terminal is final, but for an operator's retry of what has failed, and nothing is both.
     """
     assert set(TaskState) == TERMINAL | TRANSIENT
     assert not TERMINAL & TRANSIENT
-    assert {state.value for state in TRANSIENT} == set(DRAWN)
-    assert all(not _NEXT[state] for state in TERMINAL)
+    assert {state.value for state in TRANSIENT | RETRIED} == set(DRAWN)
+    assert all(not _NEXT[state] for state in TERMINAL - RETRIED)
+    assert all(_NEXT[state] == {TaskState.ACCEPTED} for state in RETRIED)
 
 
 @pytest.mark.parametrize(
