@@ -20,6 +20,7 @@ from gracekit.cli.options import (
 from gracekit.cli.orders import cancel, fail, retry
 from gracekit.cli.reach import Answer, Desk
 from gracekit.cli.records import Records, is_named, label
+from gracekit.cli.show import show
 from gracekit.cli.status import LONGEST_WHY
 from gracekit.cli.text import duration, json_text, redacted, safe, table
 from gracekit.clock import age_s
@@ -134,7 +135,8 @@ def tasks(
     AGE is the time in the present state. OWNER is the instance that may act on
     a task: "none" waits for any living run, "gone" for the next start.
 
-    `cancel`, `fail` and `retry` act on one task.
+    `show` tells all that is on record of one task; `cancel`, `fail` and `retry`
+    act on it.
     """
     if click.get_current_context().invoked_subcommand is not None:
         refuse_options_before_the_verb()
@@ -155,7 +157,7 @@ def tasks(
         click.echo(f"what {safe(name)} runs without a row is not listed: {words}", err=True)
 
 
-for _verb in (cancel, fail, retry):
+for _verb in (show, cancel, fail, retry):
     tasks.add_command(_verb)
 
 

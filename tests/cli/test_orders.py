@@ -160,6 +160,52 @@ def test_a_failed_task_is_retried_by_a_living_service_and_by_the_next_start(dire
     assert "retried: the next start runs it" in stopped.out
 
 
+def test_a_task_is_shown_with_all_that_is_on_record(directory):
+    """
+    States with moments, attempts, orders with who and why, failure with traceback, kept arguments
+    without their content; while it runs its lease, its cursor and what its process says.
+    """
+    with Running(directory, "--instance", "api-1") as run:
+        gracekit(directory, "call", "compute", "boom", "--id", "order-1")
+        gracekit(directory, "tasks", "retry", "order-1", "--reason", "the disk is back")
+        wait_for(lambda: row(directory, "order-1")["attempts"] == 2)
+        wait_for(lambda: row(directory, "order-1")["state"] == "failed")
+        failed = gracekit(directory, "tasks", "show", "order-1")
+        start_work(directory, run, "work-1", "secret-vm")
+        at_work = gracekit(directory, "tasks", "show", "work", "--json").json
+        gracekit(directory, "cast", "compute", "peek", "--id", "short-1")
+        run.wait_line("peeking")
+        short = gracekit(directory, "tasks", "show", "short-1")
+        with Started(directory, "call", "compute", "work", "vm=vm-2", "--id", "called-1"):
+            run.wait_line("at work 'vm-2'")
+            run.kill()
+    gone = gracekit(directory, "tasks", "show", "called-1")
+    unknown = gracekit(directory, "tasks", "show", "nothing")
+
+    lines = [line.split(maxsplit=1) for line in failed.out.splitlines()]
+    facts = {words[0]: words[1] for words in lines if len(words) > 1}
+    assert (facts["task"], facts["method"]) == ("order-1", "boom version 1.0")
+    assert facts["state"].startswith("failed: no ")
+    assert facts["attempts"] == "2, crashes without progress 0"
+    assert facts["kept"] == "args 2 bytes, context 2 bytes"
+    assert "operator_retry: " in failed.out
+    assert "the disk is back (it was failed)" in failed.out
+    assert r"  builtins.LookupError: no \x1b[31msuch thing" in failed.out
+    assert "    raise LookupError(" in failed.out
+    assert "\x1b" not in failed.out
+    assert at_work["task"]["state"] == at_work["live"]["state"] == "running"
+    assert (at_work["lease"]["request_id"], at_work["lease"]["token"]) == ("work-1", 1)
+    assert "secret-vm" not in at_work["kept_bytes"]
+    assert "alive" in at_work["owner"]
+    assert "now       running for" in short.out
+    assert "due       an answer to reply_" in gone.out
+    assert "with its end, its caller waits until" in gone.out
+    assert "lease     held for this task since" in gone.out
+    assert "dead" in gone.out
+    assert unknown.code == 1
+    assert "no task nothing is on record" in unknown.err
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     """Look at the disk again and again; nothing rings when another process has written."""
     deadline = time.monotonic() + PATIENCE_S

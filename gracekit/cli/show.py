@@ -1,0 +1,288 @@
+"""`gracekit tasks show`: everything that is on record of one task, and what its process says.
+
+Arguments, context and result are not shown, only whether and how much of each is kept: they may
+hold what an operator must not see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+
+from gracekit.cli.options import Options, common
+from gracekit.cli.reach import Desk, Heard
+from gracekit.cli.records import Records
+from gracekit.cli.subject import Subject, find
+from gracekit.cli.text import duration, json_text, safe
+from gracekit.clock import age_s
+from gracekit.errors import GracekitError
+from gracekit.leases.members import Run
+from gracekit.request.attempt import failure_from
+
+_NAMES: Final = (
+    "id", "request_id", "recipient", "service", "lane", "queue", "route", "target", "namespace",
+    "method", "version", "on_interrupt", "settle_s", "resource_kind", "resource_id", "state",
+    "reason", "detail", "owner", "cut", "not_before", "attempts", "crashes", "hook_crashes",
+    "alone", "probing", "calling", "token", "cursor", "cursor_at", "accepted_at", "started_at",
+    "finished_at", "expires_at", "next_check", "waiting_since", "errored_due", "failure",
+)  # fmt: skip
+_KEPT: Final = ("args", "context", "result")
+_ROW: Final = f"""
+SELECT {", ".join(_NAMES)}, {", ".join(f"length(CAST({name} AS BLOB))" for name in _KEPT)}
+FROM task WHERE id = ?"""  # noqa: S608 - constants
+_REPLIES: Final = "SELECT queue, expires_at, due_at FROM reply WHERE task_id = ?"
+_LEASE: Final = """
+SELECT lver, owner, request_id, acquired_at, not_before FROM lease WHERE kind = ? AND id = ?"""
+# By the index of its moments: nothing is on record of a task from before it was accepted.
+_INCIDENTS: Final = """
+SELECT at, what, detail FROM incident WHERE at >= ? AND request_id = ? ORDER BY id"""
+_LONGEST: Final = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What is on record of one task.
+
+    Attributes:
+        columns: Of its row; `failure` as plain data.
+        kept: Bytes of arguments, context and result; None for what is purged.
+        replies: Queue, wall time until which its caller waits, and since when the answer is due.
+        lease: Of its resource; None without one.
+        incidents: Moment, kind and sentence of each.
+        owner: Instance of the run that owns it, and whether that lives; empty for nobody.
+        heard: What that says of it.
+    """
+
+    columns: dict[str, Any]
+    kept: dict[str, int | None]
+    replies: list[dict[str, Any]]
+    lease: dict[str, Any] | None
+    incidents: list[dict[str, Any]]
+    owner: str
+    heard: Heard
+
+    @property
+    def live(self) -> dict[str, Any] | None:
+        """The task in the words of its process."""
+        return next(iter(self.heard.tasks), None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {
+            "task": self.columns,
+            "kept_bytes": self.kept,
+            "replies": self.replies,
+            "lease": self.lease,
+            "incidents": self.incidents,
+            "owner": self.owner or None,
+            "live": self.live,
+            "not_heard": self.heard.why or self.heard.brief or None,
+        }
+
+
+@click.command()
+@click.argument("task_id", metavar="ID")
+@common
+def show(options: Options, /, *, task_id: str) -> None:
+    """Show everything that is on record of one task.
+
+    Its states with their moments, attempts, orders with who gave them and why,
+    its failure with the traceback, cursor, lease, what is due, and what its
+    process says. Arguments, context and result are not shown.
+
+    ID is a request id or its unmistakable beginning.
+    """
+    with Records(options.settings) as records:
+        subject = asyncio.run(find(records, task_id, options.instance))
+        record = asyncio.run(_read(records, subject))
+    if options.as_json:
+        click.echo(json_text(record.as_json()))
+    else:
+        click.echo("\n".join(_text(record)))
+
+
+async def _read(records: Records, subject: Subject) -> Record:
+    if subject.row_id is None:
+        return await _without_row(subject)
+    rows = await records.engine.query(_ROW, subject.row_id)
+    if not rows:
+        raise GracekitError(f"{subject} was removed meanwhile")
+    columns: dict[str, Any] = dict(zip(_NAMES, rows[0], strict=False))
+    columns["failure"] = _failure_of(columns["failure"])
+    run = next((r for r in await records.runs() if r.run_id == columns["owner"]), None)
+    key = (columns["resource_kind"], columns["resource_id"])
+    leases = await _all(records, _LEASE, "token owner request_id acquired_at not_before", *key)
+    accepted, request_id = columns["accepted_at"], columns["request_id"]
+    return Record(
+        columns=columns,
+        kept=dict(zip(_KEPT, rows[0][-3:], strict=True)),  # type: ignore[arg-type]  # lengths
+        replies=await _all(records, _REPLIES, "queue expires_at due_at", subject.row_id),
+        lease=next(iter(leases), None),
+        incidents=await _all(records, _INCIDENTS, "at what detail", accepted, request_id),
+        owner=_owner(records, columns["owner"], run),
+        heard=await _hear(subject, run if run and records.judge(run).is_alive else None),
+    )
+
+
+def _failure_of(text: Any) -> Any:
+    """Class, module, message and traceback; what the exception was made of may be secret."""
+    if text is None:
+        return None
+    failure = failure_from(str(text))
+    return {name: getattr(failure, name) for name in ("exc_class", "module", "message", "tb")}
+
+
+async def _all(records: Records, sql: str, names: str, *params: Any) -> list[dict[str, Any]]:
+    rows = await records.engine.query(sql, *params)
+    return [dict(zip(names.split(), row, strict=True)) for row in rows]
+
+
+async def _without_row(subject: Subject) -> Record:
+    heard = await _hear(subject, subject.run)
+    where = subject.run.instance if subject.run else ""
+    columns = dict.fromkeys(_NAMES) | {
+        "request_id": subject.request_id,
+        "method": subject.method,
+        "state": subject.state,
+    }
+    none = dict.fromkeys(_KEPT)
+    return Record(
+        columns=columns, kept=none, replies=[], lease=None, incidents=[], owner=where, heard=heard
+    )
+
+
+async def _hear(subject: Subject, run: Run | None) -> Heard:
+    if run is None:
+        return Heard()
+    async with Desk() as desk:
+        return await desk.hear(run, task_id=subject.request_id, recipient=subject.recipient)
+
+
+def _owner(records: Records, run_id: Any, run: Run | None) -> str:
+    if run is None:
+        return "" if run_id is None else f"run {run_id}, which is not on record"
+    return f"{run.instance} (run {run.run_id}, {records.judge(run)})"
+
+
+# -- as text ----------------------------------------------------------------------------
+
+
+def _text(record: Record) -> Iterator[str]:
+    for name, words in _facts(record):
+        if words:
+            yield f"{name:<10}{safe(words, longest=_LONGEST)}"
+    yield "history"
+    for at, words in _history(record):
+        yield f"  {_moment(at)}  {safe(words, longest=_LONGEST)}"
+    if failure := record.columns["failure"]:
+        yield "last failure"
+        yield from _failure(failure)
+
+
+def _facts(record: Record) -> Iterator[tuple[str, str]]:
+    columns = record.columns
+    place = f"{columns['namespace']}." if columns["namespace"] else ""
+    yield "task", columns["request_id"] + _said(" for ", columns["recipient"])
+    yield "method", f"{place}{columns['method']}" + _said(" version ", columns["version"])
+    yield "by", _said("", columns["queue"]) + _said(" for ", columns["target"])
+    if columns["resource_kind"]:
+        yield "resource", f"{columns['resource_kind']}:{columns['resource_id']}"
+    sentence = ": ".join(str(columns[name]) for name in ("reason", "detail") if columns[name])
+    yield "state", f"{columns['state']}{_said(' cut ', columns['cut'])}{_said(': ', sentence)}"
+    yield "policy", _said("", columns["on_interrupt"])
+    yield "owner", record.owner or ("nobody" if columns["finished_at"] is None else "")
+    if columns["attempts"] is not None:
+        yield "attempts", f"{columns['attempts']}, crashes without progress {columns['crashes']}"
+        kept = (f"{name} {size} bytes" for name, size in record.kept.items() if size is not None)
+        yield "kept", ", ".join(kept) or "neither arguments, context nor result"
+    if columns["cursor"] is not None:
+        yield "cursor", f"{columns['cursor']}, {_ago(columns['cursor_at'])}"
+    yield "lease", _lease(record)
+    for words in _due(record):
+        yield "due", words
+    yield "now", _now(record)
+
+
+def _lease(record: Record) -> str:
+    lease, columns = record.lease, record.columns
+    mine = _said("; its last token was ", columns["token"])
+    if lease is None:
+        return ""
+    if lease["owner"] is None:
+        wait_s = lease["not_before"] - time.time()
+        return f"free{f', granted in {duration(wait_s)}' if wait_s > 0 else ''}{mine}"
+    whose = "this task" if lease["request_id"] == columns["request_id"] else lease["request_id"]
+    return f"held for {whose} since {_moment(lease['acquired_at'])}, token {lease['token']}{mine}"
+
+
+def _due(record: Record) -> Iterator[str]:
+    columns, now = record.columns, time.time()
+    for reply in record.replies:
+        until = _said(
+            ", its caller waits until ", reply["expires_at"] and _moment(reply["expires_at"])
+        )
+        when = "with its end" if reply["due_at"] is None else f"since {_moment(reply['due_at'])}"
+        yield f"an answer to {reply['queue']} {when}{until}"
+    if columns["errored_due"]:
+        called = "is being called" if columns["calling"] else "has still to be called"
+        yield f"its errored hook, which {called}; it ended {columns['hook_crashes']} processes"
+    if columns["finished_at"] is None:
+        for name, what in (("not_before", "it settles"), ("next_check", "its probe said Wait")):
+            if (columns[name] or 0) > now:
+                yield f"{what} until {_moment(columns[name])}"
+        if columns["probing"]:
+            yield "its probe is being asked"
+
+
+def _now(record: Record) -> str:
+    if record.heard.brief:
+        return f"its process says nothing: {record.heard.why or record.heard.brief}"
+    if (live := record.live) is None:
+        return ""
+    expected = live.get("expected_s")
+    words = [f"{live.get('state')} for {duration(live.get('age_s'))}"]
+    words += [f"expected to end in {duration(expected)}"] if expected is not None else []
+    words += [f"cancelled: {live['cancelled_by']}"] if live.get("cancelled_by") else []
+    return ", ".join(words)
+
+
+def _history(record: Record) -> list[tuple[float, str]]:
+    """States with their moments, and incidents, in order of time."""
+    columns = record.columns
+    states = [
+        (columns["accepted_at"], "accepted"),
+        (columns["started_at"], f"running: attempt {columns['attempts']}"),
+        (columns["waiting_since"], "waiting since"),
+        (columns["finished_at"], str(columns["state"])),
+    ]
+    seen = [(one["at"], f"{one['what']}: {one['detail']}") for one in record.incidents]
+    return sorted(((at, words) for at, words in states + seen if at is not None), key=_at)
+
+
+def _at(line: tuple[float, str]) -> float:
+    return line[0]
+
+
+def _failure(failure: dict[str, Any]) -> Iterator[str]:
+    """Class, message and traceback, indented line by line: none can pass for one of ours."""
+    words = f"{failure['module']}.{failure['exc_class']}: {failure['message']}"
+    yield f"  {safe(words, longest=_LONGEST)}"
+    for line in "".join(failure["tb"]).splitlines():
+        yield f"  {safe(line, longest=_LONGEST)}" if line.strip() else ""
+
+
+def _said(before: str, value: object) -> str:
+    return f"{before}{value}" if value else ""
+
+
+def _moment(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _ago(at: float | None) -> str:
+    return "-" if at is None else f"{duration(age_s(time.time(), at))} ago"
