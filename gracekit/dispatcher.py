@@ -580,8 +580,10 @@ class Dispatcher:
                     "task.result_left_out",
                     task_id=task.request_id,
                     method=task.method,
+                    channel=task.lane.word,
+                    resource=task.resource,
                     attempt=task.attempt,
-                    error=end.outcome.detail,
+                    error=_masked(job, end.outcome.detail or ""),
                 )
             return end
         finally:

@@ -166,6 +166,7 @@ _EVENTS: Final = (
         _W,
         "Its work is done, and what it returned cannot be sent: whoever asks is told so.",
         f"{_TASK} error",
+        kind="method",
     ),
     _event(
         "task.failed",
