@@ -1303,7 +1303,7 @@ async def test_the_status_of_many_tasks_is_paged_and_each_page_fits(world: World
     client = await world.client(svc)
     for n in range(number):
         named = client.prepare(request_id=f"{worst}{n:04d}")
-        await named.cast(hold, thing=f"{n}{chr(34) * 5_000}")
+        await named.cast(hold, thing=f"{n}{chr(34) * 250}")
     await world.until(lambda: len(life.runtime.tracker) == number)
 
     first = await world.verb(life, "status")
