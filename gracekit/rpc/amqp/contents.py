@@ -60,6 +60,7 @@ class Contents:
         self._returned = ""
         self._properties = Properties()
         self._missing = 0  # bytes
+        self._is_first = False  # nothing of a body has come that is to be kept
         self._pieces: list[bytes] = []
         wire.tap(channel, self)
 
@@ -82,8 +83,10 @@ class Contents:
             return self._take_method(data, offset, end)
         if kind == HEADER:
             self._take_header(data, offset, end)
+        elif end - offset == self._missing and self._is_first:  # nearly all come in one piece
+            self._complete(data[offset:end])
         else:
-            self._take_body(data, offset, end)
+            self._take_piece(data, offset, end)
         return self._takes
 
     def end(self) -> None:
@@ -100,7 +103,13 @@ class Contents:
         try:
             (method,) = frames.METHOD_ID.unpack_from(data, offset)
             if method == frames.DELIVER:
-                self._begin(frames.read_deliver(data, offset, end))
+                self._delivered = delivered = frames.read_deliver(data, offset, end)
+                if delivered.delivery_tag != self._last + 1 or (
+                    delivered.consumer_tag not in self.consumers
+                ):
+                    raise self._fault_of(delivered)
+                self._last += 1
+                self._due = HEADER
             elif method in _CONFIRMS:
                 self._check_publishing()
                 number, multiple = frames.read_confirm(data, offset, end)
@@ -115,16 +124,12 @@ class Contents:
             raise FaultError(f"a method that cannot be read ({error})") from None
         return self._takes
 
-    def _begin(self, delivered: Delivered) -> None:
-        if delivered.delivery_tag != self._last + 1:
-            raise FaultError(
-                f"delivery {delivered.delivery_tag} after delivery {self._last} of a channel"
-            )
+    def _fault_of(self, delivered: Delivered) -> FaultError:
         if delivered.consumer_tag not in self.consumers:
-            raise FaultError(f"a delivery for {delivered.consumer_tag!r}, which reads nothing")
-        self._last += 1
-        self._delivered = delivered
-        self._due = HEADER
+            return FaultError(f"a delivery for {delivered.consumer_tag!r}, which reads nothing")
+        return FaultError(
+            f"delivery {delivered.delivery_tag} after delivery {self._last} of a channel"
+        )
 
     def _check_publishing(self) -> None:
         if self.consumers:
@@ -155,20 +160,19 @@ class Contents:
         self._missing = size = frames.read_body_size(data, offset)
         if self._takes:
             self._properties = frames.read_properties(data, offset, end)
-            if size > self.keep:
-                self._properties.dropped = size
         self._due = BODY
+        self._is_first = size <= self.keep
+        if not self._is_first:
+            self._properties.dropped = size
         if size == 0:
             self._complete(b"")
 
-    def _take_body(self, data: bytes, offset: int, end: int) -> None:
+    def _take_piece(self, data: bytes, offset: int, end: int) -> None:
         size = end - offset
-        if size == self._missing and not (self._pieces or self._properties.dropped):
-            self._complete(data[offset:end])
-            return
         if size > self._missing:
             raise FaultError(f"a piece of {size} bytes where {self._missing} of a body are missing")
         self._missing -= size
+        self._is_first = False
         if self._takes and not self._properties.dropped:
             self._pieces.append(data[offset:end])
         if not self._missing:
