@@ -190,6 +190,8 @@ class Mutator:
         """What goes on in the place of *frame*."""
         if connection is self._holder:
             self._holder = None
+            # Two pieces of one body: which comes first nobody can tell.
+            self.alters = self.target == frame.kind == "body"
             return frame.data + self._held
         if self.done or frame.kind != self.target:
             return frame.data
