@@ -307,7 +307,7 @@ class Settings:
         startup_reconciliation_wait_seconds: Pause before an unclean task is
             probed or run again.
         reconcile_every_s: Between two looks for unfinished tasks of dead runs.
-        beat_s: Between two signs of life, for display.
+        beat_s: Between two looks whether this run may still act; signs of life are rarer.
         progress_every_s: Between two progress lines of a drain.
         host_gone_after_s: Absence of a host after which its directed tasks are given up.
         fanout_gone_after_s: As above for an instance and its fanouts.

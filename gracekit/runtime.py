@@ -48,7 +48,7 @@ from gracekit.hands import RecoveryHands
 from gracekit.leases.epoch import Epoch
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
-from gracekit.leases.members import MAX_SLOTS, Members, Seat, take_seat
+from gracekit.leases.members import BEAT_WRITTEN_S, MAX_SLOTS, Members, Seat, take_seat
 from gracekit.periodic import PeriodicJobs
 from gracekit.process import STANDARD_ERROR, ForkGuard, Process, leave_at_once, never_in_a_fork
 from gracekit.recovery.reconciler import Reconciler
@@ -776,6 +776,9 @@ class Runtime:
 
     async def _beat(self) -> None:
         """Show that the loop turns: in the store for listings, to systemd for its watchdog."""
+        # Whose sign of life is too old is taken for gone, with its fanouts.
+        gone_s = min(self.settings.fanout_gone_after_s, self.settings.host_gone_after_s)
+        written_s = min(BEAT_WRITTEN_S, gone_s / 4)
         watched = sdnotify.watchdog_interval_s() is not None
         while True:
             self._look_at_files()
@@ -784,7 +787,7 @@ class Runtime:
             self.telemetry.tell_left_out()
             self.telemetry.look_for_metrics()
             with contextlib.suppress(StoreError):
-                taken = await self.members.beat(self.phase.state.value)
+                taken = await self.members.beat(self.phase.state.value, written_s=written_s)
                 if taken is not None:
                     self._end_lost(taken)
                     self.coordinator.force()  # its tasks are others' now

@@ -32,6 +32,9 @@ _STOPPING: Final = "stopping"
 _ENDED: Final = "ended with "
 OFFERS: Final = 20
 """So many different versions are remembered."""
+BEAT_WRITTEN_S: Final = 15.0
+"""A sign of life is written so often, and a change of phase at once: at one a second an idle
+service wrote 0.4 GB a day."""
 BACK_WITHIN_S: Final = 300.0
 """So long after the end of a run, its instance may be about to start again."""
 
@@ -47,7 +50,8 @@ class Run:
         lock_path: File whose lock proves that it lives, as the run itself saw it.
         lock_file: Which file that was; None where an older gracekit wrote the row.
         phase: ServiceState, for display.
-        beat_at: Wall time of the last beat. It proves nothing, as clocks jump and loops block.
+        beat_at: Wall time of the last beat on record, some `BEAT_WRITTEN_S` old at most while it
+            lives. It proves nothing, as clocks jump and loops block.
         stop_at: Wall time of its stop-intent; None if none stands.
         exit_code: Of its stop record; None if it wrote none.
         verdict: How it ended; None until it was classified.
@@ -281,6 +285,7 @@ class Members:
         self.run_id = run_id
         self._service = service
         self._lock_directory = lock_directory
+        self._beaten: tuple[str, float] | None = None  # phase on record, and loop time of that
 
     async def join(
         self,
@@ -323,22 +328,21 @@ class Members:
         rows = await self._engine.commit(batch)
         return int(rows[0][0][0] or 1)
 
-    async def beat(self, phase: str) -> str | None:
-        """Refresh what listings show.
+    async def beat(self, phase: str, *, written_s: float = BEAT_WRITTEN_S) -> str | None:
+        """Look whether this run may act, and refresh what listings show.
+
+        Args:
+            phase: Of the service; a new one is written at once.
+            written_s: Seconds after which a sign of life is written again.
 
         Returns:
             Why this run may not act any more, as a sentence; None if it may. Others have taken
             its rows over, at the word of an operator.
         """
-        batch = Batch(Point.JOIN, durable=False)
-        batch.ask(
-            "UPDATE run SET beat_at = ?, phase = ? WHERE run_id = ? "
-            "RETURNING gone_by, gone_reason, adopted_by",
-            self._clock.wall(),
-            phase,
-            self.run_id,
+        await self._show(phase, written_s)
+        rows = await self._engine.query(
+            "SELECT gone_by, gone_reason, adopted_by FROM run WHERE run_id = ?", self.run_id
         )
-        rows = (await self._engine.commit(batch))[0]
         for gone_by, reason, adopted_by in rows:
             if gone_by is not None:
                 return f"{gone_by!s} said that this run is gone: {reason!s}"
@@ -346,8 +350,23 @@ class Members:
                 return f"run {adopted_by!s} has taken this run's rows over"
         return None
 
+    async def _show(self, phase: str, written_s: float) -> None:
+        now = self._clock.loop()
+        if self._beaten is not None:
+            shown, since = self._beaten
+            if shown == phase and now - since < written_s:
+                return
+        batch = Batch(Point.JOIN, durable=False)
+        batch.add(
+            "UPDATE run SET beat_at = ?, phase = ? WHERE run_id = ?",
+            *(self._clock.wall(), phase, self.run_id),
+        )
+        await self._engine.commit(batch)
+        self._beaten = phase, now
+
     def stop_intent(self, *, source: str, by: str, reason: str) -> Batch:
         """The record that this stop is meant; the first one stands."""
+        self._beaten = None  # it writes the phase, too
         batch = Batch(Point.STOP_INTENT)
         batch.add(
             "UPDATE run SET stop_at = ?, stop_source = ?, stop_by = ?, stop_reason = ?, "
@@ -362,6 +381,7 @@ class Members:
 
     async def withdraw_stop(self) -> None:
         """A drain was resumed: no stop is meant any more."""
+        self._beaten = None
         batch = Batch(Point.WITHDRAW_STOP)
         batch.add(
             "UPDATE run SET stop_at = NULL, stop_source = NULL, stop_by = NULL, "

@@ -902,6 +902,8 @@ async def test_a_lease_that_lands_after_its_job_was_cancelled_is_given_back(
     leaves no lease behind.
     """
 
+    world.expects_faults = True  # the stop-intent is behind it
+
     @svc.periodic(every=10, singleton=True)
     async def sweep(ctx: Context) -> None: ...
 
@@ -1091,6 +1093,7 @@ async def test_a_drain_by_control_verb_can_be_resumed_while_it_waits(world: Worl
     await doors.wait(4)
     await asyncio.sleep(3)
     assert len(ticks) > before
+    assert run_row(world)["phase"] == "serving"
     assert set(doors.ended) == {0, 1, 2, 3}
     report = await life.drain()
     assert (report.exit_code, report.given_back) == (0, 0)
@@ -1407,7 +1410,7 @@ async def test_a_hand_over_that_hangs_holds_nobody(world: World, svc: Service):
             {"count of holds", "freeing of rows", "count of rows", "stop record"},
             75,  # what is left is not known
         ),
-        ("store", "stop_intent", {"stop-intent"}, 0),
+        ("store", "stop_intent", {"stop-intent", "freeing of rows", "stop record"}, 0),
         ("store", "stop_record", {"stop record"}, 0),
         ("transport", "cancel", {"close of the ops intake"}, 0),
     ],

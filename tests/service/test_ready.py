@@ -104,6 +104,26 @@ async def test_a_service_that_starts_or_stops_is_not_ready(
     assert life.runtime.not_ready == "it is stopped"
 
 
+async def test_an_idle_service_writes_next_to_nothing(world: World, svc: Service):
+    """
+    Its lock proves that it lives. Its phase is on record at once, and for listings a sign of life
+    of the last 15 s.
+    """
+    life = await world.start(svc)
+    await asyncio.sleep(60)
+    before = world.disk.total_changes()
+    for _ in range(600):
+        await asyncio.sleep(1)
+        (run,) = world.rows("SELECT beat_at, phase FROM run")
+        assert world.clock.wall() - run["beat_at"] <= 16
+    written = world.disk.total_changes() - before
+    await life.runtime.coordinator.quiet()
+    await asyncio.sleep(1)
+
+    assert written <= 600 / 15 + 600 / 30 + 5  # signs of life, looks of recovery
+    assert world.rows("SELECT phase FROM run") == [{"phase": "quiet"}]
+
+
 @pytest.mark.parametrize(
     ("part", "step"),
     [
