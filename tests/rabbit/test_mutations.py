@@ -130,12 +130,13 @@ class Fuzz:
         self._line = line
         self._service = service
         self._kinds: Counter[str] = Counter()
+        self._ids: set[str] = set()
         self._refused = 0  # on record before this mutation
 
     async def mutate(self, number: int) -> None:
         """Change one frame while some casts pass, and see what becomes of these."""
         seed = f"{SEED}-{number}"
-        self._refused = self._count("state IN ('rejected', 'failed')")
+        self._refused = self._refusals()
         self._line.mutator = mutator = Mutator(seed)
         if mutator.target == "answer":
             self._proxy.cut()  # upon which a client asks the broker for this and that
@@ -155,6 +156,7 @@ class Fuzz:
     async def _cast(self, seed: str, before: int) -> list[str]:
         dice = random.Random(f"{seed}-{before}")
         ids = [f"{seed}-{n}" for n in range(before, before + CASTS)]
+        self._ids |= {*ids}
         for request_id in ids:
             context = {"blob": "x" * BIG} if dice.random() < 0.25 else {}
             view = self._client.prepare(request_id=request_id, context=context)
@@ -197,13 +199,22 @@ class Fuzz:
         queues = self._site.broker.queues(self._site.vhost)
         if queues["shop_dead"].ready > self.found["kept as a dead letter"]:
             return "kept as a dead letter"
-        if self._count("state IN ('rejected', 'failed')") > self._refused:
-            return "refused or failed, on record"  # an argument of another name, or kind
-        others = self._count("state = 'succeeded' AND request_id NOT LIKE ?", f"{SEED}-%")
+        if self._refusals() > self._refused:
+            return "refused or failed, on record"  # an argument of another name, an id of another
+        done = {
+            row["request_id"]
+            for row in self._site.rows("SELECT request_id FROM task WHERE state = 'succeeded'")
+        }
+        others = len(done - self._ids)
         return "done under another id" if others > self.found["done under another id"] else ""
 
-    def _count(self, where: str, *params: str) -> int:
-        (row,) = self._site.rows(f"SELECT count(*) AS n FROM task WHERE {where}", *params)
+    def _refusals(self) -> int:
+        """A request under the id of another is counted and has no row."""
+        (row,) = self._site.rows("SELECT sum(n) AS n FROM tally WHERE what = 'rejected'")
+        return int(row["n"] or 0) + self._count("state = 'failed'")
+
+    def _count(self, where: str) -> int:
+        (row,) = self._site.rows(f"SELECT count(*) AS n FROM task WHERE {where}")
         return int(row["n"])
 
     def memory(self) -> int:
