@@ -208,6 +208,7 @@ def test_settings_have_the_defaults_that_the_readme_says():
         if variable.startswith("GRACEKIT_"):
             value = getattr(settings, fields[variable])
             shown = format_duration(value) if isinstance(value, float) else str(value)
+            shown = shown.lower() if isinstance(value, bool) else shown
             expected = {None: WITHOUT.get(variable), settings.host: "the host's name"}
             assert said == expected.get(value, shown), variable
 

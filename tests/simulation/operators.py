@@ -43,12 +43,15 @@ class Operator:
             await asyncio.sleep(self._rng.expovariate(orders / within_s))
             if not self._story.ledger.is_ready:
                 continue
+            verb = self._rng.choice(list(Verb))
+            # What has failed may be retried too; the other verbs are for what has not ended.
+            failed = "state IN ('failed', 'errored')" if verb is Verb.RETRY else "0"
             rows = self._story.machine.rows(
-                "SELECT request_id, recipient, owner FROM task WHERE finished_at IS NULL "
-                "AND on_interrupt <> 'requeue' ORDER BY id"
+                "SELECT request_id, recipient, owner FROM task "
+                f"WHERE (finished_at IS NULL OR {failed}) AND on_interrupt <> 'requeue' ORDER BY id"
             )
             if rows:
-                await self._order(client, self._rng.choice(rows), self._rng.choice(list(Verb)))
+                await self._order(client, self._rng.choice(rows), verb)
 
     async def _order(self, client: Any, row: dict[str, Any], verb: Verb) -> None:
         story = self._story
