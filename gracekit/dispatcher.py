@@ -626,17 +626,18 @@ class Dispatcher:
             ran_s=ran_s,
         )
         if outcome.state is TaskState.FAILED and outcome.failure is not None:
-            error, trace = _words_of_failure(job, failure_from(outcome.failure))
+            failure = failure_from(outcome.failure)
+            with_trace = self._telemetry.log_failures == "traceback"
             self._telemetry.emit(
                 "task.failed",
                 level=logging.DEBUG if end.expected else None,
-                trace=trace if self._telemetry.log_failures == "traceback" else "",
+                trace=_masked(job, "".join(failure.tb)) if with_trace else "",
                 task_id=task.request_id,
                 method=task.method,
                 channel=task.lane.word,
                 resource=task.resource,
                 attempt=task.attempt,
-                error=error,
+                error=_words_of_failure(job, failure),
                 ran_s=ran_s,
             )
 
@@ -828,10 +829,9 @@ def _since(moment: float | None, now: float) -> float | None:
     return None if moment is None else round(now - moment, 1)
 
 
-def _words_of_failure(job: Job, failure: Failure) -> tuple[str, str]:
-    """Class and message, and the traceback, without what the request has sent."""
-    error = f"{failure.exc_class}: {_masked(job, failure.message)}"
-    return error.removesuffix(": "), _masked(job, "".join(failure.tb))
+def _words_of_failure(job: Job, failure: Failure) -> str:
+    """Class and message, without what the request has sent."""
+    return f"{failure.exc_class}: {_masked(job, failure.message)}".removesuffix(": ")
 
 
 def _masked(job: Job, text: str) -> str:

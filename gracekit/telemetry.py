@@ -45,6 +45,11 @@ LONGEST_LIST: Final = 100
 INDENT: Final = "  "
 SHORTEST_MASKED: Final = 4
 """Shorter values of a request are no secrets, and part of many words."""
+MOST_MASKED: Final = 32
+MOST_COMPARED: Final = 1000
+"""Texts of a request that are looked for in an error."""
+LONGEST_NAME: Final = 40
+_WITHHELD: Final = "<too much of the request stands in it to be shown>"
 
 LogFormat = Literal["auto", "text", "json"]
 LogFailures = Literal["line", "traceback", "off"]
@@ -649,24 +654,58 @@ def masked(text: str, *sent: object, known: str = "") -> str:
     """*text* with `<name>` in the place of each text that one of *sent* holds under that name.
 
     For what an application says of a request: arguments and contexts are their callers' secrets.
-    Texts below 4 characters stay, and what the application has rewritten.
+    Texts below 4 characters stay, and what the application has rewritten. Where very many of them
+    stand in *text*, all of it is withheld.
 
     Args:
         text: An error's message, for example.
         sent: Arguments and context of the request, plain JSON data; a damaged row may hold any.
         known: A value that is told anyway: the name of its resource.
     """
-    quoted = {
-        form: name
-        for given in sent
-        for name, value in (given if isinstance(given, Mapping) else {"request": given}).items()
-        for part in _texts(value)
-        for form in (part, repr(part)[1:-1])
-        if len(form) >= SHORTEST_MASKED and part != known and form in text
-    }
-    for form in sorted(quoted, key=len, reverse=True):
-        text = text.replace(form, f"<{quoted[form]}>")
-    return text
+    found: dict[str, str] = {}
+    # Forms are compared with the text only where it has their first characters: a request can hold
+    # tens of thousands of texts, and an error repeats few of them.
+    begins = {text[at : at + SHORTEST_MASKED] for at in range(len(text) - SHORTEST_MASKED + 1)}
+    compared = 0
+    for name, form in _forms(sent, known):
+        if form in found:
+            found[form] = name
+        elif form[:SHORTEST_MASKED] in begins:
+            compared += 1
+            if form in text:
+                found[form] = name
+            if len(found) > MOST_MASKED or compared > MOST_COMPARED:
+                return _WITHHELD
+    return _without(text, found) if found else text
+
+
+def _forms(sent: Iterable[object], known: str) -> Iterator[tuple[str, str]]:
+    """Name and form of each text that may stand in an error: as it is, and as its repr has it."""
+    for given in sent:
+        for name, value in (given if isinstance(given, Mapping) else {"request": given}).items():
+            for part in _texts(value):
+                if part != known and len(part) >= SHORTEST_MASKED:
+                    yield str(name), part
+                    yield str(name), repr(part)[1:-1]
+
+
+def _without(text: str, found: Mapping[str, str]) -> str:
+    """*text* with a name in the place of each run of characters that forms of *found* cover."""
+    spans = [span for form, name in found.items() for span in _spans(text, form, name)]
+    spans.sort(key=lambda span: (span[0], -span[1]))
+    pieces, shown_to = [], 0
+    for begin, end, name in spans:
+        if begin >= shown_to:
+            pieces += [text[shown_to:begin], f"<{name[:LONGEST_NAME]}>"]
+        shown_to = max(shown_to, end)
+    return "".join([*pieces, text[shown_to:]])
+
+
+def _spans(text: str, form: str, name: str) -> Iterator[tuple[int, int, str]]:
+    at = text.find(form)
+    while at >= 0:
+        yield at, at + len(form), name
+        at = text.find(form, at + len(form))
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -687,7 +726,9 @@ def _word(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(_word(item) for item in value) or "-"
     text = str(value)
-    return text if _PLAIN.fullmatch(text) else '"' + text.replace('"', r"\"") + '"'
+    if _PLAIN.fullmatch(text):
+        return text
+    return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
 
 
 # -- logging ----------------------------------------------------------------------
@@ -817,7 +858,7 @@ class TextFormatter(logging.Formatter):
         """One line, and a traceback if there is one."""
         when = time.strftime("%H:%M:%S", time.localtime(record.created))
         message = escape(record.getMessage(), longest=8192)
-        origin = "" if record.name == LOGGER else f"{record.name}: "
+        origin = "" if record.name == LOGGER else f"{escape(record.name)}: "
         request = "" if record.name == LOGGER else getattr(record, "gracekit_request_id", "")
         ending = f" task_id={_word(clean(request))}" if request else ""
         line = f"{when} {record.levelname:<7} {origin}{message}{ending}"

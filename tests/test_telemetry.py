@@ -410,6 +410,67 @@ def test_what_a_request_has_sent_is_masked(text, shown):
     assert masked(text, args, {"vm": "vm-1"}, context, known="vm-1") == shown
 
 
+def bomb() -> tuple[str, dict[str, str]]:
+    """A context whose names hold the texts of others: each replacement would make more of them."""
+    words = [chr(97 + n) * (20 - n) for n in range(16)]
+    context = {(words[n + 1] if n + 1 < 16 else "z") * 40: words[n] for n in range(16)}
+    return " ".join(words), context
+
+
+@pytest.mark.parametrize("kind", ["names of texts", "many texts", "texts that begin alike"])
+def test_masking_costs_little_whatever_was_sent(kind: str):
+    """
+    Its text does not grow, and a request of a megabyte does not hold the loop.
+    """
+    text, context = bomb()
+    args: dict[str, list[str]] = {}
+    if kind == "many texts":
+        args = {"names": [f"name-{n:08}" for n in range(50_000)]}
+    elif kind == "texts that begin alike":
+        text, args = "y" * 16_000, {"names": ["y" * 8 + str(n) for n in range(50_000)]}
+    begun = time.thread_time()
+
+    shown = masked(text, context, args)
+
+    assert time.thread_time() - begun < 0.3
+    assert len(shown) < 12 * len(text)
+    assert "aaaa" not in shown
+
+
+def test_a_text_that_repeats_much_of_a_request_is_withheld():
+    """
+    Rather than shown with a part of it.
+    """
+    args = {f"n{n}": f"secret-{n:04}" for n in range(100)}
+
+    assert "secret" not in masked(" ".join(args.values()), args)
+
+
+def test_a_value_cannot_forge_a_field_of_a_text_line(root):
+    """
+    Quotes and backslashes are escaped, so that a reader finds where a value ends.
+    """
+    stream = io.StringIO()
+    configure_logging("text", stream=stream)
+
+    Telemetry().emit("store.error", what='vm1\\" state=ok y="', error="-")
+
+    assert stream.getvalue().endswith('what="vm1\\\\\\" state=ok y=\\"" error=-\n')
+
+
+def test_the_name_of_a_logger_forges_no_line(root):
+    """
+    An application may name loggers by what it was sent.
+    """
+    stream = io.StringIO()
+    configure_logging("text", stream=stream)
+
+    logging.getLogger("x.\n00:00:00 CRITICAL forged\x1b").warning("text")
+
+    assert stream.getvalue().count("\n") == 1
+    assert "\x1b" not in stream.getvalue()
+
+
 def test_a_line_break_in_an_exception_forges_no_line(root):
     """
     Each line of a traceback is escaped and indented, as its message may come from the wire.
