@@ -48,7 +48,7 @@ _HOST: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_QUEUE}}}")
 _TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
-_URL_SECRET: Final = re.compile(r"(?<=://)(?!/).*@", re.DOTALL)  # a password may hold anything
+_URL_SECRET: Final = re.compile(r"(?<=://)(?!/)\S*@")  # of a text; a URL is shown by `shown_url`
 _OPTION_VALUE: Final = re.compile(r"=[^&]+")
 # Where a login seems to stand for host and port; brackets are an address's own.
 _NO_PORT: Final = re.compile(r"\[[^\]]*\]|:(?!\d*(?:,|$))[^,]*")

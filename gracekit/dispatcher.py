@@ -410,7 +410,8 @@ class Dispatcher:
             return
         # Ours and open, and yet this copy is what the tracker knows: its entry was in doubt.
         job.in_doubt = row.owner == self._journal.run_id and row.finished_at is None
-        if not request.repeats(row):
+        # An id belongs to the store, and another service may have used it.
+        if row.service != self._journal.service or not request.repeats(row):
             await self._refuse_conflict(job)
             return
         await self._journal.tally(

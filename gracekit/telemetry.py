@@ -780,10 +780,18 @@ def logging_around(
         logging.lastResort = handler  # what Python asks as long as the root has no handler
         root.setLevel(ours)
     yield
+    _enable()  # `dictConfig` and `fileConfig` disable loggers that are there before them
     if overrides or not _is_configured(root, ours):
         _install(handler, level)
     elif root.level is ours:
         root.setLevel(before)
+
+
+def _enable() -> None:
+    """Let the loggers of gracekit be heard again."""
+    loggers = logging.getLogger().manager.loggerDict
+    for name in (LOGGER, *(name for name in loggers if name.startswith(f"{LOGGER}."))):
+        logging.getLogger(name).disabled = False
 
 
 class _OurLevel(int):

@@ -458,6 +458,17 @@ def test_a_value_cannot_forge_a_field_of_a_text_line(root):
     assert stream.getvalue().endswith('what="vm1\\\\\\" state=ok y=\\"" error=-\n')
 
 
+def test_what_follows_a_url_is_shown():
+    """
+    Its login alone is left out, though a later word holds an at-sign.
+    """
+    text = (
+        "GET https://u:p@api.example.org/v1 answered 503; ask team@example.org, or write @ as %40"
+    )
+
+    assert escape(text) == text.replace("u:p@", "***@")
+
+
 def test_the_name_of_a_logger_forges_no_line(root):
     """
     An application may name loggers by what it was sent.

@@ -11,6 +11,7 @@ from gracekit.cli.text import plural, safe
 from gracekit.errors import GracekitError
 from gracekit.leases.members import Run
 from gracekit.tracker.orders import Case, cases
+from gracekit.tracker.task import TaskState
 
 LISTED: Final = 5
 _ABOVE_ALL: Final = chr(0x10FFFF)
@@ -104,6 +105,8 @@ async def _rows(
     else:
         between = "request_id >= ? AND request_id < ? ORDER BY id DESC LIMIT 100"
         found = await cases(records.engine, between, [word, word + _ABOVE_ALL])
+    # A refused request may have had the id of a task, which is the one that is meant.
+    found = [case for case in found if case.state is not TaskState.REJECTED] or found
     runs = {run.run_id: run for run in await records.runs()}
     if instance is not None:
         found = [case for case in found if _is_of(case, instance, runs)]

@@ -200,6 +200,7 @@ class TaskRow:
     alone: bool
     hook_crashes: int
     caller_hash: str | None
+    service: str
 
 
 ROW_COLUMNS: Final = (
@@ -207,7 +208,7 @@ ROW_COLUMNS: Final = (
     "context, content_hash, on_interrupt, settle_s, resource_kind, resource_id, state, reason, "
     "detail, owner, cut, not_before, attempts, crashes, token, cursor, accepted_at, started_at, "
     "finished_at, expires_at, next_check, waiting_since, result, failure, errored_due, alone, "
-    "hook_crashes, caller_hash"
+    "hook_crashes, caller_hash, service"
 )
 
 

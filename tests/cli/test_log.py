@@ -153,6 +153,28 @@ def test_the_logging_of_an_application_stands(tmp_path: Path):
         assert json.loads(run.seen[-1])["event"] == "service.serving"
 
 
+DICT_CONFIG = """
+import logging.config
+logging.config.dictConfig({
+    "version": 1,
+    "formatters": {"f": {"format": "DICT %(name)s %(message)s"}},
+    "handlers": {"h": {"class": "logging.StreamHandler", "formatter": "f"}},
+    "root": {"level": "INFO", "handlers": ["h"]},
+})
+"""
+
+
+def test_a_dict_config_disables_no_line_of_gracekit(tmp_path: Path):
+    """
+    Python's default there disables each logger that exists before it, gracekit's too.
+    """
+    write_service(tmp_path, text=SERVICE + DICT_CONFIG)
+    with Started(tmp_path, "run", "compute") as run:
+        run.wait_line("DICT gracekit service.serving")
+    with Running(tmp_path, "--json") as run:
+        assert json.loads(run.seen[-1])["event"] == "service.serving"
+
+
 # -- a drain, read from the log alone ------------------------------------------------------------
 
 DRAINED = """

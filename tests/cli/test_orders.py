@@ -391,3 +391,20 @@ async def stay(ctx: Context) -> None:
     assert "asked; it ends when its handler has returned" in asked.out
     assert listed[0]["cancelled_by"] == "operator"
     assert short.json["done"] is False
+
+
+def test_a_refused_repetition_does_not_hide_its_task(directory: Path):
+    """
+    Whoever sends a task's id again with other arguments must not keep operators from it.
+    """
+    with Running(directory) as run:
+        gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--id", "order-1")
+        run.wait_line("at work")
+        gracekit(directory, "cast", "compute", "work", "vm=vm-2", "--id", "order-1")
+        run.wait_line("task.rejected")
+        shown = gracekit(directory, "tasks", "show", "order-1")
+        ended = gracekit(directory, "tasks", "cancel", "order-1", "--reason", "r")
+
+    assert shown.code == 0, shown
+    assert "rejected" not in shown.out.splitlines()[0]
+    assert ended.code == 0, ended

@@ -472,6 +472,32 @@ async def test_a_recorded_answer_is_for_its_caller_alone(
     assert done == ["ann"]
 
 
+async def test_a_request_id_of_another_service_is_refused(world: World, svc: Service):
+    """
+    Services that share a store share its ids: neither gets the other's answer, nothing is lost.
+    """
+    other = Service("volume")
+    done = []
+    for service in (svc, other):
+
+        @service.rpc
+        async def work(ctx: Context) -> str:
+            done.append(ctx.request_id)
+            return "done"
+
+    for service in (svc, other):
+        await world.start(service)
+    await (await world.client(svc)).prepare(request_id="same").call("work")
+
+    with pytest.raises(ConflictingRequestError):
+        await (await world.client(other)).prepare(request_id="same").call("work")
+
+    assert done == ["same"]
+    assert world.rows("SELECT service FROM task WHERE state = 'rejected'") == [
+        {"service": "volume"}
+    ]
+
+
 @pytest.mark.parametrize("keys", ["", "tenant", ["tenant", "roles"]])
 async def test_a_setting_says_by_what_callers_are_told_apart(
     world: World, svc: Service, keys: str | list[str]

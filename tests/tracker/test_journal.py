@@ -216,6 +216,7 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
         errored_due=False,
         alone=False,
         hook_crashes=0,
+        service="compute",
         caller_hash="",
     )
     assert book.world.rows("SELECT * FROM reply") == [
