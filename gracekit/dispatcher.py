@@ -544,15 +544,16 @@ class Dispatcher:
                 crashes=job.suspicion.crashes,
                 for_s=job.suspicion.apart_s,
             )
-        self._telemetry.emit(
-            "task.started",
-            level=self._level_of(task),
-            task_id=task.request_id,
-            method=task.method,
-            channel=task.lane.word,
-            resource=task.resource,
-            attempt=task.attempt,
-        )
+        if self._telemetry.hears("task.started", level := self._level_of(task)):
+            self._telemetry.emit(
+                "task.started",
+                level=level,
+                task_id=task.request_id,
+                method=task.method,
+                channel=task.lane.word,
+                resource=task.resource,
+                attempt=task.attempt,
+            )
         job.unended = True
         ctx = Context(
             task,
@@ -615,17 +616,18 @@ class Dispatcher:
             return  # the drain has told of it: it returned in the same moment
         job.unended = False
         ran_s = round(seconds, 3)
-        self._telemetry.emit(
-            "task.finished",
-            level=self._level_of(task),
-            task_id=task.request_id,
-            method=task.method,
-            channel=task.lane.word,
-            resource=task.resource,
-            attempt=task.attempt,
-            outcome=outcome.state.word,
-            ran_s=ran_s,
-        )
+        if self._telemetry.hears("task.finished", level := self._level_of(task)):
+            self._telemetry.emit(
+                "task.finished",
+                level=level,
+                task_id=task.request_id,
+                method=task.method,
+                channel=task.lane.word,
+                resource=task.resource,
+                attempt=task.attempt,
+                outcome=outcome.state.word,
+                ran_s=ran_s,
+            )
         if outcome.state is TaskState.FAILED and outcome.failure is not None:
             failure = failure_from(outcome.failure)
             with_trace = self._telemetry.log_failures == "traceback"

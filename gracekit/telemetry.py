@@ -414,6 +414,12 @@ class Telemetry:
         """Measure only if the process has a meter provider by now."""
         self._is_measured = _somebody_measures()
 
+    def hears(self, event: str, level: int | None) -> bool:
+        """Whether anybody listens to *event*: asked before two that each request has are made."""
+        if self._is_measured or self._subscribers:
+            return True
+        return self._logger.isEnabledFor(CATALOGUE[event].level if level is None else level)
+
     def emit(
         self,
         event: str,

@@ -71,7 +71,8 @@ class Ended:
         self._ended[known] = None
         if len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]
-        self._forget_owed(known)
+        if self._owed:
+            self._forget_owed(known)
         if owed is not None:
             self._owed[known] = owed
             self._owed_bytes += _size_of(owed)

@@ -67,10 +67,14 @@ def excess_of(text: str | bytes) -> str | None:
     Counted in the text before anything is parsed, because one message must not hold the event
     loop for more than some 50 ms: 1 MiB has room for 350,000 lists.
     """
-    raw = text.encode(errors="surrogatepass") if isinstance(text, str) else text
-    if _is_small(raw):
+    if isinstance(text, str):
+        # Nearly all are short, and need no copy in bytes.
+        if len(text) <= _FEW and text.count("[") + text.count("{") <= MAX_DEPTH:
+            return None
+        text = text.encode(errors="surrogatepass")
+    if _is_small(text):
         return None
-    raw = _outside_strings(raw)
+    raw = _outside_strings(text)
     nodes = raw.translate(None, _NOT_NODES)
     if len(nodes) > 2 * MAX_NODES:  # each has a bracket at either end
         return f"more than {MAX_NODES} lists and objects"
