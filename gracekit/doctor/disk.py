@@ -74,10 +74,10 @@ def check_directory(path: Path) -> Finding:
             mend if os.geteuid() else "have it mounted writable",
         )
     if mode & stat.S_IWOTH:
-        return warn(
+        return fail(
             "directory",
-            f"{directory} has mode {mode:04o}: anybody may be the first to make a file or "
-            "directory that a service needs there, and keep it from starting",
+            f"{directory} has mode {mode:04o}: anybody may be the first to make a file that a "
+            "service needs there, and so own and read it",
             "give the file a path in a directory of its own: mkdir -m 700",
         )
     if mode & stat.S_IWGRP:

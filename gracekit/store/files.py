@@ -2,7 +2,8 @@
 
 Closing any descriptor of a database file drops every lock that this process
 holds on it. So the file is created before SQLite connects, and from then on
-nothing here opens it, its `-wal` or its `-shm`; all checks go by name.
+nothing here opens it, its `-wal` or its `-shm`; all checks go by name, before SQLite
+opens them and after.
 
 Whoever owns a directory can take away what is in it. So a database, and the
 directories of locks and bells beside it, must belong to this process's user; the
@@ -134,12 +135,15 @@ def connect_writer(
     """Open the one connection of this process that writes, with its settings proved.
 
     Raises:
-        ConfigError: not a database, not writable, or it cannot be set to WAL.
+        ConfigError: not a database, not writable, it cannot be set to WAL, or its -wal or -shm
+            is not this process's own.
         DependencyError: SQLite cannot open it.
     """
     connection = _connect(path, apsw.SQLITE_OPEN_READWRITE, busy_timeout_s)
     try:
         _set_up(connection, path, synchronous)
+        for suffix in OPEN_SUFFIXES:  # SQLite takes a log that is there, whoever made it
+            _check_file(path.with_name(path.name + suffix))
     except apsw.NotADBError as error:
         connection.close()
         raise ConfigError(
@@ -159,11 +163,23 @@ def connect_reader(path: Path, *, busy_timeout_s: float) -> apsw.Connection:
 
 
 def open_turn(path: Path) -> Turn:
-    """The turn of the processes that write the database at *path*."""
+    """The turn of the processes that write the database at *path*.
+
+    Raises:
+        ConfigError: what stands there is not this process's own file.
+        DependencyError: the disk did not do it.
+    """
+    place = path.with_name(path.name + "-turn")
     try:
-        return Turn(path.with_name(path.name + "-turn"))
+        turn = Turn(place)
     except OSError as error:
         raise _refusal(path, error) from error
+    try:
+        _check_own(place, turn.info())
+    except BaseException:
+        turn.close()
+        raise
+    return turn
 
 
 def open_memory() -> apsw.Connection:
@@ -237,8 +253,17 @@ def _check_directory(directory: Path) -> None:
             f"{os.geteuid()}: its owner could take the store away; {run_as(info.st_uid)}, or give "
             f"the store a path in a directory of uid {os.geteuid()} or root"
         )
-    if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-        raise _writable(directory)
+    if info.st_mode & stat.S_IWOTH:
+        raise _shared(directory) if info.st_mode & stat.S_ISVTX else _writable(directory)
+
+
+def _shared(directory: Path) -> ConfigError:
+    """As /tmp, which must stay as it is."""
+    return ConfigError(
+        f"{directory} can be written by everyone: whoever is first to make a file there owns it "
+        f"and reads what is in it; give the file a path in a directory of its own: "
+        f"mkdir -m 700 {shlex.quote(str(directory / 'gracekit'))}"
+    )
 
 
 def _writable(directory: Path) -> ConfigError:
@@ -298,6 +323,16 @@ def _check_file(path: Path) -> None:
         raise ConfigError(
             f"{path} is a symbolic link; give the store its real path {os.path.realpath(path)}"
         )
+    _check_own(path, info)
+    if is_mount_point(path):
+        raise ConfigError(
+            f"{path} is a mount point, one file mounted by itself, without the -wal and -shm that "
+            f"are beside it: two processes would keep two logs of one file; mount its directory"
+        )
+
+
+def _check_own(path: Path, info: os.stat_result) -> None:
+    """What is at *path* is a plain file of ours, under one name and closed to others."""
     if not stat.S_ISREG(info.st_mode):
         raise ConfigError(f"{path} is no regular file; give the store another path")
     if info.st_uid != os.geteuid():
@@ -310,11 +345,6 @@ def _check_file(path: Path) -> None:
             f"{path} has {info.st_nlink} names, and SQLite finds -wal and -shm by name: two "
             f"processes would keep two logs of one file; leave one of those that this shows: "
             f"find / -samefile {shlex.quote(str(path))}"
-        )
-    if is_mount_point(path):
-        raise ConfigError(
-            f"{path} is a mount point, one file mounted by itself, without the -wal and -shm that "
-            f"are beside it: two processes would keep two logs of one file; mount its directory"
         )
     if info.st_mode & stat.S_IRWXO:
         raise ConfigError(

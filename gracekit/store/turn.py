@@ -29,6 +29,10 @@ class Turn:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(path, flags, 0o600)
 
+    def info(self) -> os.stat_result:
+        """Of the file that is open, whatever stands under its name by now."""
+        return os.fstat(self._fd)
+
     def take(self) -> None:
         """Wait until no other process has the turn: without a limit, if one of them is frozen."""
         while True:

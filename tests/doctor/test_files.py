@@ -125,17 +125,19 @@ def test_a_directory_that_others_can_list_is_a_warning(place):
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"), [(0o2770, "members of group"), (0o1777, "anybody")], ids=["group", "sticky"]
+    ("mode", "level", "said"),
+    [(0o2770, Level.WARN, "members of group"), (0o1777, Level.FAIL, "anybody")],
+    ids=["group", "sticky"],
 )
-def test_a_directory_that_others_can_write_is_a_warning(place, mode, said):
+def test_a_directory_that_others_can_write_is_found(place, mode, level, said):
     """
-    Who may write it can take the files away, or be first with a name.
+    A group is often the service's own; everybody never is, and no service starts there.
     """
     place.chmod(mode)
 
     found = disk.check_directory(place / "store.db")
 
-    assert (found.level, said in found.seen) == (Level.WARN, True)
+    assert (found.level, said in found.seen) == (level, True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a directory of another uid takes root")

@@ -17,7 +17,13 @@ import pytest
 
 from gracekit.errors import ConfigError
 from gracekit.life import LifeLock
-from gracekit.store.files import check_place, make_directory, prepare_file
+from gracekit.store.files import (
+    check_place,
+    connect_writer,
+    make_directory,
+    open_turn,
+    prepare_file,
+)
 
 STRANGER: Final = 4242
 OTHER: Final = 4343
@@ -92,6 +98,71 @@ def test_directories_of_root_and_our_own_will_do(tmp_path: Path, owner: int):
 
     assert as_other("prepare_file(Path(sys.argv[2]))", place / "store.db") == ""
     assert (place / "store.db").stat().st_uid == OTHER
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777], ids=["open", "sticky"])
+def test_a_directory_that_everybody_may_write_is_refused(database: Path, mode: int):
+    """
+    Also a sticky one, as /tmp: whoever is first to make the -wal there owns it and reads it.
+    """
+    database.parent.chmod(mode)
+
+    with pytest.raises(ConfigError, match="can be written by everyone") as caught:
+        prepare_file(database)
+    assert not database.exists()
+    assert ("chmod o-w" in str(caught.value)) == (mode == 0o777)  # never of /tmp
+
+
+@needs_root
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+def test_a_log_of_somebody_else_that_came_since_is_refused(database: Path, suffix: str):
+    """
+    SQLite takes a -wal that is there, whoever made it, and would write every request into it.
+    """
+    real = prepare_file(database)
+    log = real.with_name(real.name + suffix)
+    log.touch(mode=0o600)
+    give(log, STRANGER)
+
+    with pytest.raises(ConfigError, match=f"{suffix} belongs to uid {STRANGER}"):
+        connect_writer(real, synchronous="FULL", busy_timeout_s=1)
+
+
+def a_strangers_turn(path: Path) -> None:
+    path.touch(mode=0o600)
+    give(path, STRANGER)
+
+
+def an_open_turn(path: Path) -> None:
+    path.touch()
+    path.chmod(0o666)
+
+
+def a_linked_turn(path: Path) -> None:
+    path.touch(mode=0o600)
+    path.with_name("other").hardlink_to(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        pytest.param(a_strangers_turn, f"belongs to uid {STRANGER}", marks=needs_root),
+        (an_open_turn, "has mode 0666"),
+        (a_linked_turn, "has 2 names"),
+    ],
+    ids=["stranger's", "open", "hard link"],
+)
+def test_a_turn_that_came_since_is_judged_when_it_is_open(
+    database: Path, spoil: Callable[[Path], None], said: str
+):
+    """
+    What the descriptor shows cannot be exchanged any more; the lock of a stranger stops all.
+    """
+    real = prepare_file(database)
+    spoil(real.with_name(real.name + "-turn"))
+
+    with pytest.raises(ConfigError, match=said):
+        open_turn(real)
 
 
 @needs_root
@@ -304,7 +375,7 @@ def test_a_lock_file_is_our_own_plain_file(
 @needs_root
 def test_a_lock_that_we_may_not_even_open_is_known_as_a_strangers(database: Path):
     """
-    In a sticky directory a stranger's lock says nothing of who runs here.
+    A stranger's lock says nothing of who runs here.
     """
     path = database.with_name("one.lock")
     a_strangers_lock(path)
