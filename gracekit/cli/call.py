@@ -11,7 +11,7 @@ import click
 
 from gracekit.cli.main import ERROR, end, exit_code_of
 from gracekit.cli.options import Options, common
-from gracekit.cli.text import json_text, safe
+from gracekit.cli.text import json_text, safe, verbatim_json
 from gracekit.clock import Clock
 from gracekit.config import BROKERS, Settings, sqlite_path
 from gracekit.errors import DependencyError, GracekitError, RemoteError
@@ -75,7 +75,7 @@ def call(
     except Exception as error:  # noqa: BLE001 - a remote one may be any builtin
         _tell_failure(error, request_id, as_json=options.as_json)
     shown = {"request_id": request_id, "result": result} if options.as_json else result
-    click.echo(json_text(shown))
+    click.echo(verbatim_json(shown))
 
 
 @click.command()
@@ -110,7 +110,7 @@ def cast(
 
     asyncio.run(_with_client(options.settings, topic, send))
     shown = {"request_id": request_id, "fanout": fanout}
-    click.echo(json_text(shown) if options.as_json else safe(request_id))
+    click.echo(verbatim_json(shown) if options.as_json else safe(request_id))
 
 
 def _prepare(client: RpcClient, **options: Any) -> ClientView:

@@ -22,7 +22,7 @@ from gracekit.cli.reach import Answer, Desk
 from gracekit.cli.records import Records, is_named, label
 from gracekit.cli.show import show
 from gracekit.cli.status import LONGEST_WHY
-from gracekit.cli.text import duration, json_text, redacted, safe, table
+from gracekit.cli.text import duration, json_text, safe, table
 from gracekit.clock import age_s
 from gracekit.leases.members import Run
 from gracekit.life import Answer as LifeAnswer
@@ -146,7 +146,7 @@ def tasks(
             _look(records, options.instance, resource=resource, states=states, limit=limit)
         )
     if options.as_json:
-        listed = [redacted(entry.as_json()) for entry in entries]
+        listed = [entry.as_json() for entry in entries]
         click.echo(json_text({"tasks": listed, "more": more, "not_heard": silent}))
         return
     click.echo(table(_HEADERS, [_row(entry) for entry in entries]) if entries else "no tasks")

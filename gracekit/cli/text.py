@@ -30,24 +30,31 @@ def safe(value: object, *, longest: int = LONGEST_TEXT) -> str:
     return escape(text, longest=longest) or "-"
 
 
-def json_text(value: Any, *, indent: int | None = 2) -> str:
-    """*value* as JSON text; letters stay readable, control and other unseen ones are escaped."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+def json_text(value: Any) -> str:
+    """*value* as JSON text, without logins of URLs; unseen letters are escaped."""
+    return verbatim_json(_redacted(value))
+
+
+def verbatim_json(value: Any) -> str:
+    """As `json_text`, for the result of a call, which is the caller's own: nothing is left out."""
+    text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
     if text.replace("\n", "").isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
-def redacted(value: Any) -> Any:
-    """Plain data, without the logins of URLs that stand in its texts, as `safe` shows them."""
+def _redacted(value: Any) -> Any:
+    """*value*, without the logins of URLs that stand in its texts, as `safe` shows them."""
     match value:
         case str():
             return redact_url(value)
         case dict():
-            return {key: redacted(item) for key, item in value.items()}
+            return {key: _redacted(item) for key, item in value.items()}
         case list() | tuple():
-            return [redacted(item) for item in value]
-    return value
+            return [_redacted(item) for item in value]
+        case None | bool() | int() | float():
+            return value
+    return redact_url(str(value))
 
 
 def duration(seconds: float | None) -> str:

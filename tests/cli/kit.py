@@ -52,6 +52,11 @@ async def boom(ctx: Context) -> None:
     raise LookupError("no \\x1b[31msuch thing\\nError: forged")
 
 
+@svc.rpc
+async def leak(ctx: Context) -> None:
+    raise LookupError("no answer of amqp://u:canary@host/v")
+
+
 @svc.rpc(on_interrupt="requeue")
 async def peek(ctx: Context) -> None:
     print("peeking", flush=True)

@@ -76,6 +76,19 @@ def test_an_application_that_cannot_be_imported_fails(directory):
     assert "RuntimeError when it was imported: at import" in findings(broken, "fail")[0]["seen"]
 
 
+def test_no_finding_shows_the_login_of_a_url(directory):
+    """
+    An application may say anything when it is imported; JSON goes into logs.
+    """
+    (directory / "broken.py").write_text('raise LookupError("amqp://u:canary@host/v")')
+
+    said = [gracekit(directory, "doctor", "broken", *more) for more in ([], ["--json"])]
+
+    for answer in said:
+        assert "amqp://***@host/v" in answer.out
+        assert "canary" not in answer.out
+
+
 def test_only_what_is_not_ok_is_shown_when_quiet(directory):
     """
     One screen for a cron job: findings, and the counts.

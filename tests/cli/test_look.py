@@ -251,6 +251,22 @@ def test_no_list_shows_the_login_of_a_url(directory):
         assert "canary" not in shown.out
 
 
+def test_no_record_shows_the_login_of_a_url(directory):
+    """
+    Messages and tracebacks of the application hold what they like, in text and in JSON.
+    """
+    with Running(directory):
+        called = gracekit(directory, "call", "compute", "leak", "--id", "t-1", "--json")
+
+        shown = [gracekit(directory, "tasks", "show", "t-1", *more) for more in ([], ["--json"])]
+        echoed = gracekit(directory, "call", "compute", "echo", "value=amqp://u:p@host/v", "--json")
+
+    for answer in (called, *shown):
+        assert "amqp://***@host/v" in answer.out
+        assert "canary" not in answer.out
+    assert echoed.json["result"] == "amqp://u:p@host/v"  # what was asked for stays as it is
+
+
 def test_filters_narrow_the_list(directory):
     """
     By state, resource and number; the cut list says that there is more.
