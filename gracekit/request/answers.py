@@ -24,7 +24,7 @@ from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_reply
 from gracekit.rpc.transport import Delivery, Message, Transport, reply_queue
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Journal, Outcome, from_json
-from gracekit.tracker.task import TaskState
+from gracekit.tracker.task import Reason, TaskState
 
 REPLY_TIMEOUT_S: Final = 5.0
 """Bound of one try; some `SWEEP_S` more, as one timer looks after all of them."""
@@ -257,5 +257,23 @@ class Answers:
         )
 
     def _shown(self, outcome: Outcome, failure: str) -> Failure:
-        is_refused = outcome.state is TaskState.REJECTED
-        return shown(failure_from(failure), self._error_details, is_ours=is_refused)
+        return shown(
+            failure_from(failure),
+            self._error_details,
+            is_ours=outcome.state is TaskState.REJECTED,
+            sentence=_sentence(outcome),
+        )
+
+
+def _sentence(outcome: Outcome) -> str:
+    """What gracekit has made of a task, in fixed words; empty where its handler has failed."""
+    match outcome.state:
+        case TaskState.SUCCEEDED:
+            return "the task has succeeded, but its result cannot be sent and is left out"
+        case TaskState.CANCELLED:
+            return "the task was cancelled"
+        case TaskState.ERRORED:
+            return "the task was interrupted and marked ERRORED"
+        case TaskState.FAILED if outcome.reason == Reason.OPERATOR.value:
+            return "the task was failed by an operator"
+    return ""

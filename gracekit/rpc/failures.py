@@ -172,7 +172,7 @@ def _lines_of(exception: BaseException) -> tuple[str, ...]:
     return tuple(_message_of("".join(lines)[-_MAX_TEXT:]).splitlines(keepends=True))
 
 
-def shown(failure: Failure, details: str, *, is_ours: bool = False) -> Failure:
+def shown(failure: Failure, details: str, *, is_ours: bool = False, sentence: str = "") -> Failure:
     """What a caller is shown of a failure.
 
     Args:
@@ -180,20 +180,20 @@ def shown(failure: Failure, details: str, *, is_ours: bool = False) -> Failure:
         details: `full`, `message` (no traceback and no arguments), or `none`.
         is_ours: Whether gracekit has refused the request; then its message is always shown, as
             it says how to mend the request.
+        sentence: What `none` shows beside the class where gracekit has ended the task, as the
+            recorded text may be the application's or an operator's; empty where a handler has
+            raised. Its class says nothing of that: handlers raise and pass on ours too.
     """
     if details == "full":
         return failure
-    if details == "message" or is_ours or failure.module in _OURS:
+    if details == "message" or is_ours:
         return msgspec.structs.replace(failure, args=(), kwargs={}, tb=())
-    return _WITHHELD
+    exc_class = failure.exc_class if sentence else RemoteError.__name__
+    message = f"{sentence or 'the request failed'}; {_KEPT}"
+    return Failure(exc_class=exc_class, module=errors.__name__, message=message)
 
 
-_OURS: Final = (errors.__name__, _DISPATCHER)
-_WITHHELD: Final = Failure(
-    exc_class=RemoteError.__name__,
-    module=errors.__name__,
-    message="the request failed; its service keeps the reason under the request id",
-)
+_KEPT: Final = "its service keeps the reason under the request id"
 
 
 # -- incoming -----------------------------------------------------------------

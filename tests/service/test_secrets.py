@@ -10,6 +10,13 @@ from typing import Any
 import pytest
 
 from gracekit import Context, Fail, RemoteError, RpcError, Service
+from gracekit.errors import (
+    DependencyError,
+    GracekitError,
+    MethodTimeoutError,
+    TaskCancelledError,
+    UnserialisableError,
+)
 from gracekit.telemetry import LOGGER
 from tests.service.kit import World
 
@@ -171,3 +178,89 @@ async def test_callers_are_shown_of_a_failure_what_the_setting_says(
         assert ("keeps the reason under the request id" in text) is (details == "none")
     assert isinstance(failed.value, RemoteError if details == "none" else ValueError)
     assert "Traceback" in str(world.task("r1")["failure"])
+
+
+@pytest.fixture
+def own_classes() -> Service:
+    """Ends in gracekit's own classes, with texts that are not gracekit's."""
+    made = Service("compute")
+
+    @made.rpc
+    async def raises(ctx: Context, token: str) -> None:
+        raise DependencyError(token)
+
+    @made.rpc
+    async def times_out(ctx: Context, token: str) -> None:
+        raise MethodTimeoutError(token)
+
+    @made.rpc
+    async def returns(ctx: Context, token: str) -> object:
+        class Odd(dict[str, str]):
+            def items(self) -> Any:
+                raise ValueError(token)
+
+        return Odd(a="b")
+
+    @made.rpc(timeout=1)
+    async def slow(ctx: Context, token: str) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ValueError(token)
+
+    @made.rpc
+    async def waits(ctx: Context, token: str) -> None:
+        await asyncio.sleep(60)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("method", "shown"),
+    [
+        ("raises", RemoteError),
+        ("times_out", RemoteError),
+        ("slow", RemoteError),
+        ("returns", UnserialisableError),
+    ],
+)
+async def test_no_class_of_gracekit_brings_a_withheld_text_out(
+    world: World, own_classes: Service, method: str, shown: type[Exception]
+):
+    """
+    Who ended the task decides, not the class: applications raise and pass on ours too.
+    """
+    await world.start(own_classes, error_details="none")
+    client = await world.client(own_classes)
+
+    with pytest.raises(GracekitError) as failed:
+        await client.call(method, token=CANARY)
+
+    assert type(failed.value) is shown
+    assert CANARY not in repr(failed.value)
+    assert "keeps the reason under the request id" in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("verb", "shown", "words"),
+    [
+        ("cancel", TaskCancelledError, "was cancelled"),
+        ("fail", TaskCancelledError, "was failed by an operator"),
+    ],
+)
+async def test_an_operators_reason_is_withheld(
+    world: World, own_classes: Service, verb: str, shown: type[Exception], words: str
+):
+    """
+    What gracekit itself has ended keeps its class, which says how to go on.
+    """
+    life = await world.start(own_classes, error_details="none")
+    client = (await world.client(own_classes)).prepare(request_id="r")
+    call = asyncio.ensure_future(client.call("waits", token="x"))
+    await life.hears("task.started")
+
+    await world.verb(life, verb, task_id="r", reason=CANARY)
+    with pytest.raises(shown, match=words) as failed:
+        await call
+
+    assert CANARY not in repr(failed.value)
