@@ -1,9 +1,9 @@
 """Opening the store's file: what is checked, created and set before the first row.
 
-Closing any descriptor of a database file drops every lock that this process
-holds on it. So the file is created before SQLite connects, and from then on
-nothing here opens it, its `-wal` or its `-shm`; all checks go by name, before SQLite
-opens them and after.
+Closing any descriptor of a database file, except one of O_PATH, drops every lock
+that this process holds on it. So the file is created before SQLite connects, and
+from then on nothing here opens it, its `-wal` or its `-shm` otherwise; checks go by
+name, before SQLite opens them and after.
 
 Whoever owns a directory can take away what is in it. So a database, and the
 directories of locks and bells beside it, must belong to this process's user; the
@@ -72,7 +72,7 @@ def prepare_file(path: Path) -> Path:
     real = check_place(path)
     try:
         for suffix in SUFFIXES:
-            _close_to_group(real.with_name(real.name + suffix))
+            close_to_group(real.with_name(real.name + suffix))
         _create(real)
     except OSError as error:
         raise _refusal(path, error) from error
@@ -306,12 +306,26 @@ def run_as(uid: int) -> str:
     return f"run as uid {uid}, for example by: sudo -u '#{uid}'"
 
 
-def _close_to_group(path: Path) -> None:
-    """Take back what only the group was given; see the module. By name, as all is done here."""
-    with contextlib.suppress(FileNotFoundError):
-        mode = stat.S_IMODE(path.lstat().st_mode)
-        if mode & stat.S_IRWXG:
-            path.chmod(mode & ~_OTHERS)
+def close_to_group(path: Path) -> None:
+    """Take back what only the group was given; see the module.
+
+    What is judged is what is changed, whatever its name leads to by then. A descriptor that is
+    only a path (O_PATH) reads nothing, and no lock goes when it is closed.
+
+    Raises:
+        ConfigError: it is not this process's own plain file.
+    """
+    try:
+        fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        info = os.fstat(fd)
+        _check_own(path, info)
+        if info.st_mode & stat.S_IRWXG:
+            Path(f"/proc/self/fd/{fd}").chmod(stat.S_IMODE(info.st_mode) & ~_OTHERS)
+    finally:
+        os.close(fd)
 
 
 def _check_file(path: Path) -> None:

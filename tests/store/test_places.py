@@ -19,6 +19,7 @@ from gracekit.errors import ConfigError
 from gracekit.life import LifeLock
 from gracekit.store.files import (
     check_place,
+    close_to_group,
     connect_writer,
     make_directory,
     open_turn,
@@ -98,6 +99,23 @@ def test_directories_of_root_and_our_own_will_do(tmp_path: Path, owner: int):
 
     assert as_other("prepare_file(Path(sys.argv[2]))", place / "store.db") == ""
     assert (place / "store.db").stat().st_uid == OTHER
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to], ids=["symbolic", "hard"])
+def test_a_link_put_there_since_the_check_changes_no_other_file(
+    database: Path, link: Callable[[Path, Path], None]
+):
+    """
+    Bits of a group are taken back from what the check has passed, not from what a name leads to.
+    """
+    other = database.with_name("other")
+    other.touch()
+    other.chmod(0o770)
+    link(database, other)
+
+    with pytest.raises(ConfigError, match=r"no regular file|has 2 names"):
+        close_to_group(database)
+    assert stat.S_IMODE(other.stat().st_mode) == 0o770
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777], ids=["open", "sticky"])
