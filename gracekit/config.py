@@ -10,7 +10,9 @@ import difflib
 import math
 import os
 import re
+import shlex
 import socket
+import stat
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
@@ -502,6 +504,24 @@ def load(
     return reader.finish()
 
 
+def _who_may_write(fd: int, file: Path) -> str:
+    """Who besides root and us may change the settings that are open, and the remedy; or empty.
+
+    Our own group and root's may: a umask of 002 gives it to them, and images are built so.
+    """
+    info, me, quoted = os.fstat(fd), os.geteuid(), shlex.quote(str(file))
+    if info.st_uid not in {0, me}:
+        who = f"belongs to uid {info.st_uid} and this process runs as uid {me}"
+        remedy = f"run as uid {info.st_uid}, or, as root: chown {me} {quoted}"
+    elif info.st_mode & stat.S_IWOTH:
+        who, remedy = "can be written by everybody", f"run: chmod o-w {quoted}"
+    elif info.st_mode & stat.S_IWGRP and info.st_gid not in {0, os.getegid()}:
+        who, remedy = f"can be written by group {info.st_gid}", f"run: chmod g-w {quoted}"
+    else:
+        return ""
+    return f"{file} {who}, and what it says decides where requests go; {remedy}"
+
+
 class _Reader:
     """Collects values from the weakest source to the strongest, and what is wrong with any."""
 
@@ -512,10 +532,15 @@ class _Reader:
 
     def read_file(self, file: Path) -> None:
         try:
-            text = file.read_text(encoding="utf-8")
+            with file.open(encoding="utf-8") as opened:
+                who = _who_may_write(opened.fileno(), file)
+                text = opened.read()
             entries = tomllib.loads(text)
         except (OSError, ValueError) as error:
             self._problems.append(f"cannot read the settings in {file}: {error}")
+            return
+        if who:
+            self._problems.append(who)
             return
         for key, value in entries.items():
             if isinstance(value, dict):

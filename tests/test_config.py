@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pickle
+import re
 import socket
 from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import given
@@ -219,6 +222,51 @@ def test_unreadable_file_is_a_problem_like_any_other(tmp_path):
 
     assert "cannot read the settings" in problems(file=tmp_path / "none.toml")[0]
     assert len(problems(file=broken, flags={"beat": 0})) == 2
+
+
+STRANGER: Final = 4242
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="files of another uid take root")
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "gid", "said"),
+    [
+        (0o666, -1, -1, "can be written by everybody.* chmod o-w"),
+        pytest.param(
+            0o664, -1, STRANGER, f"written by group {STRANGER}.* chmod g-w", marks=needs_root
+        ),
+        pytest.param(0o600, STRANGER, -1, f"belongs to uid {STRANGER}", marks=needs_root),
+    ],
+    ids=["everybody", "a group", "a stranger"],
+)
+def test_settings_that_others_may_write_are_refused(
+    tmp_path, mode: int, uid: int, gid: int, said: str
+):
+    """
+    They decide where requests go; a link to them is judged by what it leads to.
+    """
+    file, link = tmp_path / "site.toml", tmp_path / "link.toml"
+    file.write_text("threads = 3\n")
+    link.symlink_to(file)
+    os.chown(file, uid, gid)
+    file.chmod(mode)
+
+    for one in (file, link):
+        (problem,) = problems(file=one)
+        assert re.search(said, problem)
+
+
+def test_settings_behind_links_and_of_our_own_group_are_read(tmp_path):
+    """
+    Kubernetes mounts a ConfigMap as links, and many a umask leaves the bits of one's own group.
+    """
+    file, link = tmp_path / "site.toml", tmp_path / "link.toml"
+    file.write_text("threads = 3\n")
+    link.symlink_to(file)
+    os.chown(file, -1, os.getegid())
+    file.chmod(0o664)
+
+    assert load(env={}, file=link).threads == 3
 
 
 def test_hard_limit_must_be_below_the_platforms_kill():
