@@ -9,6 +9,7 @@ above all that the original may have given since.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ from gracekit.errors import ConfigError, DependencyError
 from gracekit.store import files
 
 BUSY_TIMEOUT_S: Final = 10.0
+
+# How file systems without a second name for a file refuse it: FAT, many network ones.
+_NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +54,13 @@ def back_up(store: Path, target: Path, *, now: float) -> Backup:
         ConfigError: there is something at *target*, or nothing may be made there.
         DependencyError: the disk did not do it, or the copy is damaged.
     """
-    if target.exists():
-        raise ConfigError(f"{target} exists, and is not written over; give another name")
+    if os.path.lexists(target):
+        raise _taken(target)
     part = target.with_name(f"{target.name}.part")
     _create(part)
     try:
         made = _copy(store, part, now)
-        _publish(part, target)
+        publish(part, target)
     except (apsw.Error, OSError) as error:
         # SQLite's own text for a full disk is about the last statement, which was none.
         why = "the disk is full" if isinstance(error, apsw.FullError) else str(error)
@@ -93,12 +97,45 @@ def _copy(store: Path, part: Path, now: float) -> tuple[int, int]:
         return tasks, copy.execute("PRAGMA user_version").get
 
 
-def _publish(part: Path, target: Path) -> None:
-    for path in (part, part.parent):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def publish(part: Path, target: Path) -> None:
+    """Give the copy *part* its name *target*, on the disk too.
+
+    Raises:
+        ConfigError: the name has been taken meanwhile.
+    """
+    _sync(part)
+    try:
+        _move(part, target)
+    except FileExistsError:
+        raise _taken(target) from None
+    _sync(part.parent)
+
+
+def _move(part: Path, target: Path) -> None:
+    """Not by a rename alone, which writes over what is there."""
+    try:
+        os.link(part, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # The name is ours from here on: whoever comes later finds it taken.
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        if path is part:
             part.rename(target)
+        except OSError:
+            target.unlink()
+            raise
+    else:
+        part.unlink()
+
+
+def _taken(target: Path) -> ConfigError:
+    return ConfigError(f"{target} exists, and is not written over; give another name")
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

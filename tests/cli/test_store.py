@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 from pathlib import Path
 
 import apsw
 import pytest
 
+from gracekit.errors import ConfigError
+from gracekit.store.backup import publish
 from tests.cli.kit import GRACEKIT, Running, environment, gracekit, write_service
 
 pytestmark = pytest.mark.process
@@ -60,6 +64,55 @@ def test_what_cannot_be_backed_up_leaves_nothing_behind(directory: Path):
     assert (missing.code, "there is no store at" in missing.err) == (2, True)
     assert (nowhere.code, "cannot be created" in nowhere.err) == (2, True)
     assert list(directory.glob("*copy*")) == []
+
+
+def test_a_file_that_appears_meanwhile_is_not_written_over(tmp_path: Path):
+    """
+    A name is free when the copy begins; when it is whole, somebody else may have taken it.
+    """
+    part, target = tmp_path / "copy.db.part", tmp_path / "copy.db"
+    part.write_text("ours")
+    target.write_text("theirs")
+
+    with pytest.raises(ConfigError, match="exists, and is not written over"):
+        publish(part, target)
+
+    assert target.read_text() == "theirs"
+
+
+def test_a_file_system_without_links_writes_over_nothing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    There the name is taken by an empty file first.
+    """
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "as FAT says")
+
+    monkeypatch.setattr(os, "link", refuse)
+    part, target = tmp_path / "copy.db.part", tmp_path / "copy.db"
+    part.write_text("ours")
+
+    publish(part, target)
+    part.write_text("again")
+    with pytest.raises(ConfigError, match="exists, and is not written over"):
+        publish(part, target)
+
+    assert target.read_text() == "ours"
+
+
+def test_a_dangling_link_is_no_free_name(directory: Path):
+    """
+    What stands there is somebody's, whatever it leads to.
+    """
+    (directory / "copy.db").symlink_to("nowhere")
+    with Running(directory, "--instance", "api-1"):
+        made = gracekit(directory, "store", "backup", "copy.db")
+
+    assert (made.code, "exists, and is not written over" in made.err) == (2, True)
+    assert (directory / "copy.db").is_symlink()
+    assert sorted(path.name for path in directory.glob("*copy.db*")) == ["copy.db"]
 
 
 def test_a_backup_onto_a_full_disk_says_so(directory: Path):
