@@ -77,6 +77,7 @@ class Arrivals:
         try:
             check_size(delivery.dropped, max_bytes=self._settings.max_body_bytes)
             message = open_message(delivery.body, max_bytes=self._settings.max_body_bytes)
+            _check_way(delivery)
             request = request_in(message)
             self._check_address(request.reply)
         except BadMessageError as error:
@@ -266,6 +267,15 @@ class Arrivals:
             attempt=row.attempts,
             cursor=row.cursor,
             state=row.state,
+        )
+
+
+def _check_way(delivery: Delivery) -> None:
+    """A broker may let pass a copy to a queue for which its sender has no permission."""
+    if delivery.sent_to:
+        raise BadMessageError(
+            f"it came to {delivery.queue.name!r} under the routing key "
+            f"{excerpt(delivery.sent_to)}: send it to the topic itself, not as a copy"
         )
 
 

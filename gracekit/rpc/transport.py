@@ -138,6 +138,7 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
         expires_in_s: Seconds that its sender will still wait; None if unknown.
         headers: Short text pairs beside the body.
         dropped: Bytes of a body that was too large to be kept: it is empty here. 0 of all others.
+        sent_to: The address that a stray bears, in the place of its queue's; empty of all others.
         on_taken: Called once with the bytes of the body, when they are a task's own, or of no
             interest any more.
     """
@@ -150,6 +151,7 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
     process: Process
     settle: Settle
     dropped: int = 0
+    sent_to: str = ""
     on_taken: Callable[[int], None] | None = None
     settled: bool = False
 

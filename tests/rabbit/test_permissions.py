@@ -12,11 +12,15 @@ from typing import Final
 
 import aiormq
 import pytest
+from pamqp.commands import Basic
 
 from gracekit import Context, GracekitError, RpcClient, Runtime, Service, Settings
 from gracekit.clock import Clock
 from gracekit.process import Process
+from gracekit.rpc.amqp.url import FRAMES
 from gracekit.rpc.connect import open_transport
+from gracekit.rpc.message import Request
+from gracekit.rpc.oslo_wire import encode_request
 from gracekit.rpc.transport import (
     Message,
     Queue,
@@ -33,6 +37,8 @@ pytestmark = pytest.mark.process
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "rabbitmq.md"
 PASSWORD: Final = "a-password"
+DOUBLE: Final = encode_request(Request(request_id="a", method="double", args={"n": 2}))
+PING: Final = encode_request(Request(request_id="b", method="ping", args={}))
 SERVICE, CLIENT, OPERATOR = "compute", "compute-client", "compute-operator"
 
 
@@ -80,8 +86,8 @@ def ignore(delivery: object) -> None:
     del delivery
 
 
-def a_service(seen: list[str]) -> Service:
-    svc = Service("compute")
+def a_service(seen: list[str], topic: str = "compute") -> Service:
+    svc = Service(topic)
 
     @svc.rpc
     async def double(ctx: Context, n: int) -> int:
@@ -179,6 +185,51 @@ async def test_a_client_sends_requests_to_its_service_alone(rabbit_url: str, log
         for queue in others:
             with pytest.raises(GracekitError, match="refused"):
                 await client.publish(queue, Message(body=b"{}"))
+
+
+@pytest.mark.parametrize("header", ["CC", "BCC"])
+@pytest.mark.parametrize("frames", FRAMES)
+async def test_a_copy_to_another_service_is_refused_by_it(
+    tmp_path: Path,
+    shared_broker: Broker,
+    rabbit_vhost: str,
+    rabbit_url: str,
+    login,
+    header: str,
+    frames: str,
+) -> None:
+    """
+    RabbitMQ copies a message to each topic of a header and asks for no permission; the service
+    that gets such a copy runs nothing, and keeps it aside.
+    """
+    seen = list[str]()
+    settings = Settings(
+        store_url=f"sqlite:///{tmp_path}/store.db",
+        transport_url=f"{rabbit_url}?frames={frames}",
+        host="node-1",
+    )
+    own, other = shared_queue("compute"), ["volume", "volume-ops", "volume.node-1"]
+    to_others = Basic.Properties(headers={header: other})
+    async with transport_to(rabbit_url) as owner, Runtime(a_service(seen, "volume"), settings):
+        await owner.declare([own])
+        connection = await aiormq.connect(login(CLIENT))
+        try:
+            channel = await connection.channel()
+            for request in (DOUBLE, PING):
+                await channel.basic_publish(
+                    request, exchange="gracekit", routing_key="compute", properties=to_others
+                )
+        finally:
+            await connection.close()
+
+        def kept() -> list[int]:
+            queues = shared_broker.queues(rabbit_vhost)
+            return [queues[name].ready for name in ("compute", "volume_dead", "volume-ops_dead")]
+
+        await asyncio.to_thread(wait_until, lambda: kept() == [2, 4, 2], "all copies kept aside")
+        async with transport_to(rabbit_url) as permitted:
+            await permitted.publish(shared_queue("volume"), Message(body=DOUBLE))
+            await asyncio.to_thread(wait_until, lambda: seen == ["double"], "a request of its own")
 
 
 async def test_an_operator_of_dead_letters_reads_no_requests(rabbit_url: str, login) -> None:

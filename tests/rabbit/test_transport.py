@@ -105,6 +105,32 @@ async def test_a_settlement_for_a_connection_that_is_gone_is_dropped(
     assert (left.ready, left.unacked) == (0, 0)
 
 
+async def test_a_message_under_a_key_of_others_comes_again_before_it_is_believed(
+    transport, own_broker: Broker, own_vhost: str
+) -> None:
+    """
+    A bad line may have changed the key of a good one; what comes after it is not touched.
+    """
+    inbox = Inbox()
+    await transport.consume([QUEUE], inbox.put, prefetch=10)
+    connection = await aiormq.connect(own_broker.url_of(own_vhost))
+    try:
+        channel = await connection.channel()
+        await channel.queue_bind(QUEUE.name, "gracekit", routing_key="k\u00e9y")
+        await channel.basic_publish(b"stray", exchange="gracekit", routing_key="k\u00e9y")
+    finally:
+        await connection.close()
+    stray = await inbox.next()
+    await transport.publish(QUEUE, message("good"))
+    good = await inbox.next()
+    for delivery in (stray, good):
+        await delivery.ack()
+
+    assert (stray.body, stray.redelivered, stray.sent_to) == (b"stray", True, "k\u00e9y")
+    assert (good.body, good.redelivered, good.sent_to) == (b"good", False, "")
+    await until(lambda: own_broker.queues(own_vhost)["compute"].unacked == 0, "all settled")
+
+
 async def test_acks_of_one_turn_leave_as_one_frame(
     transport, own_broker: Broker, own_vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

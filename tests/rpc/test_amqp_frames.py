@@ -43,7 +43,7 @@ def test_a_delivery_is_read_as_it_was_written(consumer, tag, redelivered, exchan
     written = payload(Basic.Deliver(consumer, tag, redelivered, exchange, key))
 
     assert frames.read_deliver(written, 7, len(written) - 1) == frames.Delivered(
-        consumer, tag, redelivered
+        consumer, tag, redelivered, key.encode()
     )
 
 

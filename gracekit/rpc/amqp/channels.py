@@ -339,7 +339,12 @@ class PlainChannel:
         assert isinstance(deliver, Basic.Deliver)
         assert deliver.delivery_tag is not None
         assert deliver.consumer_tag is not None
-        delivered = Delivered(deliver.consumer_tag, deliver.delivery_tag, bool(deliver.redelivered))
+        delivered = Delivered(
+            deliver.consumer_tag,
+            deliver.delivery_tag,
+            bool(deliver.redelivered),
+            (deliver.routing_key or "").encode(),
+        )
         self._on_message(delivered, frames.properties_of(message.header.properties), message.body)
 
     def ack(self, groups: Sequence[tuple[int, bool]]) -> None:

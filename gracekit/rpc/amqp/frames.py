@@ -75,11 +75,16 @@ _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Delivered(msgspec.Struct, gc=False):
-    """What a `Basic.Deliver` says."""
+    """What a `Basic.Deliver` says.
+
+    Attributes:
+        key: The routing key, which need not be text.
+    """
 
     consumer_tag: str
     delivery_tag: int
     redelivered: bool
+    key: bytes
 
 
 class Properties(msgspec.Struct, gc=False):
@@ -112,7 +117,7 @@ def read_deliver(data: bytes, offset: int, end: int) -> Delivered:
     key = exchange + 1 + data[exchange]
     if key + 1 + data[key] != end:
         raise ValueError("its fields do not fill it")
-    return Delivered(data[start:after].decode(), tag, redelivered & 1 == 1)
+    return Delivered(data[start:after].decode(), tag, redelivered & 1 == 1, data[key + 1 : end])
 
 
 def read_confirm(data: bytes, offset: int, end: int) -> tuple[int, bool]:

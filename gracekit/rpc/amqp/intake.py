@@ -18,10 +18,12 @@ from gracekit.process import Point, Process
 from gracekit.rpc.amqp.bounds import CLOSE_S, TROUBLE, bounded, close_channel, said
 from gracekit.rpc.amqp.channels import MessageChannel
 from gracekit.rpc.amqp.frames import Delivered, Properties
-from gracekit.rpc.transport import Delivery, OnDelivery, Queue, QueueKind, Settlement
+from gracekit.rpc.transport import OWNED, Delivery, OnDelivery, Queue, QueueKind, Settlement
 
 ANSWER_S: Final = 10.0
 """Bound of one exchange on the channel."""
+MOST_DOUBTED: Final = 1000
+"""Keys of strays that are remembered; a message with one more is believed at once."""
 
 
 class Intake:
@@ -49,6 +51,8 @@ class Intake:
         self._process = process
         self._on_stale = on_stale
         self._queues: dict[str, Queue] = {}  # by consumer tag
+        self._keys: dict[str, bytes] = {}  # by consumer tag: what messages of a service name
+        self._doubted: set[bytes] = set()  # keys that had no business in their queue
         self._unsettled: dict[int, None] = {}  # by delivery tag, which only rises
         self._acked: list[int] = []  # not yet told to the broker
         self._closing = False
@@ -77,6 +81,8 @@ class Intake:
             # a delivery of another queue.
             tag = f"{number}.{self._channel.amqp.number}.{queue.name[:60]}"
             self._queues[tag] = queue
+            if queue.kind not in OWNED:
+                self._keys[tag] = queue.name.encode()
             consuming = self._channel.consume(queue.name, tag)
             await bounded(consuming, ANSWER_S, f"consuming from {queue.name}")
 
@@ -115,7 +121,11 @@ class Intake:
     def _on_message(self, delivered: Delivered, properties: Properties, body: bytes) -> None:
         if self._closing:
             return  # the broker takes it back with the channel
-        tag = delivered.delivery_tag
+        tag, key = delivered.delivery_tag, delivered.key
+        is_stray = self._keys.get(delivered.consumer_tag, key) != key
+        if is_stray and self._doubts(key):
+            self._channel.nack(tag, requeue=True)
+            return
         self._unsettled[tag] = None
         self._idle.clear()
         self._process.reach(Point.DELIVER, "before")
@@ -127,11 +137,19 @@ class Intake:
                 expires_in_s=properties.expires_in_s,
                 headers=properties.headers,
                 dropped=properties.dropped,
+                sent_to=key.decode(errors="replace") if is_stray else "",
                 process=self._process,
                 settle=partial(self._settle, tag),
             )
         )
         self._process.reach(Point.DELIVER, "after")
+
+    def _doubts(self, key: bytes) -> bool:
+        """Whether a stray is to come again: the line may have changed a bit of its key."""
+        is_new = key not in self._doubted and len(self._doubted) < MOST_DOUBTED
+        if is_new:
+            self._doubted.add(key)
+        return is_new
 
     # -- settling ------------------------------------------------------------------------
 
