@@ -210,6 +210,10 @@ _EVENTS: Final = (
     _event("consumer.lost", _W, "A queue is read no more; it will be again.", "queue error"),
     _event("consumer.refused", _W, "Reading it again failed.", "queue tries error"),
     _event("consumer.resumed", _I, "A queue is read again.", "queue"),
+    _event(
+        "binding.lost", _W, "An exchange was deleted; it is made and bound again.", "queue exchange"
+    ),
+    _event("binding.refused", _W, "A queue cannot be bound to its exchange.", "queue error"),
     _event("publish.repeated", _W, "A message was not confirmed and is sent again.", "queue error"),
     # a drain
     _event("drain.started", _I, "A stop was asked for.", "source by in_flight running timeout_s"),

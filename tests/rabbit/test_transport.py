@@ -23,7 +23,7 @@ from gracekit.rpc.amqp.intake import Intake
 from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import FRAMES, read_url
-from gracekit.rpc.transport import Queue, QueueKind, directed_queue, shared_queue
+from gracekit.rpc.transport import Queue, QueueKind, directed_queue, fanout_queue, shared_queue
 from gracekit.telemetry import Telemetry
 from tests.process.helpers import until
 from tests.rabbit.broker import Broker
@@ -129,6 +129,37 @@ async def test_a_message_under_a_key_of_others_comes_again_before_it_is_believed
     assert (stray.body, stray.redelivered, stray.sent_to) == (b"stray", True, "k\u00e9y")
     assert (good.body, good.redelivered, good.sent_to) == (b"good", False, "")
     await until(lambda: own_broker.queues(own_vhost)["compute"].unacked == 0, "all settled")
+
+
+async def test_queues_are_bound_again_when_their_exchange_was_deleted(
+    transport, own_broker: Broker, own_vhost: str, ear: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Who may declare an exchange may delete it: the service makes it again, and says so.
+    """
+    monkeypatch.setattr(amqp_consumer, "LOOK_EVERY_S", 0.1)
+    inbox = Inbox()
+    directed = directed_queue("compute", "node-1")
+    copies = fanout_queue("compute", "0" * 32)
+    await transport.consume([directed, copies, QUEUE], inbox.put, prefetch=10)
+    connection = await aiormq.connect(own_broker.url_of(own_vhost))
+    try:
+        channel = await connection.channel()
+        for exchange in ("gracekit", "compute_fanout"):
+            await channel.exchange_delete(exchange)
+    finally:
+        await connection.close()
+    await ear.until("binding.lost", 2)
+
+    await publish_at_last(transport, QUEUE, "a")
+    await publish_at_last(transport, directed, "b")
+    await transport.publish_fanout("compute", message("c"))
+    bodies = {delivery.body for delivery in await inbox.take(3)}
+
+    told = {fields["exchange"] for event, fields in ear.heard if event == "binding.lost"}
+    assert bodies == {b"a", b"b", b"c"}
+    assert told == {"gracekit", "compute_fanout"}
+    assert not [event for event, _ in ear.heard if event == "consumer.lost"]
 
 
 async def test_acks_of_one_turn_leave_as_one_frame(
@@ -361,10 +392,10 @@ def raise_once(monkeypatch: pytest.MonkeyPatch, owner: type, step: str) -> None:
 
 
 async def publish_at_last(transport: AmqpTransport, queue: Queue, text: str) -> None:
-    """The publisher's connection comes back in its own time."""
+    """The publisher's connection, and a binding, come back in their own time."""
     async with asyncio.timeout(30):
         while True:
-            with contextlib.suppress(DependencyError):
+            with contextlib.suppress(DependencyError, Undeliverable):
                 await transport.publish(queue, message(text))
                 return
 

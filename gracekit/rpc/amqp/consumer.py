@@ -100,6 +100,40 @@ class Declarer:
             await close_channel(channel, OPEN_TIMEOUT_S)
         return answer
 
+    async def bind(self, queue: Queue) -> str:
+        """Bind *queue*, which exists, again; returns the name of its exchange if that was gone.
+
+        Raises:
+            ConfigError: the broker will never bind it as the profile says.
+            DependencyError: not now.
+        """
+        exchange = self._topology.exchange_of(queue)
+        if not exchange:
+            return ""
+        is_there = await self._has_exchange(exchange)
+        channel = await self._channel()
+        try:
+            binding = self._topology.bind(channel, queue)
+            await bounded(binding, OPEN_TIMEOUT_S, f"binding of {queue.name}")
+        except AMQPError as error:
+            raise self._explained(queue, error) from error
+        finally:
+            await close_channel(channel, OPEN_TIMEOUT_S)
+        return "" if is_there else exchange
+
+    async def _has_exchange(self, name: str) -> bool:
+        channel = await self._channel()
+        try:
+            asked = channel.exchange_declare(name, passive=True)
+            await bounded(asked, OPEN_TIMEOUT_S, f"question about {name}")
+        except ChannelNotFoundEntity:
+            return False
+        except AMQPError as error:
+            raise DependencyError(f"question about {name}: {said(error)}") from error
+        finally:
+            await close_channel(channel, OPEN_TIMEOUT_S)
+        return True
+
     async def delete(self, name: str) -> None:
         """Remove a queue, whoever reads it."""
         channel = await self._channel()
@@ -320,6 +354,20 @@ class AmqpConsumer:
             if not readers:
                 what = "is gone" if readers is None else "has no reader any more"
                 intake.end(f"queue {queue.name} {what}")
+                continue
+            await self._look_at_binding(queue)
+
+    async def _look_at_binding(self, queue: Queue) -> None:
+        """Who may declare an exchange may delete it, and all bindings with it."""
+        try:
+            lost = await self._declarer.bind(queue)
+        except DependencyError:
+            return
+        except ConfigError as error:
+            self._telemetry.emit("binding.refused", queue=queue.name, error=str(error))
+            return
+        if lost:
+            self._telemetry.emit("binding.lost", queue=queue.name, exchange=lost)
 
     async def _open_again(self) -> Intake:
         pause_s, tries = FIRST_PAUSE_S, 0

@@ -207,6 +207,20 @@ class Topology:
         if self.profile.dead_letters and queue.kind in {QueueKind.SHARED, QueueKind.DIRECTED}:
             await self._queue(channel, dead_letter_queue(queue.topic), self.profile.topic)
         await self._queue(channel, queue.name, flags)
+        await self.bind(channel, queue)
+
+    def exchange_of(self, queue: Queue) -> str:
+        """Where its messages come from; empty for the default exchange, which cannot be lost."""
+        match queue.kind:
+            case QueueKind.SHARED | QueueKind.DIRECTED:
+                return self.exchange
+            case QueueKind.FANOUT:
+                return fanout_exchange(queue.topic)
+            case QueueKind.REPLY:
+                return ""
+
+    async def bind(self, channel: Channel, queue: Queue) -> None:
+        """Bind *queue*, which exists, to where its messages come from."""
         match queue.kind:
             case QueueKind.SHARED | QueueKind.DIRECTED:
                 await self.declare_control_exchange(channel)
