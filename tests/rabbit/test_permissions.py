@@ -26,6 +26,7 @@ from gracekit.rpc.transport import (
     Queue,
     Transport,
     directed_queue,
+    fanout_queue,
     reply_queue,
     shared_queue,
 )
@@ -185,6 +186,22 @@ async def test_a_client_sends_requests_to_its_service_alone(rabbit_url: str, log
         for queue in others:
             with pytest.raises(GracekitError, match="refused"):
                 await client.publish(queue, Message(body=b"{}"))
+
+
+@pytest.mark.parametrize("exchange", ["gracekit", "compute_fanout"])
+async def test_a_client_deletes_no_exchange(rabbit_url: str, login, exchange: str) -> None:
+    """
+    All bindings of all services would go with it.
+    """
+    async with transport_to(rabbit_url) as owner:
+        await owner.declare([shared_queue("compute"), fanout_queue("compute", "0" * 32)])
+        connection = await aiormq.connect(login(CLIENT))
+        try:
+            channel = await connection.channel()
+            with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
+                await channel.exchange_delete(exchange)
+        finally:
+            await connection.close()
 
 
 @pytest.mark.parametrize("header", ["CC", "BCC"])

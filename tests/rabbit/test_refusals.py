@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from gracekit.clock import Clock
-from gracekit.errors import ConfigError, DependencyError
+from gracekit.errors import ConfigError, DependencyError, Undeliverable
 from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import Message, Queue, Transport, reply_queue, shared_queue
@@ -171,16 +171,22 @@ async def test_who_may_not_write_to_an_exchange_is_told_and_replies_do_not_hear_
     assert sender.frames == "plain" or ANSWERS.name not in sender.repeated
 
 
-async def test_replies_need_no_right_to_declare(sender: Sender) -> None:
+async def test_an_exchange_that_is_there_needs_no_right_to_declare_it(sender: Sender) -> None:
     """
-    The exchange that they go by is always there; a service's own may be another's to make.
+    Who may declare it may delete it: a client uses what a service has made. Where none has, nobody
+    reads: a cast says so, a fanout reaches nobody. Replies need neither.
     """
     sender.permit(configure="")
 
     told = await sender.send((ANSWERS, Message(body=b"a")), (WORK, Message(body=b"b")))
+    assert told == [None, None]
+    assert sender.arrived(WORK) == [b"b"]
 
-    assert told[0] is None
-    assert isinstance(told[1], ConfigError)
+    exchange = f"{{resource, {binary(sender.vhost)}, exchange, {binary('gracekit')}}}"
+    sender.broker.eval(f"rabbit_exchange:delete({exchange}, false, {binary(USER)})")
+    (told,) = await sender.send((WORK, Message(body=b"c")))
+    assert isinstance(told, Undeliverable)
+    await sender.transport.publish_fanout("other", Message(body=b"d"))
 
 
 async def test_a_message_that_is_refused_costs_the_others_a_second_try(sender: Sender) -> None:

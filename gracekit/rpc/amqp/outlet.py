@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from aiormq.channel import Channel
-from aiormq.exceptions import ChannelClosed
+from aiormq.exceptions import ChannelAccessRefused, ChannelClosed, ChannelNotFoundEntity
 
 from gracekit import background
 from gracekit.clock import Clock
 from gracekit.rpc.amqp.bounds import bounded
-from gracekit.rpc.amqp.channels import MessageChannel
+from gracekit.rpc.amqp.channels import MessageChannel, ReturnedError
 from gracekit.rpc.amqp.link import Link
 from gracekit.telemetry import Telemetry
 
@@ -100,17 +100,37 @@ class Outlet:
         return channel if channel is not None and channel.takes_now else None
 
     async def channel(self) -> MessageChannel:
-        """The present channel, or a new one."""
+        """The present channel, or a new one.
+
+        Raises:
+            ReturnedError: there is no such exchange, and we may not make it.
+        """
         if self._channel is None or not self._channel.is_open:
             async with self._opening:
                 if self._channel is None or not self._channel.is_open:
-                    channel = await self._link.messages(confirms=True)
-                    declaring = self._declare(channel.amqp)
-                    await bounded(declaring, DECLARE_S, "declaration of an exchange")
+                    channel = await self._open()
                     self._channel, self._opened_at = channel, self._clock.loop()
                     self._nacks.clear()
                     self._silent_since = math.inf
         return self._channel
+
+    async def _open(self) -> MessageChannel:
+        channel = await self._link.messages(confirms=True)
+        try:
+            await bounded(self._declare(channel.amqp), DECLARE_S, "declaration of an exchange")
+        except ChannelAccessRefused:
+            return await self._open_as_it_is()
+        return channel
+
+    async def _open_as_it_is(self) -> MessageChannel:
+        """Who may not make the exchange, and so not delete it either, uses what is there."""
+        channel = await self._link.messages(confirms=True)
+        asked = channel.amqp.exchange_declare(self.exchange, passive=True)
+        try:
+            await bounded(asked, DECLARE_S, "question about an exchange")
+        except ChannelNotFoundEntity:
+            raise ReturnedError from None
+        return channel
 
     def forget(self, channel: MessageChannel | None) -> None:
         """One that has ended: the next message opens another."""

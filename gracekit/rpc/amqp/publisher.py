@@ -8,6 +8,7 @@ is sent again under the same request id, which the receiver's journal knows.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from typing import Final
 
@@ -105,7 +106,8 @@ class Publisher:
             await self._topology.declare_fanout_exchange(channel, topic)
 
         outlet = self._outlet(fanout_exchange(topic), declare)
-        await self._send(outlet, topic, message, mandatory=False)
+        with contextlib.suppress(ReturnedError):  # no exchange: nobody listens
+            await self._send(outlet, topic, message, mandatory=False)
 
     @property
     def _to_services(self) -> Outlet:
