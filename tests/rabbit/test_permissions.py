@@ -249,6 +249,41 @@ async def test_a_copy_to_another_service_is_refused_by_it(
             await asyncio.to_thread(wait_until, lambda: seen == ["double"], "a request of its own")
 
 
+@pytest.mark.parametrize("key", ["#", "*", "volume", "volume-ops"])
+async def test_a_service_gets_no_requests_of_others_by_a_binding(
+    rabbit_url: str, login, key: str
+) -> None:
+    """
+    Who reads the control exchange may bind to it: to the service's own topics alone.
+    """
+    async with transport_to(rabbit_url) as owner, transport_to(login(SERVICE)) as service:
+        await owner.declare([shared_queue("volume")])
+        await service.declare([shared_queue("compute"), directed_queue("compute", "node-1")])
+        connection = await aiormq.connect(login(SERVICE))
+        try:
+            channel = await connection.channel()
+            with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
+                await channel.queue_bind("compute", "gracekit", routing_key=key)
+        finally:
+            await connection.close()
+
+
+async def test_an_operator_sends_dead_letters_to_its_service_alone(rabbit_url: str, login) -> None:
+    """
+    The control exchange is that of all services.
+    """
+    async with transport_to(rabbit_url) as owner:
+        await owner.declare([shared_queue("compute"), shared_queue("volume")])
+        connection = await aiormq.connect(login(OPERATOR))
+        try:
+            channel = await connection.channel()
+            await channel.basic_publish(b"{}", exchange="gracekit", routing_key="compute")
+            with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
+                await channel.basic_publish(b"{}", exchange="gracekit", routing_key="volume")
+        finally:
+            await connection.close()
+
+
 async def test_an_operator_of_dead_letters_reads_no_requests(rabbit_url: str, login) -> None:
     """
     The dead letters are all that this role may take.
