@@ -17,6 +17,7 @@ from gracekit.cli.records import Records, gone_at
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock, age_s
 from gracekit.config import parse_duration
+from gracekit.errors import GracekitError
 from gracekit.leases.members import Run, slot_name
 from gracekit.life import LifeLock, Lock, LockFile, look_at_lock
 from gracekit.process import Process
@@ -46,9 +47,15 @@ class _Left:
     kept: frozenset[str]
 
     def queues(self, names: Iterable[str]) -> list[Queue]:
-        """The directed queues of *names* that nobody needs."""
+        """The directed queues of *names* that nobody needs.
+
+        Names may have dots: `a.b` is that of a host `b` of topic `a`, and that of a topic.
+        """
         idle = sorted(set(names) - self.kept)
-        return [directed_queue(topic, name) for name in idle for topic in self.topics]
+        needed = {directed_queue(topic, name).name for topic in self.topics for name in self.kept}
+        needed |= set(self.topics)
+        left = [directed_queue(topic, name) for name in idle for topic in self.topics]
+        return [queue for queue in left if queue.name not in needed]
 
 
 @click.command()
@@ -83,17 +90,34 @@ def prune(options: Options, /, *, dry_run: bool, hosts: tuple[str, ...], gone_fo
     check_transport(options.settings.transport_url)
     with Records(options.settings) as records:
         left = asyncio.run(_look(records, gone_for_s))
-        queues = asyncio.run(_prune_queues(options, left, hosts, dry_run=dry_run))
         locks = _prune_locks(records.run_directory, left, dry_run=dry_run)
+        queues, failure = list[str](), None
+        try:
+            queues = asyncio.run(_prune_queues(options, left, hosts, dry_run=dry_run))
+        except GracekitError as error:  # what became of the lock files is told first
+            failure = error
+    _tell(options, queues, locks, dry_run=dry_run, failure=failure)
+
+
+def _tell(
+    options: Options,
+    queues: Sequence[str],
+    locks: Sequence[str],
+    *,
+    dry_run: bool,
+    failure: GracekitError | None,
+) -> None:
     if options.as_json:
         click.echo(json_text({"dry_run": dry_run, "queues": queues, "lock_files": locks}))
-        return
-    done = "would remove" if dry_run else "removed"
-    for kind, names in (("queue", queues), ("lock file", locks)):
-        for name in names:
-            click.echo(f"{done} {kind} {safe(name)}")
-    if not queues and not locks:
-        click.echo("nothing to remove")
+    else:
+        done = "would remove" if dry_run else "removed"
+        for kind, names in (("queue", queues), ("lock file", locks)):
+            for name in names:
+                click.echo(f"{done} {kind} {safe(name)}")
+        if not queues and not locks and failure is None:
+            click.echo("nothing to remove")
+    if failure is not None:
+        raise failure
 
 
 async def _look(records: Records, gone_for_s: float) -> _Left:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.kit import Running, gracekit, write_service
+from tests.cli.kit import SERVICE, Running, Started, gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -65,3 +65,22 @@ def test_what_a_host_may_still_need_is_kept(directory: Path):
     assert done["queues"] == left
     with Running(directory, "--host", "pod-a") as run:
         run.wait_line("at work")
+
+
+def test_a_queue_that_another_service_shares_is_kept(directory: Path):
+    """
+    `compute.b` is the name of a host's queue of `compute`, and of a service of that name.
+    """
+    write_service(directory, "other", SERVICE.replace('"compute"', '"compute.b"'))
+    live_once(directory, "pod-a")
+    with Started(directory, "run", "other", "--host", "pod-a") as run:
+        run.wait_line("service.serving")
+        run.process.terminate()
+        assert run.wait() == 0
+
+    done = gracekit(directory, "prune", "--gone-for", "0", "--host", "b", "--json").json
+    cast = gracekit(directory, "cast", "compute.b", "echo")
+
+    assert "compute.pod-a" in done["queues"]
+    assert "compute.b" not in done["queues"]
+    assert cast.code == 0, cast.err

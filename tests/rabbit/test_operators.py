@@ -110,3 +110,20 @@ async def test_queues_of_a_host_that_is_gone_are_pruned(site, service, shared_br
         "shop@node-a-0.lock",
     ]
     assert before - after == mine
+
+
+async def test_lock_files_are_pruned_where_a_broker_keeps_its_queues(site) -> None:
+    """
+    RabbitMQ removes quorum queues by a command of its own alone, which is told.
+    """
+    site.url += "?profile=quorum"
+    service = await site.start().serving()
+    await service.stop()
+
+    done = gracekit(site, "prune", "--gone-for", "0")
+    again = gracekit(site, "prune", "--gone-for", "0")
+
+    assert done.stdout == "removed lock file shop@node-a-0.lock\n"
+    assert f'rabbitmqctl delete_queue -p {site.vhost} "$q"; done' in done.stderr
+    assert done.returncode == again.returncode == 2
+    assert again.stdout == ""

@@ -590,17 +590,23 @@ async def test_an_idle_quorum_queue_is_left_with_the_command_that_removes_it(
     shared_broker: Broker, rabbit_vhost: str
 ):
     """
-    RabbitMQ closes the whole connection when it is asked to remove one only if it is empty.
+    RabbitMQ closes the whole connection when it is asked to remove one only if it is empty. The
+    command can be copied as it is: names may have spaces, and the virtual host is named.
     """
     broker = read_url(shared_broker.url_of(rabbit_vhost), exchange="gracekit", profile="quorum")
     transport = AmqpTransport(broker, process=Process(), clock=Clock(), telemetry=Telemetry())
     await transport.start()
     try:
-        await transport.declare([directed_queue("compute", "h1")])
+        left = [directed_queue("compute", "h1"), directed_queue("compute", "h #2")]
+        await transport.declare(left)
 
-        assert await transport.prune([QUEUE, directed_queue("compute", "h1")], dry_run=True)
-        with pytest.raises(ConfigError, match=r"quorum.*for q in compute\.h1; do rabbitmqctl"):
-            await transport.prune([directed_queue("compute", "h1")])
+        assert await transport.prune([QUEUE, *left], dry_run=True) == left
+        with pytest.raises(ConfigError, match="quorum") as refused:
+            await transport.prune(left)
+        assert str(refused.value).endswith(
+            "for q in compute.h1 'compute.h #2'; do "
+            f'rabbitmqctl delete_queue -p {rabbit_vhost} "$q"; done'
+        )
         await transport.publish(directed_queue("compute", "h1"), message("a"))
     finally:
         await transport.stop()

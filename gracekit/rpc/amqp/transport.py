@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
@@ -228,11 +229,12 @@ class AmqpTransport:
         if dry_run:
             return idle
         if idle and self.broker.profile.topic.arguments.get("x-queue-type") == "quorum":
-            names = " ".join(queue.name for queue in idle)
+            names = shlex.join(queue.name for queue in idle)
+            vhost = shlex.quote(self.broker.vhost)
             raise ConfigError(
                 "RabbitMQ does not remove quorum queues on the condition that they are empty, and "
                 f"a message could come meanwhile; once nobody sends there: for q in {names}; do "
-                "rabbitmqctl delete_queue $q; done"
+                f'rabbitmqctl delete_queue -p {vhost} "$q"; done'
             )
         return [queue for queue in idle if await self._declarer.delete_idle(queue.name)]
 
