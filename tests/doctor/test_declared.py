@@ -25,7 +25,7 @@ def svc() -> Service:
     ("mode", "url", "level"),
     [
         (0o644, "amqp://u:canary@h/v", Level.WARN),
-        (0o646, "amqp://u:canary@h/v", Level.WARN),
+        (0o604, "amqp://u:canary@h/v", Level.WARN),
         (0o640, "amqp://u:canary@h/v", Level.OK),
         (0o644, "amqp://h/v", None),
     ],
