@@ -47,6 +47,7 @@ _TOPIC: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_TOPIC}}}")
 LONGEST_QUEUE: Final = 255
 """Characters that a broker takes."""
 _HOST: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_QUEUE}}}")
+_PATTERN_SAID: Final = "has '#' as a word of its own, which fits any words on a broker"
 _TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
@@ -139,7 +140,14 @@ def check_topic(topic: str, remedy: str) -> str:
             "a-z 0-9 space and _ . : @ # , / + - because queues and exchanges are named for it; "
             f"{remedy}"
         )
+    if _is_pattern(topic):
+        raise ConfigError(f"topic {topic!r} {_PATTERN_SAID}; {remedy}")
     return topic
+
+
+def _is_pattern(name: str) -> bool:
+    """Whether a topic exchange would take a binding of that name for one of many names."""
+    return "#" in name.split(".")
 
 
 def sqlite_path(url: str) -> Path:
@@ -704,6 +712,8 @@ def _names(settings: Settings) -> Iterator[str]:
                 f"{name} = {value!r} must be 1 to {LONGEST_QUEUE} of A-Z a-z 0-9 space and _ . : "
                 f"@ # , / + - because queues are named for it; set {variable_name(name)}"
             )
+        elif value is not None and _is_pattern(value):
+            yield f"{name} = {value!r} {_PATTERN_SAID}; set {variable_name(name)}"
     if settings.ops_topic == "{topic}" or not _TOPIC.fullmatch(
         settings.ops_topic.replace("{topic}", "topic")
     ):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from gracekit import Wait
 from gracekit.config import (
     Settings,
+    check_topic,
     format_duration,
     load,
     option_name,
@@ -332,6 +333,23 @@ def test_names_fit_queues(value):
     for name in ("host", "instance"):
         with pytest.raises(ConfigError, match=f"{name} = .* must be 1 to 255 of"):
             Settings(**{name: value})
+
+
+@pytest.mark.parametrize("value", ["#", "a.#", "#.a", "a.#.b"])
+def test_a_name_is_no_pattern_of_a_broker(value):
+    """
+    A broker's exchange takes `#` between dots for any words: a queue bound by such a name gets the
+    requests of others.
+    """
+    for name in ("host", "instance"):
+        with pytest.raises(ConfigError, match=f"{name} = .* '#' as a word"):
+            Settings(**{name: value})
+    with pytest.raises(ConfigError, match="'#' as a word"):
+        check_topic(value, "name it otherwise")
+    with pytest.raises(ConfigError, match="'#' as a word"):
+        Settings(ops_topic=f"{{topic}}.{value}").ops_topic_of("compute")
+    assert Settings(host="rack#3.node-1").host == "rack#3.node-1"
+    assert check_topic("c#", "") == "c#"
 
 
 def test_ops_topic_is_another_topic():
