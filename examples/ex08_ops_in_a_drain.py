@@ -66,19 +66,18 @@ async def main() -> None:
             await listen(first)
         print(f"the first process has left with exit code {first.returncode}")
 
-        async with serving() as second:
-            await listen(second, until="Brazil is rendered")
+        async with serving(until="Brazil is rendered"):  # perhaps before it is ready
             await client.call(delivered, film="Brazil")
 
 
 @contextlib.asynccontextmanager
-async def serving() -> AsyncIterator[Process]:
-    """The service as a process of its own: begins when it takes requests, ends by SIGTERM."""
+async def serving(until: str = "service.serving") -> AsyncIterator[Process]:
+    """The service as a process of its own: begins when it says *until*, ends by SIGTERM."""
     here = Path(__file__)
     run = ("-m", "gracekit", "run", "--app-dir", here.parent, f"{here.stem}:svc")
     service = await asyncio.create_subprocess_exec(sys.executable, *run, stdout=PIPE)
     try:
-        await listen(service, until="service.serving")
+        await listen(service, until=until)
         yield service
     finally:
         if service.returncode is None:

@@ -846,7 +846,7 @@ async def test_a_disk_that_fills_up_ends_the_service_in_order_and_loses_nothing(
     living = {Process().identify()}  # the caller's
     process = PlayedProcess(living, 1)
     engine = SqliteEngine(
-        tmp_path / "store.db", load_migrations(MIGRATIONS), process=process, max_page_count=60
+        tmp_path / "store.db", load_migrations(MIGRATIONS), process=process, max_page_count=75
     )
     async with svc.client(config.transport_url) as client:
         runtime = Runtime(svc, config, engine=engine, process=process)
