@@ -661,7 +661,7 @@ class Runtime:
             background=(self._jobs, self.reconciler),
             record_intent=self._record_intent,
             withdraw_intent=self._withdraw_intent,
-            count_holds=self._count_holds,
+            open_holds=self._open_holds,
             free_forgotten=self.reconciler.free_forgotten,
             count_unfinished=self.reconciler.count_unfinished,
             stop_rest=self._stop_rest,
@@ -886,8 +886,8 @@ class Runtime:
             self._seat.clear_note()
         await self.members.withdraw_stop()
 
-    async def _count_holds(self) -> int:
-        return len(await self.holds.mine())
+    async def _open_holds(self) -> list[str]:
+        return [f"{hold.name} {hold.key}" for hold in await self.holds.mine()]
 
     async def _stop_rest(self, hooks_until: float) -> None:
         """Ops server, background work, on_stop, transport; each within what is left."""

@@ -36,6 +36,7 @@ SLOW_STEP_S: Final = 1.0
 """A step that takes longer is logged while it goes on."""
 FREE_TRIES: Final = 3
 LISTED_TASKS: Final = 5
+LISTED_HOLDS: Final = 5
 MOST_AWAITED: Final = 1000
 """Tasks that the start of a drain names, the oldest: each is a line in the log."""
 HOLD_POLL_S: Final = 0.5
@@ -145,6 +146,7 @@ class DrainReport:
         unclean: Request ids whose handler had not returned.
         given_back: Deliveries and `requeue` tasks given back to the transport.
         open_holds: Holds that were still open at the deadline.
+        holds: The oldest of them, `name key` each, LISTED_HOLDS at most.
         leases_kept: Leases that only the death of this process frees.
         left_behind: Requests that were still in gracekit's own hands, in a commit or a reply.
         unfinished: Rows and holds in the store that this run could have settled, those of earlier
@@ -161,6 +163,7 @@ class DrainReport:
     unclean: list[str] = field(default_factory=list)
     given_back: int = 0
     open_holds: int = 0
+    holds: list[str] = field(default_factory=list)
     leases_kept: int = 0
     left_behind: int = 0
     unfinished: int | None = 0
@@ -252,7 +255,7 @@ class Parts:
     Attributes:
         record_intent: Commits the stop-intent.
         withdraw_intent: Takes it back after a resume.
-        count_holds: Open holds that keep this run.
+        open_holds: Holds that keep this run, `name key` each, the oldest first.
         free_forgotten: Lets go of rows that no task of this run works on, but not of the given
             request ids, whose handler has acted; returns them.
         count_unfinished: What of the store this run, or its next start, could settle.
@@ -269,7 +272,7 @@ class Parts:
     background: Sequence[Background]
     record_intent: Callable[[StopRequest], Awaitable[None]]
     withdraw_intent: Callable[[], Awaitable[None]]
-    count_holds: Callable[[], Awaitable[int]]
+    open_holds: Callable[[], Awaitable[list[str]]]
     free_forgotten: Callable[[Collection[str]], Awaitable[list[TaskRow]]]
     count_unfinished: Callable[[], Awaitable[int]]
     stop_rest: Callable[[float], Awaitable[None]]
@@ -554,10 +557,12 @@ class ShutdownCoordinator:
 
     async def _count_holds(self) -> int | None:
         """Open holds; None if that cannot be told now, which is no reason to leave."""
-        counting = self._bounded("count of holds", self._parts.count_holds(), INTENT_TIMEOUT_S)
-        count: int | None = await counting
-        self._report.open_holds = self._report.open_holds if count is None else count
-        return count
+        asking = self._bounded("count of holds", self._parts.open_holds(), INTENT_TIMEOUT_S)
+        holds: list[str] | None = await asking
+        if holds is None:
+            return None
+        self._report.open_holds, self._report.holds = len(holds), holds[:LISTED_HOLDS]
+        return len(holds)
 
     def _within(self, limit_s: float) -> float:
         """At most *limit_s*, and not past the deadline: the hand-over must still fit."""
@@ -701,6 +706,8 @@ class ShutdownCoordinator:
             handed_over=len(report.handed_over) + len(report.unclean),
             not_started=len(report.not_started),
             given_back=report.given_back,
+            open_holds=report.open_holds,
+            holds=self._names_of_holds(),
             unfinished=report.unfinished,
             exit_code=int(report.exit_code),
         )
@@ -781,6 +788,7 @@ class ShutdownCoordinator:
                 in_flight=len(self._parts.tracker),
                 running=len(running),
                 open_holds=self._report.open_holds,
+                holds=self._names_of_holds(),
                 tasks=self._list(running),
                 left_s=round(max(0.0, self._deadline - self._clock.loop()), 1),
                 expected_s=self._expected_s(running),
@@ -792,6 +800,11 @@ class ShutdownCoordinator:
         oldest = sorted(running, key=lambda task: task.started_at or 0.0)[:LISTED_TASKS]
         more = len(running) - len(oldest)
         return ", ".join(map(self._line, oldest)) + (f" and {more} more" if more else "")
+
+    def _names_of_holds(self) -> str | None:
+        """`migration vm-1, migration vm-2 and 3 more`; None without holds."""
+        more = self._report.open_holds - len(self._report.holds)
+        return ", ".join(self._report.holds) + (f" and {more} more" if more > 0 else "") or None
 
     def _line(self, task: TrackedTask) -> str:
         words = [task.method, *([":".join(task.resource)] if task.resource else [])]

@@ -227,7 +227,7 @@ _EVENTS: Final = (
         "drain.progress",
         _I,
         "What a drain waits for.",
-        "step in_flight running open_holds tasks left_s expected_s",
+        "step in_flight running open_holds holds tasks left_s expected_s",
     ),
     _event("drain.waiting", _I, "A step takes its time; limit_s is its bound.", "step limit_s"),
     _event(
@@ -238,7 +238,8 @@ _EVENTS: Final = (
         "drain.finished",
         _I,
         "Nothing is in flight any more.",
-        "waited_s finished handed_over not_started given_back unfinished exit_code",
+        "waited_s finished handed_over not_started given_back open_holds holds unfinished "
+        "exit_code",
     ),
     _event("task.stuck", _W, "Cancelled, and did not return.", f"{_TASK} running_s safe_point_s"),
     _event(
@@ -275,6 +276,7 @@ _EVENTS: Final = (
     _event("task.adopted", _I, "A task that nobody kept has a keeper.", _TASK),
     _event("task.settled", _I, "Recovery decided.", f"{_TASK} verdict reason"),
     _event("task.errored", _W, "It will not be run again.", f"{_TASK} reason"),
+    _event("hold.ended", _I, "Not by a request: lapsed, or settled.", "hold key method reason"),
     _event("clock.set", _W, "The wall clock was set; what waits keeps its length.", "by_s"),
     # the store
     _event(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -32,6 +33,8 @@ RESUMED_AFTER_S: Final = 2.0
 """A run that serves so long after the verb was answered has been resumed."""
 
 _NAMED_TASKS: Final = 20
+_NAMED_HOLDS: Final = 5
+_HOLDS: Final = "SELECT name, key FROM hold WHERE owner = ? AND ended_at IS NULL ORDER BY id"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -208,7 +211,7 @@ async def _watch(records: Records, desk: Desk, watch: Watch) -> None:
                 watch.say(f"{label(watch.run)} was resumed and serves on")
                 return
             if answer is not None:
-                _tell_progress(watch, answer)
+                _tell_progress(watch, answer, await _holds_of(records, watch, answer))
             elif heard.why:
                 _tell_trouble(watch, heard.why)
             if answer is not None or heard.brief:
@@ -227,20 +230,29 @@ def _is_resumed(watch: Watch, answer: Answer | None) -> bool:
     return serving and watch.elapsed_s > RESUMED_AFTER_S
 
 
-def _tell_progress(watch: Watch, answer: Answer) -> None:
-    """A line whenever the number in flight has changed."""
+async def _holds_of(records: Records, watch: Watch, answer: Answer) -> list[str]:
+    """What keeps a drain without anything in flight."""
+    if answer.get("in_flight") != 0:
+        return []
+    rows = await records.engine.query(_HOLDS, watch.run.run_id)
+    return [f"{name!s} {key!s}" for name, key in rows]
+
+
+def _tell_progress(watch: Watch, answer: Answer, holds: list[str]) -> None:
+    """A line whenever the number in flight, or what holds the drain, has changed."""
     left, timeout = answer.get("drain_left_s"), answer.get("drain_timeout_s")
     if left is None or timeout is None:
         return
-    in_flight = safe(answer.get("in_flight"))
-    if watch.shown == in_flight:
+    in_flight, held = safe(answer.get("in_flight")), _some(holds, len(holds))
+    if watch.shown == in_flight + held:
         return
-    watch.shown = in_flight
+    watch.shown = in_flight + held
     times = f"{clock(timeout - left)} / {clock(timeout)}"
     what, expected, risk = longest(answer), forecast(answer), answer.get("at_risk")
     more = [] if what == "-" else [f"longest {what}"]
     more += [expected] if expected else []
     more += [f"{risk} at risk"] if risk else []
+    more += [f"waits for {'hold' if len(holds) == 1 else 'holds'} {held}"] if held else []
     watch.say("   ".join([f"in flight {in_flight}", times, ", ".join(more)]).rstrip())
 
 
@@ -274,14 +286,24 @@ async def _conclude(records: Records, watch: Watch) -> None:
     for word, ids in (("handed over", handed_over), ("not started", not_started)):
         for name in await _names(records, ids[:_NAMED_TASKS]):
             watch.say(f"{word}: {name}")
-    earlier = (report.get("unfinished") or 0) - len({*handed_over, *not_started})
-    left = f", {earlier} left of earlier runs" if earlier > 0 else ""
+    holds = report.get("open_holds") or 0
+    names = _some(report.get("holds", ()), holds)
+    left = f", {plural(holds, 'hold')} left open{names and f': {names}'}" if holds else ""
+    earlier = (report.get("unfinished") or 0) - len({*handed_over, *not_started}) - holds
+    left += f", {earlier} left of earlier runs" if earlier > 0 else ""
     why = f", failure: {safe(report['failure'])}" if report.get("failure") else ""
     watch.say(
         f"verdict: {verdict.value}: {report.get('finished', 0)} finished, {len(handed_over)} "
         f"handed over, {len(not_started)} not started{left}{why}. exit {watch.code} "
         f"after {duration(watch.elapsed_s)}"
     )
+
+
+def _some(holds: Sequence[object], number: int) -> str:
+    """`migration vm-1, migration vm-2 and 3 more`, of so many in all."""
+    named = [safe(hold) for hold in holds[:_NAMED_HOLDS]]
+    more = number - len(named)
+    return ", ".join(named) + (f" and {more} more" if named and more > 0 else "")
 
 
 async def _names(records: Records, request_ids: list[str]) -> list[str]:

@@ -889,7 +889,7 @@ class Reconciler:
     async def _settle_holds(self) -> None:
         for hold in await self._holds.due():
             if not hold.errored_due and self._has_lapsed(hold):
-                await self._holds.settle(hold, "lapsed", errored=False)
+                await self._end_hold(hold, "lapsed")
             elif self._paused:
                 continue
             elif hold.errored_due:
@@ -927,7 +927,7 @@ class Reconciler:
         """Done ends it, Fail and Retry end it and tell, Wait keeps it, and us, until it lapses."""
         method = self._method_of(hold)
         if self._clock.wall() >= hold.lapses_at:
-            await self._holds.settle(hold, "lapsed", errored=False)
+            await self._end_hold(hold, "lapsed")
         elif method is None or method.probe_hook is None:
             await self._end_hold(hold, "no_probe", errored=method is not None)
         elif is_guilty(hold.crashes, self._cap_of(method), alone=hold.alone):
@@ -941,7 +941,7 @@ class Reconciler:
     async def _probe_hold(self, hold: Hold, method: Method[Any, Any]) -> None:
         match await self._ask(hold_as_row(hold), method, None):
             case Done():
-                await self._holds.settle(hold, "done", errored=False)
+                await self._end_hold(hold, "done")
             case Wait(seconds):
                 check = min(self._clock.wall() + seconds, hold.lapses_at)
                 await self._holds.wait(hold, next_check=check)
@@ -949,10 +949,14 @@ class Reconciler:
                 await self._end_hold(hold, "failed", errored=True)
 
     async def _end_hold(
-        self, hold: Hold, reason: str, *, errored: bool, given_up: str = ""
+        self, hold: Hold, reason: str, *, errored: bool = False, given_up: str = ""
     ) -> None:
-        ended = await self._holds.settle(hold, reason, errored=errored, given_up=given_up)
-        if ended and errored:
+        if not await self._holds.settle(hold, reason, errored=errored, given_up=given_up):
+            return
+        self._telemetry.emit(
+            "hold.ended", hold=hold.name, key=hold.key, method=hold.method, reason=reason
+        )
+        if errored:
             self._poked.set()  # its errored hook is due now
 
     def _method_of(self, row: TaskRow | Hold) -> Method[Any, Any] | None:

@@ -63,6 +63,11 @@ async def peek(ctx: Context) -> None:
     await go.wait()
 
 
+@svc.rpc
+async def hold(ctx: Context, vm: str) -> None:
+    await ctx.hold("migration", vm, at_most="1h")
+
+
 @svc.ops
 async def release(ctx: Context) -> None:
     go.set()

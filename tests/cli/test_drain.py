@@ -71,6 +71,21 @@ def test_a_drain_that_leaves_an_earlier_run_s_task_is_not_said_to_be_drained(dir
     assert "0 handed over, 0 not started, 1 left of earlier runs. exit 3" in answer.out
 
 
+def test_a_hold_that_keeps_a_drain_is_named_on_the_way_and_at_the_end(directory):
+    """
+    With nothing in flight an open hold is what the drain waits for; it is this run's own.
+    """
+    with Running(directory) as run:
+        gracekit(directory, "call", "compute", "hold", "vm=vm-7")
+        answer = gracekit(directory, "drain", "--timeout", "1s")
+        assert run.wait() == 75
+
+    assert answer.code == 3
+    assert "in flight 0   00:00 / 00:01   waits for hold migration vm-7" in answer.out
+    verdict = "0 finished, 0 handed over, 0 not started, 1 hold left open: migration vm-7. exit 3"
+    assert verdict in answer.out
+
+
 def test_ctrl_c_detaches_and_the_drain_can_be_undone(directory):
     """
     A typed Ctrl-C ends the watching alone; `resume` brings the service back to work.

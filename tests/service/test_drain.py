@@ -751,9 +751,9 @@ async def test_a_hold_lapses(world: World, svc: Service):
     assert report.open_holds == 0
 
 
-async def test_a_hold_that_outlives_the_deadline_is_counted(world: World, svc: Service):
+async def test_a_hold_that_outlives_the_deadline_is_counted_and_named(world: World, svc: Service):
     """
-    The drain ends in time, says how many holds were open, and their rows stay.
+    The drain ends in time; log and report say how many holds are open and which, and rows stay.
     """
 
     @svc.rpc
@@ -765,8 +765,11 @@ async def test_a_hold_that_outlives_the_deadline_is_counted(world: World, svc: S
     await client.call(prepare_host, vm="v")
     report = await life.drain()
 
-    assert report.open_holds == 1
+    assert (report.open_holds, report.holds) == (1, ["migration v"])
     assert report.waited_s == pytest.approx(25, abs=0.6)
+    assert {told["holds"] for told in life.told("drain.progress")} == {"migration v"}
+    (finished,) = life.told("drain.finished")
+    assert (finished["open_holds"], finished["holds"]) == (1, "migration v")
     (hold,) = world.rows("SELECT ended_at, args FROM hold")
     assert hold == {"ended_at": None, "args": '{"vm":"v"}'}
 

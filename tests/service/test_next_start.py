@@ -1047,6 +1047,8 @@ async def test_a_left_over_hold_is_settled_by_the_probe_of_its_method(
     await asyncio.sleep(60)
 
     assert heard == told
+    (line,) = world.lives[-1].told("hold.ended")
+    assert line == {"hold": "migration", "key": "v", "method": "prepare_host", "reason": reason}
     assert len(asked) == 1
     assert world.rows("SELECT args, errored_due FROM hold") == [{"args": None, "errored_due": 0}]
 
@@ -1118,6 +1120,7 @@ async def test_a_left_over_hold_without_probe_is_ended_and_told(world: World, sv
 
     assert asked == []
     assert world.rows("SELECT end_reason FROM hold") == [{"end_reason": "no_probe"}]
+    assert [line["reason"] for line in world.lives[-1].told("hold.ended")] == ["no_probe"]
 
 
 async def test_the_hook_of_a_hold_is_called_by_one_of_two_siblings(world: World, svc: Service):
