@@ -431,10 +431,11 @@ class _Desk:
 
 
 _OPEN: Final = frozenset(ENDS[Verb.CANCEL])
+_IN_LINE: Final = "it is in line again: a run that serves its method and does not drain starts it"
 
 
 def _done(order: Order, *, runs_on: bool, end: TaskState | None = None) -> str:
     if order.verb is Verb.RETRY:
-        return "retried: " + ("it runs again now" if runs_on else "the next start runs it")
+        return "retried: " + (_IN_LINE if runs_on else "the next start runs it")
     later = "" if runs_on else "; the next start answers its caller"
     return f"{DONE[order.verb]}{f': {end.value}' if end else ''}{later}"

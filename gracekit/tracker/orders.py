@@ -14,7 +14,7 @@ from typing import Final
 
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine
-from gracekit.tracker.journal import COUNT, HOOK_DONE, NOTE, Outcome
+from gracekit.tracker.journal import COUNT, HOOK_DONE, NOTE, Outcome, from_json
 from gracekit.tracker.task import RETRIED, TERMINAL, Order, TaskState, Verb
 
 # A task that a handler works on has failed; one that nobody works on is given up: ERRORED, as
@@ -54,7 +54,8 @@ _NOT_RETRIED: Final = MappingProxyType(
 
 _NAMES: Final = (
     "id", "request_id", "recipient", "service", "method", "resource_kind", "resource_id", "state",
-    "reason", "detail", "owner", "cut", "probing", "settle_s", "finished_at", "errored_due",
+    "reason", "detail", "failure", "owner", "cut", "attempts", "probing", "settle_s", "finished_at",
+    "errored_due",
     "has_arguments", "owes_replies",
 )  # fmt: skip
 _SELECT: Final = f"""
@@ -94,7 +95,9 @@ class Case:
     """The row that an order is about, without what an operator must not see.
 
     Attributes:
+        failure: The last one as JSON; None without.
         owner: Run that may act on it; None for nobody.
+        attempts: Begun so far.
         probing: A probe of it was begun and has not answered.
         settle_s: Seconds between an unclean end and the first look.
         errored_due: It has ended, and its errored hook has still to be called.
@@ -111,8 +114,10 @@ class Case:
     state: TaskState
     reason: str | None
     detail: str | None
+    failure: str | None
     owner: str | None
     cut: str | None
+    attempts: int
     probing: bool
     settle_s: float
     finished_at: float | None
@@ -242,8 +247,16 @@ class Mark:
 
 
 def state_of(case: Case) -> str:
-    """`failed` or `errored (attempts)`: what a task was before an order, for its record."""
-    return case.state.value + (f" ({case.reason})" if case.reason else "")
+    """What a task was before an order, for its record: its next end overwrites the row.
+
+    `handed_over`, `errored (attempts), attempt 3`, or `failed, attempt 1: LookupError: no disk`.
+    """
+    words = case.state.value + (f" ({case.reason})" if case.reason else "")
+    if case.state not in RETRIED:
+        return words
+    words += f", attempt {case.attempts}"
+    failure = from_json(case.failure) if case.state is TaskState.FAILED else None
+    return words + (f": {failure['exc_class']}: {failure['message']}" if failure else "")
 
 
 def mark_of(

@@ -156,7 +156,10 @@ def test_a_failed_task_is_retried_by_a_living_service_and_by_the_next_start(dire
         wait_for(lambda: row(directory, "order-1")["attempts"] == 3)
 
     assert (living.code, stopped.code, balanced) == (0, 0, True), living
-    assert "retried: it runs again now" in living.out
+    assert (
+        "retried: it is in line again: a run that serves its method and does not drain"
+        in living.out
+    )
     assert "retried: the next start runs it" in stopped.out
 
 
@@ -189,7 +192,7 @@ def test_a_task_is_shown_with_all_that_is_on_record(directory):
     assert facts["attempts"] == "2, crashes without progress 0"
     assert facts["kept"] == "args 2 bytes, context 2 bytes"
     assert "operator_retry: " in failed.out
-    assert "the disk is back (it was failed)" in failed.out
+    assert "the disk is back (it was failed, attempt 1: LookupError: no " in failed.out
     assert r"  builtins.LookupError: no \x1b[31msuch thing" in failed.out
     assert "    raise LookupError(" in failed.out
     assert "\x1b" not in failed.out

@@ -16,7 +16,7 @@ from gracekit.store.batch import Batch
 from gracekit.store.engine import MemoryEngine
 from gracekit.store.migrate import load_migrations
 from gracekit.testing.ports import PlayedProcess
-from gracekit.tracker.orders import ENDS, add_order, case_named, mark_of
+from gracekit.tracker.orders import ENDS, add_order, case_named, mark_of, state_of
 from gracekit.tracker.task import _NEXT, Order, Verb
 from tests.service.kit import Doors, Fault, Life, World
 
@@ -49,7 +49,7 @@ async def order_on_disk(world: World, verb: Verb, request_id: str, *, dead: bool
     state = case.state if not dead else next(iter(ENDS[Verb.RETRY]))
     outcome = None if verb is Verb.RETRY else ordered(str(case), word, state)
     at = world.clock.wall()
-    mark = mark_of(word, case.request_id, case.method, case.state.value, at=at, run="operator")
+    mark = mark_of(word, case.request_id, case.method, state_of(case), at=at, run="operator")
     batch = Batch(Point.SETTLE)
     add_order(batch, case, outcome, mark, dead=dead)
     await engine.commit(batch)
@@ -482,7 +482,10 @@ async def test_what_has_failed_runs_again_as_a_new_attempt_of_the_same_id(
     assert (fences, len(set(fences))) == (sorted(fences), 3)
     assert {user for *_, user in seen} == {"ann"}
     told = [found["detail"] for found in world.incidents("operator_retry")]
-    assert told == ["ann@desk: wrong host (it was failed)"] * 2
+    assert told == [
+        f"ann@desk: wrong host (it was failed, attempt {n}: LookupError: no disk in v)"
+        for n in (1, 2)
+    ]
     assert client.ignored_replies == 0
     assert await view.call(copy, vm="v") == "v"
     world.check_accounts()
@@ -526,7 +529,9 @@ async def test_an_errored_task_is_retried_and_its_crashes_are_forgotten(world: W
 
     await world.until(lambda: world.state("c") == "succeeded")
     assert told == ["attempts"] * 2
-    assert world.incidents("operator_retry")[0]["detail"].endswith("(it was errored (attempts))")
+    assert world.incidents("operator_retry")[0]["detail"].endswith(
+        "(it was errored (attempts), attempt 2)"
+    )
     world.check_accounts()
     await asyncio.gather(call, return_exceptions=True)
 
