@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,6 +29,7 @@ from gracekit.leases.members import Run
 from gracekit.life import Answer as LifeAnswer
 from gracekit.life import Judgement
 from gracekit.recovery.suspects import SUSPECTED
+from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.store.batch import Row, Value
 from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.task import TRANSIENT, Lane, TaskState
@@ -149,7 +151,7 @@ def tasks(
         listed = [entry.as_json() for entry in entries]
         click.echo(json_text({"tasks": listed, "more": more, "not_heard": silent}))
         return
-    click.echo(table(_HEADERS, [_row(entry) for entry in entries]) if entries else "no tasks")
+    click.echo(table(_HEADERS, _rows(entries)) if entries else "no tasks")
     if more:
         click.echo(f"and more; --limit shows above {limit}")
     for name, why in silent.items():
@@ -298,10 +300,19 @@ async def _unjournaled(
     return entries
 
 
-def _row(entry: Entry) -> tuple[object, ...]:
+def _rows(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
+    """An id whose short form another one has too is shown whole: it is to be copied."""
+    whole = {str(entry.columns["request_id"]) for entry in entries}
+    known = Counter(map(_short_id, whole))
+    return [_row(entry, known) for entry in entries]
+
+
+def _row(entry: Entry, known: Mapping[str, int]) -> tuple[object, ...]:
     columns = entry.columns
+    request_id = str(columns["request_id"])
+    short = _short_id(request_id)
     return (
-        _short_id(str(columns["request_id"])),
+        short if known[short] == 1 else safe(request_id, longest=MAX_NAME),
         columns["method"],
         entry.resource,
         columns["state"],

@@ -267,6 +267,24 @@ def test_no_record_shows_the_login_of_a_url(directory):
     assert echoed.json["result"] == "amqp://u:p@host/v"  # what was asked for stays as it is
 
 
+def test_ids_that_would_read_alike_are_shown_whole(directory):
+    """
+    What is copied from the list names one task.
+    """
+    alike = ["6f9619ff8b86d011b42d00cf4fc964ff", "6f9619ff8b86d011b42d00cf4fc964fe"]
+    long = ["order-" + "x" * 60 + letter for letter in "ab"]
+    other = "0f9619ff8b86d011b42d00cf4fc964ff"
+    with Running(directory):
+        for request_id in (*alike, *long, other):
+            gracekit(directory, "call", "compute", "echo", "--id", request_id)
+    listed = gracekit(directory, "tasks", "--state", "succeeded").out
+
+    for request_id in (*alike, *long):
+        assert f"{request_id} " in listed
+    assert other not in listed
+    assert other[:12] in listed
+
+
 def test_filters_narrow_the_list(directory):
     """
     By state, resource and number; the cut list says that there is more.
