@@ -134,6 +134,8 @@ def check_topic(topic: str, remedy: str) -> str:
     Raises:
         ConfigError: they cannot.
     """
+    if not isinstance(topic, str):
+        raise ConfigError(f"topic {topic!r} is no text; {remedy}")
     if not _TOPIC.fullmatch(topic):
         raise ConfigError(
             f"topic {topic[:50]!r} of {len(topic)} characters must be 1 to {LONGEST_TOPIC} of A-Z "

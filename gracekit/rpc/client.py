@@ -180,6 +180,11 @@ class RpcClient(ClientView):
         _check_exceptions(exceptions)
         check_topic(topic, "give the one that its service has")
         self._topics = (topic, check_topic(ops_topic or f"{topic}-ops", "give another ops_topic"))
+        if not isinstance(transport, str | Transport):
+            raise ConfigError(
+                f"transport={transport!r} is neither a URL nor a transport; write it as "
+                "'sqlite:///queue.db' or 'amqp://user@host/vhost'"
+            )
         self._clock = clock or Clock()
         self._owned = isinstance(transport, str)
         self._transport = (

@@ -19,6 +19,9 @@ SHORTEST_MONITOR_S: Final = 2.0
 
 _VERSION: Final = re.compile(r"\d{1,9}\.\d{1,9}(\.\d{1,9})?", re.ASCII)
 
+_TEXTS: Final = frozenset({"host", "version", "namespace", "request_id"})
+_TRUTHS: Final = frozenset({"ops", "fail_fast"})
+
 AnyMethod = Method[..., Any] | str
 
 
@@ -87,6 +90,8 @@ class Options:
                     f"prepare() has no option {name!r}{did_you_mean(name, Options.__slots__)}; "
                     f"it takes {', '.join(Options.__slots__)}, and call() takes the arguments"
                 )
+        for name, value in changes.items():
+            _check_type(name, value)
         options = replace(self, **changes)
         options.check()
         return replace(options, context=MappingProxyType(dict(options.context)))
@@ -142,6 +147,16 @@ class Options:
             return True
         # An order, unlike `can_send`: whatever came after it has the server too.
         return _numbers(self.version_cap) >= _numbers(self.ops_since)
+
+
+def _check_type(name: str, value: object) -> None:
+    """Refuse what cannot be checked further; durations and versions of peers say it themselves."""
+    if name in _TEXTS and not isinstance(value, str | None):
+        raise ConfigError(f"{name}={value!r} is no text; write {name}='...' or leave it out")
+    if name in _TRUTHS and not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r} must be True or False")
+    if name == "context" and not isinstance(value, Mapping):
+        raise ConfigError(f"context={value!r} is no mapping; write context={{'user_id': ...}}")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

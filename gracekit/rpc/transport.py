@@ -11,7 +11,7 @@ import enum
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -238,6 +238,7 @@ class Consumer(Protocol):
         ...
 
 
+@runtime_checkable
 class Transport(Protocol):
     """A way to carry messages. One object a process and URL; both calls of
     `start` and `stop` may be repeated, and `stop` gives back what is unsettled.

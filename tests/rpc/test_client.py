@@ -857,6 +857,42 @@ async def test_a_host_that_names_no_queue_is_refused(client, host):
         client.prepare(host=host)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"host": 5}, r"host=5 is no text; write host='\.\.\.' or leave it out"),
+        ({"request_id": 7}, "request_id=7 is no text"),
+        ({"version": 1.0}, r"version=1\.0 is no text"),
+        ({"namespace": b"x"}, "namespace=b'x' is no text"),
+        ({"context": "ann"}, "context='ann' is no mapping; write context={'user_id'"),
+        ({"ops": "no"}, "ops='no' must be True or False"),
+        ({"fail_fast": None}, "fail_fast=None must be True or False"),
+    ],
+)
+async def test_an_option_of_a_wrong_type_is_a_sentence(client, options, said):
+    """
+    It names the option and its value; nothing is sent.
+    """
+    with pytest.raises(ConfigError, match=said):
+        client.prepare(**options)
+
+
+@pytest.mark.parametrize(
+    ("transport", "topic", "said"),
+    [
+        (None, "compute", "transport=None is neither a URL nor a transport; write it as 'sqlite"),
+        ("sqlite:///x.db", None, "topic None is no text; give the one that its service has"),
+        ("sqlite:///x.db", 5, "topic 5 is no text"),
+    ],
+)
+def test_a_client_of_nothing_is_refused(transport, topic, said):
+    """
+    At construction, with the value.
+    """
+    with pytest.raises(ConfigError, match=said):
+        RpcClient(transport, topic)
+
+
 # -- life -----------------------------------------------------------------------------
 
 
