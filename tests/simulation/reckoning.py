@@ -61,6 +61,11 @@ class Reckoning:
             for task in life.runtime.tracker
             if task.lane in {Lane.REQUESTS, Lane.OPS}
         ]
+        found += [
+            f"{life.name} is draining"  # its leases are a sibling's matter once it is gone
+            for life in self._story.machine.lives
+            if life.process.lives and life.runtime.phase.state is ServiceState.DRAINING
+        ]
         return found
 
     def is_settled(self) -> bool:
