@@ -27,6 +27,7 @@ from gracekit.rpc.transport import Queue, QueueKind, directed_queue, fanout_queu
 from gracekit.telemetry import Telemetry
 from tests.process.helpers import until
 from tests.rabbit.broker import Broker
+from tests.rabbit.erlang import binary
 from tests.rpc.kit import Inbox, message
 
 QUEUE = shared_queue("compute")
@@ -128,6 +129,40 @@ async def test_a_message_under_a_key_of_others_comes_again_before_it_is_believed
 
     assert (stray.body, stray.redelivered, stray.sent_to) == (b"stray", True, "k\u00e9y")
     assert (good.body, good.redelivered, good.sent_to) == (b"good", False, "")
+    await until(lambda: own_broker.queues(own_vhost)["compute"].unacked == 0, "all settled")
+
+
+async def test_a_message_whose_key_and_properties_are_no_text_holds_up_no_other(
+    transport, own_broker: Broker, own_vhost: str, ear: Ear
+) -> None:
+    """
+    A fanout exchange takes any key of a client; what cannot be read is judged like other strays.
+    """
+    inbox = Inbox()
+    await transport.consume([QUEUE], inbox.put, prefetch=10)
+    connection = await aiormq.connect(own_broker.url_of(own_vhost))
+    try:
+        channel = await connection.channel()
+        await channel.exchange_declare("everybody", exchange_type="fanout")
+        await channel.queue_bind(QUEUE.name, "everybody")
+    finally:
+        await connection.close()
+    publish = (
+        f"rabbit_basic:publish(rabbit_misc:r({binary(own_vhost)}, exchange, "
+        '<<"everybody">>), <<255,254>>, [{content_type, <<255>>}, {message_id, <<254>>}, '
+        '{headers, [{<<255>>, longstr, <<254>>}]}], <<"odd">>)'
+    )
+    await asyncio.to_thread(own_broker.eval, publish)
+    await transport.publish(QUEUE, message("good"))
+    odd = await inbox.next()
+    good = await inbox.next()
+    if odd.body == b"good":
+        odd, good = good, odd
+    for delivery in (odd, good):
+        await delivery.ack()
+
+    assert (odd.body, good.body) == (b"odd", b"good")
+    assert "consumer.lost" not in {name for name, _ in ear.heard[2:]}
     await until(lambda: own_broker.queues(own_vhost)["compute"].unacked == 0, "all settled")
 
 

@@ -30,7 +30,8 @@ class Contents:
     Args:
         wire: Where they come from.
         channel: Its number.
-        passes: Only check, and leave all frames to aiormq.
+        passes: Only check, and leave all frames to aiormq, but give it no text that is none: it
+            would end the connection at each new delivery of that message.
 
     Attributes:
         on_message: Called for each delivery, in order.
@@ -71,7 +72,7 @@ class Contents:
             return None
         return self._last, self._due, self._missing, self._wire.missing
 
-    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:
+    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool | bytes:
         """See `Tap`.
 
         Raises:
@@ -82,8 +83,8 @@ class Contents:
         if kind == METHOD:
             return self._take_method(data, offset, end)
         if kind == HEADER:
-            self._take_header(data, offset, end)
-        elif end - offset == self._missing and self._is_first:  # nearly all come in one piece
+            return self._take_header(data, offset, end)
+        if end - offset == self._missing and self._is_first:  # nearly all come in one piece
             self._complete(data[offset:end])
         else:
             self._take_piece(data, offset, end)
@@ -99,7 +100,7 @@ class Contents:
 
     # -- methods -------------------------------------------------------------------------
 
-    def _take_method(self, data: bytes, offset: int, end: int) -> bool:
+    def _take_method(self, data: bytes, offset: int, end: int) -> bool | bytes:
         try:
             (method,) = frames.METHOD_ID.unpack_from(data, offset)
             if method == frames.DELIVER:
@@ -110,7 +111,8 @@ class Contents:
                     raise self._fault_of(delivered)
                 self._last += 1
                 self._due = HEADER
-            elif method in _CONFIRMS:
+                return self._takes or frames.as_text(data, offset, end)
+            if method in _CONFIRMS:
                 self._check_publishing()
                 number, multiple = frames.read_confirm(data, offset, end)
                 self.on_confirm(number, multiple, method == frames.ACK)
@@ -154,7 +156,7 @@ class Contents:
 
     # -- messages ------------------------------------------------------------------------
 
-    def _take_header(self, data: bytes, offset: int, end: int) -> None:
+    def _take_header(self, data: bytes, offset: int, end: int) -> bool | bytes:
         if end - offset < frames.HEADER_FIXED:
             raise FaultError("a header without a size")
         self._missing = size = frames.read_body_size(data, offset)
@@ -166,6 +168,7 @@ class Contents:
             self._properties.dropped = size
         if size == 0:
             self._complete(b"")
+        return self._takes or frames.as_readable(data, offset, end)
 
     def _take_piece(self, data: bytes, offset: int, end: int) -> None:
         size = end - offset

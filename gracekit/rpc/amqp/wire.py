@@ -48,6 +48,7 @@ _LEAST: Final = 4096
 _BUFFER: Final = 1 << 16
 """Bytes that one read takes at most, into a buffer that is kept. asyncio would allocate 256 KiB for
 each read, which glibc mostly maps from the system and gives back at once: 8 % of a cast."""
+_END: Final = bytes([END])
 _CLOSE_OK: Final = METHOD_ID.pack(CHANNEL_CLOSE_OK)
 _ENDS: Final = frozenset({CHANNEL_CLOSE, CHANNEL_CLOSE_OK, CONNECTION_CLOSE, CONNECTION_CLOSE_OK})
 
@@ -66,10 +67,10 @@ class Goodbye(NamedTuple):
 class Tap(Protocol):
     """Takes the frames of one channel that it wants."""
 
-    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool:
-        """Handle one frame, whose payload lies between *offset* and *end*; false: not wanted.
+    def take(self, kind: int, data: bytes, offset: int, end: int) -> bool | bytes:
+        """Handle one frame, whose payload lies between *offset* and *end*.
 
-        Must not block.
+        False: it is aiormq's; bytes: these are, as its payload. Must not block.
 
         Raises:
             FaultError: no such frame may come now.
@@ -220,9 +221,11 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
             tap = self._taps.get(channel)
             if tap is None:
                 self._check_open(channel, data, at + 7)
-            elif tap.take(kind, data, at + 7, end - 1):
+            elif taken := tap.take(kind, data, at + 7, end - 1):
                 if passed < at:
                     self._pass(data[passed:at])
+                if taken is not True:
+                    self._pass(HEAD.pack(kind, channel, len(taken)) + taken + _END)
                 passed = end
             at = end
         if passed < at:
