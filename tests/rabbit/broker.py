@@ -44,8 +44,9 @@ _VHOSTS: Final = itertools.count()
 
 # A classic queue's process counts for itself. A quorum queue tells only now and then, so its
 # leader is asked; and it takes who has gotten a message for a consumer, one of unknown ack mode.
+# A queue that is deleted meanwhile is none.
 _QUEUES: Final = """
-[begin
+lists:append([try
   {resource, _, queue, Name} = amqqueue:get_name(Q),
   {Ready, Unacked} = case amqqueue:get_type(Q) of
     rabbit_quorum_queue ->
@@ -60,16 +61,22 @@ _QUEUES: Final = """
   end,
   Consumers = [C || C <- rabbit_amqqueue:consumers(Q), is_boolean(element(3, C))],
   [_, Type, _] = string:lexemes(atom_to_list(amqqueue:get_type(Q)), "_"),
-  #{name => Name, ready => Ready, unacked => Unacked, consumers => length(Consumers),
+  [#{name => Name, ready => Ready, unacked => Unacked, consumers => length(Consumers),
     durable => amqqueue:is_durable(Q), type => list_to_binary(Type),
-    arguments => rabbit_misc:amqp_table(amqqueue:get_arguments(Q))}
-end || Q <- rabbit_amqqueue:list(VHOST)]
+    arguments => rabbit_misc:amqp_table(amqqueue:get_arguments(Q))}]
+catch Kind:Why:Where ->
+  case rabbit_amqqueue:lookup(amqqueue:get_name(Q)) of
+    {error, not_found} -> [];
+    _ -> erlang:raise(Kind, Why, Where)
+  end
+end || Q <- rabbit_amqqueue:list(VHOST)])
 """
 
 # In the queue's own process, which alone may look, and sees what a client holds too.
 _BODIES: Final = """
-maps:from_list([begin
+maps:from_list(lists:append([begin
   {resource, _, queue, Name} = amqqueue:get_name(Q),
+  Watched = monitor(process, amqqueue:get_pid(Q)),
   Asking = {self(), make_ref()},
   Look = fun(Kind, Queue) ->
     {Found, After} = Kind:fold(fun({basic_message, _, _, Content, _, _}, _, _, Sofar) ->
@@ -82,8 +89,11 @@ maps:from_list([begin
   end,
   ok = rabbit_amqqueue:run_backing_queue(amqqueue:get_pid(Q), rabbit_variable_queue, Look),
   {_, Asked} = Asking,
-  {Name, receive {Asked, Bodies} -> Bodies after 10000 -> exit({no_answer, Name}) end}
-end || Q <- rabbit_amqqueue:list(VHOST), amqqueue:get_type(Q) =:= rabbit_classic_queue])
+  receive
+    {Asked, Bodies} -> demonitor(Watched, [flush]), [{Name, Bodies}];
+    {'DOWN', Watched, process, _, _} -> []
+  after 10000 -> exit({no_answer, Name}) end
+end || Q <- rabbit_amqqueue:list(VHOST), amqqueue:get_type(Q) =:= rabbit_classic_queue]))
 """
 
 
