@@ -304,6 +304,7 @@ class Story:
         # A wall clock that was set back puts every stored moment off by as much.
         back = abs(min(JUMPS_S)) * self.swarm.met["clock", "wall", "JUMP"]
         limit = self.loop.time() + QUIET_S + back
+        await asyncio.sleep(5.0)  # what was on its way still lands, an operator's order too
         while not self.reckoning.is_settled():
             self.raise_first()
             if self.loop.time() > limit:
