@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from gracekit.rpc.transport import Consumer, Delivery, Queue, ReadFailure, Transport
@@ -153,8 +154,10 @@ class RpcServer:
     # -- deliveries ------------------------------------------------------------------
 
     def _on_delivery(self, delivery: Delivery) -> None:
-        self._bytes += len(delivery.body)
-        delivery.on_taken = self._taken
+        # Noted here: a task may let go of the body before it says that it has taken it.
+        size = len(delivery.body)
+        self._bytes += size
+        delivery.on_taken = partial(self._taken, size)
         self._waiting.append(delivery)
         self._pump()
         if self._bytes > self._prefetch_bytes:

@@ -139,8 +139,7 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
         headers: Short text pairs beside the body.
         dropped: Bytes of a body that was too large to be kept: it is empty here. 0 of all others.
         sent_to: The address that a stray bears, in the place of its queue's; empty of all others.
-        on_taken: Called once with the bytes of the body, when they are a task's own, or of no
-            interest any more.
+        on_taken: Called once, when the body is a task's own, or of no interest any more.
     """
 
     body: bytes
@@ -152,14 +151,14 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
     settle: Settle
     dropped: int = 0
     sent_to: str = ""
-    on_taken: Callable[[int], None] | None = None
+    on_taken: Callable[[], None] | None = None
     settled: bool = False
 
     def taken(self) -> None:
         """Say that it is a task's now, whenever it will be settled."""
         on_taken, self.on_taken = self.on_taken, None
         if on_taken is not None:
-            on_taken(len(self.body))
+            on_taken()
 
     def ack(self) -> Coroutine[Any, Any, None]:
         """Tell the transport that it may forget the message."""

@@ -594,6 +594,29 @@ async def test_copies_of_a_requeue_request_end_with_it(world: World, svc: Servic
     assert world.broker.waiting("compute") == 0
 
 
+async def test_reading_pauses_while_much_is_not_accepted_yet(world: World, svc: Service):
+    """
+    Here for a slow commit. What was accepted counts no more, and the rest is read.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def keep(ctx: Context, n: int, text: str) -> None:
+        await doors.pass_(n)
+
+    life = await world.start(svc, prefetch_bytes=1000)
+    client = await world.client(svc)
+    life.faults.delay_s = 5.0
+    life.plan(Point.ACCEPT_AND_BEGIN, Fault.DELAY)
+    for n in (1, 2, 3):
+        await client.cast(keep, n=n, text="x" * 2000)
+    await world.settle()
+
+    assert (doors.entered, world.broker.waiting("compute")) == ([], 2)
+    assert await doors.wait(3) == [1, 2, 3]
+    doors.open(1, 2, 3)
+
+
 async def test_copies_of_a_requeue_request_survive_a_crash(world: World, svc: Service):
     """
     None was acked: each caller is answered after the restart.
