@@ -77,9 +77,11 @@ def test_an_operator_ends_an_errored_hook_that_kills_its_process(tmp_path):
     failed = gracekit(tmp_path, "tasks", "fail", "order-1", "--reason", "it kills")
     cancelled = gracekit(tmp_path, "tasks", "cancel", "order-1", "--reason", "it kills")
     again = gracekit(tmp_path, "tasks", "cancel", "order-1", "--reason", "it kills")
+    shown = gracekit(tmp_path, "tasks", "show", "order-1")
 
     assert [failed.code, cancelled.code, again.code] == [1, 0, 1], (failed, cancelled, again)
     assert "its errored hook is not called any more" in cancelled.out
+    assert "kept      args" in shown.out  # for a retry
     assert lives(tmp_path)
     assert "nothing was at work" in gracekit(tmp_path, "doctor", "compute:svc").out
 

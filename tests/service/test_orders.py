@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gracekit import Context, Done, GracekitError, Retry, Service
-from gracekit.errors import TaskCancelledError, TaskInterruptedError
+from gracekit.errors import ConflictError, TaskCancelledError, TaskInterruptedError
 from gracekit.process import Point
 from gracekit.request.attempt import ordered
 from gracekit.runtime import MIGRATIONS
@@ -16,7 +16,14 @@ from gracekit.store.batch import Batch
 from gracekit.store.engine import MemoryEngine
 from gracekit.store.migrate import load_migrations
 from gracekit.testing.ports import PlayedProcess
-from gracekit.tracker.orders import ENDS, add_order, case_named, mark_of, state_of
+from gracekit.tracker.orders import (
+    ENDS,
+    add_order,
+    case_named,
+    mark_of,
+    refusal_of,
+    state_of,
+)
 from gracekit.tracker.task import _NEXT, Order, Verb
 from tests.service.kit import Doors, Fault, Life, World
 
@@ -605,6 +612,33 @@ async def test_what_cannot_be_run_again_is_refused_with_the_remedy(world: World,
     await world.until(lambda: not world.task("h")["errored_due"])
     assert world.task("h")["args"] is None
     assert world.incidents("operator_retry") == []
+
+
+async def test_what_owes_its_caller_an_answer_is_not_run_again(world: World, svc: Service):
+    """
+    A retry would take back the failure that the caller still has to be told: it waits, and one
+    that was decided before the failure was on record changes nothing.
+    """
+    copy = failing(svc, [])
+    life = await world.start(svc)
+    view = (await world.client(svc)).prepare(request_id="c", context={"user": "ann"}, timeout=600)
+    life.crash_at(Point.REPLY, "before")
+    call = asyncio.create_task(view.call(copy, vm="v"))
+    await life.over.wait()
+
+    case = await case_named(await engine_of(world), "c", "")
+    assert case is not None
+    assert "its caller has still to be answered: retry it after" in str(
+        refusal_of(case, Verb.RETRY)
+    )
+    with pytest.raises(ConflictError):
+        await order_on_disk(world, Verb.RETRY, "c")
+    life = await world.start(svc)
+    with pytest.raises(LookupError):
+        await call
+    await world.until(lambda: world.rows("SELECT * FROM reply") == [])
+    await order(world, life, "retry", "c")
+    await world.until(lambda: world.task("c")["attempts"] == 2)
 
 
 # -- under recovery ----------------------------------------------------------------------------
