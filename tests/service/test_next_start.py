@@ -128,6 +128,23 @@ async def test_a_run_that_leaves_rows_of_an_earlier_one_hands_over(
     assert (await other.drain()).exit_code == 0
 
 
+async def test_a_run_that_leaves_rows_of_one_that_has_just_died_hands_over(
+    world: World, svc: Service
+):
+    """
+    Nobody has taken them over yet, and who proves that their owner is dead could settle them.
+    """
+    job = Job(world, svc, on_interrupt="retry")
+    first, _ = await job.begin()
+    sibling = await world.start(svc)
+    await first.crash()
+
+    report = await sibling.drain()
+
+    assert job.row()["owner"] == first.runtime.run_id
+    assert (report.unfinished, report.exit_code) == (1, 75)
+
+
 # -- each policy ---------------------------------------------------------------------------
 
 
