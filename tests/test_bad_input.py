@@ -267,6 +267,36 @@ async def test_the_largest_result_is_sent():
 
 
 @pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("kept", "error"),
+    [
+        ("x" * 2_000_000, MessageTooLargeError),
+        (dict.fromkeys(map(str, range(10_001))), UnserialisableError),
+    ],
+    ids=["too long", "too many keys"],
+)
+async def test_a_kept_result_that_cannot_be_sent_is_left_out_of_the_answer(
+    kept: object, error: type[Exception]
+):
+    """
+    An earlier version stored results of any size; who asks for one waits for nothing.
+    """
+    world, svc = World(), Service("compute")
+
+    @svc.rpc
+    async def work(ctx: Context) -> None: ...
+
+    await world.start(svc)
+    view = (await world.client(svc)).prepare(timeout=5, request_id="r")
+    await view.call(work)
+    world.disk.execute("UPDATE task SET result = ?", (json.dumps(kept),))
+
+    with pytest.raises(error, match="has succeeded, but its result is left out"):
+        await view.call(work)
+    await world.close()
+
+
+@pytest.mark.looptime
 async def test_a_control_verb_is_refused_in_a_short_text(site: Site):
     """
     Whatever stands in its arguments.

@@ -19,7 +19,12 @@ from gracekit import (
     Service,
     Wait,
 )
-from gracekit.errors import AlreadyRunningError, TaskInterruptedError, UnknownCommitError
+from gracekit.errors import (
+    AlreadyRunningError,
+    TaskInterruptedError,
+    UnknownCommitError,
+    UnserialisableError,
+)
 from gracekit.process import Point
 from gracekit.runtime import MIGRATIONS
 from gracekit.shutdown import ServiceState
@@ -230,6 +235,22 @@ async def test_a_probe_decides(
     assert len(job.asked) == 1
     assert len(job.attempts) == (2 if isinstance(answer, Retry) else 1)
     assert world.rows("SELECT owner FROM lease") == [{"owner": None}]
+
+
+async def test_a_probe_s_result_that_cannot_be_sent_is_left_out(world: World, svc: Service):
+    """
+    As a handler's: the work is done, and whoever waits for the result is told so.
+    """
+    job = Job(world, svc, on_interrupt="probe")
+    job.with_probe()
+    job.probe_answers = lambda n: Done(object())
+    life, call = await job.begin()
+    await life.crash()
+    await world.start(svc)
+
+    with pytest.raises(UnserialisableError, match="has succeeded, but its result is left out"):
+        await call
+    assert (job.row()["state"], job.row()["result"]) == ("succeeded", None)
 
 
 async def test_an_unclean_task_is_not_probed_before_it_has_settled(world: World, svc: Service):

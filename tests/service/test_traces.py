@@ -14,6 +14,7 @@ from opentelemetry import context as active
 from opentelemetry.context import Context as TraceContext
 
 from gracekit import Context, NoSuchMethodError, Service
+from gracekit.errors import UnserialisableError
 from gracekit.rpc.oslo_wire import decode_request
 from gracekit.rpc.transport import Delivery, Message, shared_queue
 from tests.rpc.kit import Inbox
@@ -256,6 +257,26 @@ async def test_a_span_has_the_current_names_and_no_secret(
     kinds = [span.given["kind"] for span in (bad, cast, fanout)]
     assert kinds == [trace.SpanKind.SERVER, trace.SpanKind.CONSUMER, trace.SpanKind.CONSUMER]
     assert CANARY not in repr([vars(span) for span in recorder.spans])
+
+
+async def test_work_whose_result_is_left_out_is_no_error(
+    world: World, svc: Service, recorder: Recorder
+):
+    """
+    It was done; only its caller has a failure.
+    """
+
+    @svc.rpc
+    async def odd(ctx: Context) -> object:
+        return object()
+
+    await world.start(svc)
+    with pytest.raises(UnserialisableError):
+        await (await world.client(svc)).call("odd")
+
+    (span,) = recorder.named("odd")
+    assert span.ended
+    assert (span.attributes.get("error.type"), span.status) == (None, None)
 
 
 async def test_a_refused_request_has_no_span(world: World, svc: Service, recorder: Recorder):
