@@ -404,3 +404,18 @@ def test_a_flood_of_refusals_is_one_line_a_second(tmp_path: Path):
     seen = [entry for entry in told if "task_id" in entry]
     assert len(seen) + sum(entry.get("left_out", 0) for entry in told) == 60
     assert len(seen) < 30
+
+
+def test_what_a_flood_left_out_is_told_while_the_service_lives_on(tmp_path: Path):
+    """
+    Also if nothing of its kind comes any more.
+    """
+    write_service(tmp_path, text=SERVICE)
+    known = 0
+    with Running(tmp_path, "--beat", "100ms") as run:
+        asyncio.run(cast_what_nobody_serves(tmp_path, 60))
+        while known < 60:
+            entry = json.loads(run.wait_line("task.rejected"))
+            known += ("task_id" in entry) + entry.get("left_out", 0)
+
+    assert known == 60
