@@ -209,6 +209,51 @@ def test_a_task_is_shown_with_all_that_is_on_record(directory):
     assert "no task nothing is on record" in unknown.err
 
 
+def test_what_is_due_of_a_task_is_shown_and_how_far_it_came(directory):
+    """
+    Its cursor, until when it settles, and the hook that was called and has not returned.
+    """
+    text = """
+import asyncio
+from gracekit import Context, Service
+svc = Service("compute")
+
+@svc.rpc(on_interrupt="retry", settle="1h")
+async def copy(ctx: Context) -> None:
+    async for page in ctx.steps(range(5)):
+        if page == 3:
+            print("at page 3", flush=True)
+            await asyncio.Event().wait()
+
+@svc.rpc
+async def move(ctx: Context) -> None:
+    print("moving", flush=True)
+    await asyncio.Event().wait()
+
+@move.errored
+async def _(ctx: Context, reason: str) -> None:
+    print("its hook", flush=True)
+    await asyncio.Event().wait()
+"""
+    write_service(directory, text=text)
+    with Running(directory) as run:
+        for method, line in {"copy": "at page 3", "move": "moving"}.items():
+            gracekit(directory, "cast", "compute", method, "--id", f"{method}-1")
+            run.wait_line(line)
+        wait_for(lambda: row(directory, "copy-1")["cursor"] == "2")
+        run.kill()
+    with Running(directory) as run:
+        run.wait_line("its hook")
+        wait_for(lambda: row(directory, "copy-1")["not_before"] is not None)
+        copied = gracekit(directory, "tasks", "show", "copy-1")
+        moved = gracekit(directory, "tasks", "show", "move-1")
+        run.kill()
+
+    assert "cursor    2, " in copied.out
+    assert "due       it settles until " in copied.out
+    assert "due       its errored hook, which is being called; " in moved.out
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     """Look at the disk again and again; nothing rings when another process has written."""
     deadline = time.monotonic() + PATIENCE_S
