@@ -96,6 +96,26 @@ async def test_a_delivery_carries_what_was_sent(one, other, inbox):
     assert not delivery.redelivered
 
 
+@pytest.mark.parametrize("machine", ["memory", "sqlite"], indirect=True)
+async def test_a_paused_consumer_leaves_messages_to_others(one, other, inbox):
+    """
+    It gets none until it is resumed. Of a broker's connection, which reads nothing then, see
+    tests/rabbit/test_large.py.
+    """
+    others = Inbox()
+    consumer = await one.consume([QUEUE], inbox.put, prefetch=10)
+    consumer.pause()
+    await publish(other, "a", "b")
+    reader = await other.consume([QUEUE], others.put, prefetch=10)
+    await others.take(2)
+    await reader.cancel()
+    await publish(other, "c")
+    consumer.resume()
+    await inbox.next()
+
+    assert (inbox.bodies, others.bodies) == (["c"], ["a", "b"])
+
+
 async def test_what_is_acked_is_gone(one, other, inbox):
     """
     After an ack nobody gets the message, also not when its consumer leaves.

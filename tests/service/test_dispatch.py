@@ -594,6 +594,27 @@ async def test_copies_of_a_requeue_request_end_with_it(world: World, svc: Servic
     assert world.broker.waiting("compute") == 0
 
 
+async def test_a_requeue_request_at_work_does_not_keep_others_from_being_read(
+    world: World, svc: Service
+):
+    """
+    `prefetch_bytes` bounds what is no task yet, however long the message of a task is held.
+    """
+    doors = Doors()
+
+    @svc.rpc(on_interrupt="requeue")
+    async def read(ctx: Context, n: int, text: str) -> None:
+        await doors.pass_(n)
+
+    await world.start(svc, prefetch_bytes=1000)
+    client = await world.client(svc)
+    for n in (1, 2):
+        await client.cast(read, n=n, text="x" * 2000)
+
+    assert await doors.wait(2) == [1, 2]
+    doors.open(1, 2)
+
+
 async def test_reading_pauses_while_much_is_not_accepted_yet(world: World, svc: Service):
     """
     Here for a slow commit. What was accepted counts no more, and the rest is read.

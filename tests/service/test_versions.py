@@ -13,7 +13,7 @@ from gracekit.errors import GracekitError
 from gracekit.leases.members import BACK_WITHIN_S
 from gracekit.life import Answer, Judgement
 from gracekit.life import Life as Recorded
-from gracekit.request.refusals import LONGEST_PAUSE_S, PASS_ON_FOR_S, Detour
+from gracekit.request.refusals import FIRST_PAUSE_S, LONGEST_PAUSE_S, PASS_ON_FOR_S, Detour
 from gracekit.rpc.message import Request
 from gracekit.rpc.transport import Delivery
 from tests.service.kit import Life, World
@@ -212,6 +212,21 @@ async def test_what_a_sibling_serves_goes_back_for_it(world: World, change: str)
     await world.until(lambda: list(world.states().values()) == ["succeeded"] * 15)
 
     assert world.tally().get("rejected", 0) == 0
+
+
+async def test_what_waits_to_go_back_does_not_keep_others_from_being_read(world: World):
+    """
+    Its bytes do not count while it waits, however large it is.
+    """
+    new = await world.start(version("work", "added"), instance="new")
+    await world.verb(new, "quiet")
+    await world.start(version("work"), instance="old", prefetch_bytes=1000)
+    client = await world.client(new.runtime.service)
+    await client.cast("added", vm="v" * 2000)
+    begun = asyncio.get_running_loop().time()
+
+    await client.prepare(timeout=30).call("work", vm="v")
+    assert asyncio.get_running_loop().time() - begun < FIRST_PAUSE_S / 2
 
 
 async def test_what_a_sibling_served_a_moment_ago_waits_for_its_return(world: World):
