@@ -1473,6 +1473,22 @@ async def test_whatever_hangs_leaves_room_for_the_stop_record(world: World, svc:
     assert alarm_at - cut_at[-1] >= 0.7
 
 
+async def test_a_stop_hook_that_hangs_leaves_the_transport_a_moment(world: World, svc: Service):
+    """
+    It is cut before the step that it belongs to, so that the connection is still closed.
+    """
+
+    @svc.on_stop
+    async def slow() -> None:
+        await asyncio.sleep(3600)
+
+    life = await world.start(svc, drain_timeout_s=5.0, stop_hook_timeout_s=60.0)
+    await life.drain()
+
+    assert [fields["hook"] for fields in life.told("hook.failed")] == ["slow"]
+    assert life.told("drain.step_failed") == []
+
+
 @pytest.mark.parametrize("delay_s", [0.7, 3600.0])
 @pytest.mark.parametrize(("point", "asked_s"), [(Point.ACCEPT_AND_BEGIN, 0.1), (Point.FINISH, 2.9)])
 async def test_a_slow_commit_is_waited_for_and_a_hung_one_is_not(
