@@ -95,7 +95,7 @@ class RpcServer:
         self._cancel_ok_timeout_s = cancel_ok_timeout_s
         self._waiting: deque[Delivery] = deque()
         self._bytes = 0  # read, and no tasks yet
-        self._held = False  # reading pauses for their sake
+        self._held: ReadFailure | None = None  # reading pauses for their sake
         self._ending = False  # consuming ends, as too much waits or for too long
         self._consumer: Consumer | None = None
         self._failure: ReadFailure | None = None  # of making a consumer
@@ -149,7 +149,7 @@ class RpcServer:
         """Why an open intake reads nothing now; None also while it pauses for want of places."""
         if not self._open:
             return None
-        return self._failure if self._consumer is None else self._consumer.failure
+        return self._failure if self._consumer is None else self._held or self._consumer.failure
 
     # -- deliveries ------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class RpcServer:
         """
         if not self._waiting:
             if self._consumer is not None:
-                self._held = True
+                self._hold()
                 self._consumer.pause()
         elif self._consumer is not None and not self._ending:
             self._waited_too_long()
@@ -178,10 +178,15 @@ class RpcServer:
             self.returned += 1
             self._spawn(self._give_back([self._waiting.pop()]))
 
+    def _hold(self) -> None:
+        if self._held is None:
+            why = f"{self._bytes} bytes wait to be accepted, and {self._prefetch_bytes} may"
+            self._held = ReadFailure(since=asyncio.get_running_loop().time(), why=why)
+
     def _taken(self, number: int) -> None:
         self._bytes -= number
         if self._held and self._bytes <= self._prefetch_bytes:
-            self._held = False
+            self._held = None
             if self._consumer is not None:
                 self._consumer.resume()
 
@@ -250,7 +255,7 @@ class RpcServer:
         async with self._changing:
             self._end_timer()
             consumer, self._consumer = self._consumer, None
-            self._held = False
+            self._held = None
             if consumer is not None:
                 # Without a cancel-ok the deliveries still go back; `handle` is closed already.
                 with contextlib.suppress(TimeoutError):

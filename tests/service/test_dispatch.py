@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 from contextvars import ContextVar
 
@@ -636,6 +637,31 @@ async def test_reading_pauses_while_much_is_not_accepted_yet(world: World, svc: 
     assert (doors.entered, world.broker.waiting("compute")) == ([], 2)
     assert await doors.wait(3) == [1, 2, 3]
     doors.open(1, 2, 3)
+
+
+async def test_a_pause_of_reading_that_lasts_is_told(world: World, svc: Service):
+    """
+    A commit that takes a minute holds the lane up: the service says so, and is not ready.
+    """
+
+    @svc.rpc
+    async def keep(ctx: Context, n: int, text: str) -> None:
+        """Done at once."""
+
+    life = await world.start(svc, prefetch_bytes=1000)
+    client = await world.client(svc)
+    life.faults.delay_s = 60.0
+    life.plan(Point.ACCEPT_AND_BEGIN, Fault.DELAY)
+    await client.cast(keep, n=1, text="x" * 2000)
+    await life.hears("service.deaf")
+    why = life.runtime.not_ready
+    await life.hears("service.hears")
+
+    assert why is not None
+    assert re.fullmatch(
+        r"requests cannot be read: 2\d+ bytes wait to be accepted, and 1000 may", why
+    )
+    assert life.runtime.not_ready is None
 
 
 async def test_copies_of_a_requeue_request_survive_a_crash(world: World, svc: Service):
