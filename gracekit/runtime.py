@@ -721,7 +721,13 @@ class Runtime:
         await self.requests.start()
         self.phase.advance(ServiceState.SERVING)
         await self.members.beat(self.phase.state.value)
-        for work in (self.reconciler.run, self._jobs.run, self._beat, self._tidy):
+        for work in (
+            self.reconciler.run,
+            self._jobs.run,
+            self._look_around,
+            self._beat,
+            self._tidy,
+        ):
             name = f"gracekit-{work.__qualname__}"
             self._background.append(
                 background.start(work, name, telemetry=self.telemetry, clock=self._clock)
@@ -774,11 +780,8 @@ class Runtime:
 
     # -- work beside requests -----------------------------------------------------------
 
-    async def _beat(self) -> None:
-        """Show that the loop turns: in the store for listings, to systemd for its watchdog."""
-        # Whose sign of life is too old is taken for gone, with its fanouts.
-        gone_s = min(self.settings.fanout_gone_after_s, self.settings.host_gone_after_s)
-        written_s = min(BEAT_WRITTEN_S, gone_s / 4)
+    async def _look_around(self) -> None:
+        """What is looked at each second, whatever the store does; and systemd's watchdog is fed."""
         watched = sdnotify.watchdog_interval_s() is not None
         while True:
             self._look_at_files()
@@ -786,14 +789,22 @@ class Runtime:
             self._keep_signals()
             self.telemetry.tell_left_out()
             self.telemetry.look_for_metrics()
+            if watched:
+                sdnotify.watchdog()
+            await asyncio.sleep(self.settings.beat_s)
+
+    async def _beat(self) -> None:
+        """Show in the store that the loop turns, for listings; a slow store holds it up."""
+        # Whose sign of life is too old is taken for gone, with its fanouts.
+        gone_s = min(self.settings.fanout_gone_after_s, self.settings.host_gone_after_s)
+        written_s = min(BEAT_WRITTEN_S, gone_s / 4)
+        while True:
             with contextlib.suppress(StoreError):
                 taken = await self.members.beat(self.phase.state.value, written_s=written_s)
                 if taken is not None:
                     self._end_lost(taken)
                     self.coordinator.force()  # its tasks are others' now
                 await self.reconciler.follow_clock()
-            if watched:
-                sdnotify.watchdog()
             await asyncio.sleep(self.settings.beat_s)
 
     def _look_at_files(self) -> None:

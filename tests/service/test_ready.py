@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gracekit import Context, Service
+from gracekit.process import Point
 from tests.service.kit import Doors, Fault, Life, World
 
 pytestmark = pytest.mark.looptime
@@ -82,6 +86,33 @@ async def test_a_lane_without_places_is_ready(world: World, svc: Service, doors:
 
     assert life.runtime.not_ready is None
     doors.open("work")
+
+
+async def test_systemd_s_watchdog_is_fed_while_the_store_is_slow(
+    world: World, svc: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    It watches the loop, which turns: a disk that hangs for a minute is no reason to be killed.
+    """
+    systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    systemd.setblocking(False)
+    systemd.bind(str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setenv("WATCHDOG_USEC", "20000000")
+    life = await world.start(svc)
+    life.faults.delay_s = 60.0
+    life.plan(Point.ACCEPT_AND_BEGIN, Fault.DELAY)
+    client = await world.client(svc)
+    await client.cast("work")
+
+    for _ in range(5):
+        heard = []
+        await asyncio.sleep(10)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                heard.append(systemd.recv(4096))
+        assert b"WATCHDOG=1" in heard
+    systemd.close()
 
 
 async def test_a_service_that_starts_or_stops_is_not_ready(
