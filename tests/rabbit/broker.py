@@ -347,9 +347,9 @@ class Broker:
 
     # -- looking -------------------------------------------------------------------
 
-    def eval(self, erlang: str) -> str:
+    def eval(self, erlang: str, *, within_s: float = WAIT_S) -> str:
         """The value of an Erlang expression in the node, as Erlang writes it."""
-        return self._erlang.eval(erlang)
+        return self._erlang.eval(erlang, within_s=within_s)
 
     def queues(self, vhost: str = "/") -> dict[str, Queue]:
         """Its queues, counted exactly."""
@@ -412,7 +412,8 @@ class Broker:
 
     def delete_vhost(self, name: str) -> None:
         """Delete it with all that is in it; its connections are closed."""
-        self.eval(f"ok = rabbit_vhost:delete({binary(name)}, {binary(USER)})")
+        delete = f"ok = rabbit_vhost:delete({binary(name)}, {binary(USER)})"
+        self.eval(delete, within_s=300)  # with all of its messages
 
     # -- files ---------------------------------------------------------------------
 

@@ -94,15 +94,15 @@ class ErlCall:
         # With erl_call's own `-r` the calls of one second share one name: two of 1,000 failed.
         self._names = (f"call-{os.getpid()}-{number}" for number in itertools.cycle(range(1000)))
 
-    def eval(self, erlang: str) -> str:
+    def eval(self, erlang: str, *, within_s: float = WAIT_S) -> str:
         """The value of an expression, as Erlang writes it."""
-        return self._say("~0tp", erlang)
+        return self._say("~0tp", erlang, within_s)
 
     def json(self, erlang: str) -> Any:
         """The value of an expression that JSON can tell."""
         return json.loads(self._say("~ts", f"rabbit_json:encode(begin {erlang} end)"))
 
-    def _say(self, form: str, erlang: str) -> str:
+    def _say(self, form: str, erlang: str, within_s: float = WAIT_S) -> str:
         said = (
             f'try io:format("ok {form}", [begin {erlang} end])'
             ' catch Kind:What:Where -> io:format("~0tp", [{Kind, What, Where}]) end.\n'
@@ -116,7 +116,7 @@ class ErlCall:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={"HOME": str(self._home)},
-            timeout=WAIT_S,
+            timeout=within_s,
             check=False,
         )
         told = done.stdout.decode()

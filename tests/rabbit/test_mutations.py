@@ -26,7 +26,8 @@ from tests.scale import scale
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(scale(300, 3600))]
 
-MUTATIONS = scale(30, 1000)  # for each kind of frames
+PARTS = scale(1, 5)
+MUTATIONS = scale(30, 200)  # for each part, and each kind of frames
 SEED = "frames"
 CASTS = 4
 BOUND_S = 60.0  # of one mutation; a connection that brings nothing is cut after nine
@@ -73,8 +74,9 @@ async def client(site: RabbitSite) -> AsyncIterator[RpcClient]:
         yield made
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 async def test_no_single_frame_costs_a_confirmed_cast(
-    site: RabbitSite, proxy: Proxy, client: RpcClient
+    site: RabbitSite, proxy: Proxy, client: RpcClient, part: int
 ) -> None:
     """
     Whichever frame of the broker is changed, dropped, doubled, swapped or cut: each confirmed cast
@@ -86,7 +88,7 @@ async def test_no_single_frame_costs_a_confirmed_cast(
     service = await site.start().serving()
     fuzz = Fuzz(site, proxy, client, line, service)
 
-    for number in range(MUTATIONS):
+    for number in range(part * MUTATIONS, (part + 1) * MUTATIONS):
         await fuzz.mutate(number)
     line.mutator = None
     await until(lambda: not site.transient(), "the end of all tasks")
