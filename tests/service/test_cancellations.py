@@ -315,6 +315,8 @@ async def test_a_thread_goes_on_when_the_task_around_it_is_cancelled(world: Worl
     assert world.state("r") == "running"
     assert world.rows("SELECT owner FROM lease")[0]["owner"] == life.runtime.run_id
     end = True
+    while not call.done():
+        await asyncio.sleep(0)  # virtual time does not wait for a thread; so it must not pass
     assert await call == "done"
     assert world.state("r") == "succeeded"
 
