@@ -320,6 +320,21 @@ class Dispatcher:
 
     async def _end_again(self, job: Job, delivery: Delivery) -> None:
         """A delivery whose request has ended here, and whose ack the broker has not read."""
+        try:
+            await self._settle_again(job, delivery)
+        finally:  # copies come together, and the last may come while another one is counted
+            for copy in job.copies:
+                if copy.delivery is not None and not copy.delivery.settled:
+                    await self._settle_copy_again(copy, copy.delivery)
+
+    async def _settle_copy_again(self, copy: Job, delivery: Delivery) -> None:
+        """Another message under its id asks for itself, once the tracker knows this one no more."""
+        if self._ended.knows(copy.task.request_id, delivery):
+            await self._settle_again(copy, delivery)
+        else:
+            await settle(delivery.give_back(), self._telemetry)
+
+    async def _settle_again(self, job: Job, delivery: Delivery) -> None:
         task = job.task
         owed = self._ended.owed(task.request_id, delivery)
         if job.reply is not None and owed is not None:

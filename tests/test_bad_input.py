@@ -434,6 +434,8 @@ def test_no_bytes_whatever_stop_the_service(bodies: list[bytes]):
 # -- messages that are made to keep a service busy ----------------------------------------------
 
 HELD_S = 0.05
+BUSY_TRIES = 20  # a machine that does much else makes the same work cost twice as much
+
 LONGEST_REFUSAL = 2000
 REPLIES = f"reply_{'a' * 32}"
 MIB = (1 << 20) - 2000
@@ -591,7 +593,9 @@ async def check_is_light(message: str, *, enveloped: bool) -> None:
 
     gc.disable()  # a full collection looks at all that the tests before this one have left
     try:
-        took_s = [await its_time_s(world, body) for _ in range(3)]
+        took_s = []
+        while len(took_s) < 3 or (min(took_s) >= HELD_S and len(took_s) < BUSY_TRIES):
+            took_s.append(await its_time_s(world, body))
     finally:
         gc.enable()
 

@@ -595,6 +595,29 @@ async def test_copies_of_a_requeue_request_end_with_it(world: World, svc: Servic
     assert world.broker.waiting("compute") == 0
 
 
+async def test_copies_of_an_ended_requeue_request_are_all_settled(world: World, svc: Service):
+    """
+    However many come at once after its end here: nothing is run, and none stays with the service.
+    """
+    ran = []
+
+    @svc.rpc(on_interrupt="requeue")
+    async def read(ctx: Context) -> None:
+        ran.append(ctx.request_id)
+
+    life = await world.start(svc)
+    body = b'{"method":"read","args":{},"_unique_id":"same"}'
+    await world.deliver("compute", body)
+    await life.hears("task.finished")
+    for _ in range(3):
+        await world.deliver("compute", body)
+    await world.until(lambda: len(world.incidents("duplicate")) == 3)
+    report = await life.drain()
+
+    assert ran == ["same"]
+    assert (report.given_back, world.broker.waiting("compute")) == (0, 0)
+
+
 async def test_a_requeue_request_at_work_does_not_keep_others_from_being_read(
     world: World, svc: Service
 ):
