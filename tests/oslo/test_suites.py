@@ -83,16 +83,26 @@ def test_their_tests_notice_what_is_known(
     With our servers, and with our clients, each passes but for those that are on the list. With
     none replaced those fail that are about another broker.
     """
-    vhosts = [shared_broker.fresh_vhost() for _ in range(60)]
+    expected = EXPECTED[what, suite].keys()
+    ends = run_on(shared_broker, what, suite, tmp_path / "first")
+    noticed = {name: end for name, end in ends.items() if end}
+    if noticed.keys() != expected:  # theirs wait for a second or two, which a busy machine takes
+        again = run_on(shared_broker, what, suite, tmp_path / "second")
+        noticed = {name: end for name, end in noticed.items() if again[name]}
+
+    assert noticed.keys() == expected, noticed
+    assert len(ends) == {"functional": 13, "server": 55}[suite]
+
+
+def run_on(broker: Broker, what: str, suite: str, folder: Path) -> dict[str, str]:
+    """As `run`, each test in a virtual host of its own."""
+    folder.mkdir()
+    vhosts = [broker.fresh_vhost() for _ in range(60)]
     try:
-        ends = run(what, suite, tmp_path, [shared_broker.url_of(vhost) for vhost in vhosts])
+        return run(what, suite, folder, [broker.url_of(vhost) for vhost in vhosts])
     finally:
         for vhost in vhosts:
-            shared_broker.delete_vhost(vhost)
-
-    noticed = {name: end for name, end in ends.items() if end}
-    assert noticed.keys() == EXPECTED[what, suite].keys(), noticed
-    assert len(ends) == {"functional": 13, "server": 55}[suite]
+            broker.delete_vhost(vhost)
 
 
 def run(what: str, suite: str, folder: Path, urls: list[str]) -> dict[str, str]:
