@@ -1,6 +1,7 @@
 """gracekit: the runtime for long-running RPC services that stop, crash and restart safely."""
 
 from gracekit.config import Settings
+from gracekit.drain import DrainReport
 from gracekit.errors import (
     CallTimeoutError,
     ConfigError,
@@ -23,13 +24,13 @@ from gracekit.errors import (
     UnsupportedVersionError,
     VersionCapError,
 )
+from gracekit.phase import ServiceState
 from gracekit.recovery.verdicts import Done, Fail, Retry, Wait
 from gracekit.request.context import Context
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.methods import Method
 from gracekit.runtime import Runtime
 from gracekit.service import Service, ops_method, rpc_method
-from gracekit.shutdown import DrainReport, ServiceState
 
 __all__ = [
     "CallTimeoutError",

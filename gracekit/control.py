@@ -15,10 +15,11 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config import did_you_mean, parse_duration
+from gracekit.drain import ShutdownCoordinator, StopRequest
 from gracekit.errors import InvalidArgumentsError, NoSuchMethodError, RunEndedError
+from gracekit.phase import Phase
 from gracekit.request.orders import Orders
 from gracekit.rpc.message import Request
-from gracekit.shutdown import Phase, ShutdownCoordinator, StopRequest
 from gracekit.tracker.task import Order, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
 

@@ -17,9 +17,9 @@ from gracekit import background
 from gracekit.errors import StoreError
 from gracekit.leases.leases import Guard
 from gracekit.process import Threads
-from gracekit.recovery.suspects import Suspects
 from gracekit.request.attempt import call_hook
 from gracekit.request.context import Context, Services
+from gracekit.request.suspects import Suspects
 from gracekit.rpc.failures import words_of
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.task import Lane, TrackedTask

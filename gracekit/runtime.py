@@ -34,6 +34,13 @@ from gracekit.clock import Clock
 from gracekit.config import Settings, check_queues, did_you_mean, load, shown_url, sqlite_path
 from gracekit.control import Control
 from gracekit.dispatcher import Dispatcher
+from gracekit.drain import (
+    ALARM_AFTER_HARD_LIMIT_S,
+    DrainReport,
+    Parts,
+    ShutdownCoordinator,
+    StopRequest,
+)
 from gracekit.errors import (
     AlreadyRunningError,
     ConfigError,
@@ -44,16 +51,14 @@ from gracekit.errors import (
     StoreError,
 )
 from gracekit.exits import ExitCode
-from gracekit.hands import RecoveryHands
 from gracekit.leases.epoch import Epoch
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
 from gracekit.leases.members import BEAT_WRITTEN_S, MAX_SLOTS, Members, Seat, take_seat
 from gracekit.periodic import PeriodicJobs
+from gracekit.phase import Phase, ServiceState
 from gracekit.process import STANDARD_ERROR, ForkGuard, Process, leave_at_once, never_in_a_fork
 from gracekit.recovery.reconciler import Reconciler
-from gracekit.recovery.seats import Seats
-from gracekit.recovery.suspects import Suspects
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.attempt import CALLERS
@@ -62,6 +67,8 @@ from gracekit.request.custody import Custody
 from gracekit.request.lanes import LaneGate, Turns
 from gracekit.request.orders import Orders
 from gracekit.request.refusals import Detour, Refusals
+from gracekit.request.seats import Seats
+from gracekit.request.suspects import Suspects
 from gracekit.request.waits import LeaseWaits
 from gracekit.rpc import offer
 from gracekit.rpc.connect import open_transport
@@ -77,15 +84,6 @@ from gracekit.rpc.transport import (
     shared_queue,
 )
 from gracekit.service import Service
-from gracekit.shutdown import (
-    ALARM_AFTER_HARD_LIMIT_S,
-    DrainReport,
-    Parts,
-    Phase,
-    ServiceState,
-    ShutdownCoordinator,
-    StopRequest,
-)
 from gracekit.signals import DUMP_SIGNAL, HANGUP_SIGNAL, WATCHED_SIGNALS, SignalWatch
 from gracekit.store.bell import Bell, nudge, ring
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
@@ -545,31 +543,24 @@ class Runtime:
             on_give_back=self._note_given_back,
         )
         self.reconciler = Reconciler(
-            journal=self.journal,
+            services,
+            self.dispatcher,
             claims=Claims(
                 self.journal,
                 host=settings.host,
                 instance=self.instance,
                 on_damage=self._tell_damage,
             ),
-            holds=self.holds,
-            leases=leases,
             members=self.members,
+            arrivals=arrivals,
+            answers=answers,
             lines=lines,
             suspects=suspects,
-            tracker=self.tracker,
             methods=service.methods,
             seats={lane: gate.seats for lane, gate in self._gates.items()},
-            hands=RecoveryHands(
-                services,
-                arrivals,
-                self.dispatcher,
-                answers,
-                self._process.threads(settings.threads),
-            ),
+            threads=self._process.threads(settings.threads),
             settings=settings,
             telemetry=self.telemetry,
-            clock=clock,
         )
         self._retention = Retention(
             self.journal, retention_s=settings.retention_s, after_s=settings.retention_after_s
@@ -658,12 +649,11 @@ class Runtime:
             dispatcher=self.dispatcher,
             requests=self.requests,
             ops=self.ops,
-            background=(self._jobs, self.reconciler),
+            jobs=self._jobs,
+            reconciler=self.reconciler,
+            holds=self.holds,
             record_intent=self._record_intent,
             withdraw_intent=self._withdraw_intent,
-            open_holds=self._open_holds,
-            free_forgotten=self.reconciler.free_forgotten,
-            count_unfinished=self.reconciler.count_unfinished,
             stop_rest=self._stop_rest,
             record_stop=self._record_stop,
             process=self._process,
@@ -896,9 +886,6 @@ class Runtime:
         if self._seat is not None:
             self._seat.clear_note()
         await self.members.withdraw_stop()
-
-    async def _open_holds(self) -> list[str]:
-        return [f"{hold.name} {hold.key}" for hold in await self.holds.mine()]
 
     async def _stop_rest(self, hooks_until: float) -> None:
         """Ops server, background work, on_stop, transport; each within what is left."""

@@ -16,19 +16,21 @@ from gracekit import errors
 
 PACKAGE: Final = Path(__file__).resolve().parent.parent / "gracekit"
 
-_ABOVE_REQUESTS: Final = {"control", "dispatcher", "hands", "periodic"}
+_GROUND: Final = {"errors", "exits", "clock", "phase", "signals", "streams", "life", "process"}
+_ABOVE_REQUESTS: Final = {"dispatcher", "periodic"}
 
 # From the ground up. A module imports from the floors below its own; modules of one floor do not
 # know each other, except inside one package (store, rpc, ...) and where SAME_FLOOR allows it.
 FLOORS: Final = (
-    {"errors", "exits", "clock", "signals", "streams", "life", "process"},
+    _GROUND,
     {"background", "config", "telemetry", "tracing", "sdnotify"},
     {"store"},
     {"rpc", "tracker", "leases"},
-    {"recovery"},
-    {"shutdown"},
     {"request"},  # here rpc, tracker and leases meet
     _ABOVE_REQUESTS,
+    {"recovery"},
+    {"drain"},
+    {"control"},
     {"service", "runtime"},
     {"doctor"},
     {"cli"},
@@ -39,7 +41,7 @@ ENTRANCES: Final = {"", "__main__"}  # `gracekit` itself and `python -m gracekit
 
 # The words of the ground floor name each other, and the upper rooms are one flat each.
 SAME_FLOOR: Final = (
-    {"errors", "exits", "clock", "signals", "streams", "life", "process"},
+    _GROUND,
     {"background", "config", "telemetry", "tracing", "sdnotify"},
     _ABOVE_REQUESTS,
     {"service", "runtime"},
@@ -136,7 +138,7 @@ def test_imports_go_strictly_downward():
 
 def test_sisters_do_not_know_each_other():
     """
-    rpc, tracker and leases meet in dispatcher and shutdown, never in themselves.
+    rpc, tracker and leases meet in request and above, never in themselves.
     """
     between = [i for i in imports() if {i.room, i.target} <= SISTERS and i.room != i.target]
 

@@ -28,7 +28,7 @@ from gracekit.clock import age_s
 from gracekit.leases.members import Run
 from gracekit.life import Answer as LifeAnswer
 from gracekit.life import Judgement
-from gracekit.recovery.suspects import SUSPECTED
+from gracekit.request.suspects import SUSPECTED
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.store.batch import Row, Value
 from gracekit.store.schema import IS_OPEN

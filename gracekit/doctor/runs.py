@@ -19,7 +19,7 @@ from gracekit.leases.epoch import mark_of, read_mark
 from gracekit.leases.members import Run, judge_run, list_runs
 from gracekit.life import Judgement
 from gracekit.process import Process
-from gracekit.recovery.suspects import SUSPECTED
+from gracekit.request.suspects import SUSPECTED
 from gracekit.store.reader import StoreReader
 from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gracekit.config import parse_duration
-from gracekit.recovery.suspects import is_guilty
+from gracekit.request.suspects import is_guilty
 from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import Cut, OnInterrupt, Reason
 

@@ -14,10 +14,11 @@ from msgspec import structs
 from gracekit.clock import Clock
 from gracekit.config import Settings, words_in
 from gracekit.errors import BadMessageError, Draining, GracekitError, MessageTooLargeError, RpcError
-from gracekit.recovery.suspects import suspicion
+from gracekit.phase import Phase, ServiceState
 from gracekit.request.heartbeats import monitor_of
 from gracekit.request.lanes import Job, LaneGate
 from gracekit.request.refusals import Refusals
+from gracekit.request.suspects import suspicion
 from gracekit.rpc.message import (
     CONTROL_NAMESPACE,
     STATE_VERB,
@@ -35,7 +36,6 @@ from gracekit.rpc.oslo_wire import (
 )
 from gracekit.rpc.plain import excerpt
 from gracekit.rpc.transport import REPLY, Delivery, QueueKind, is_for_replies
-from gracekit.shutdown import Phase, ServiceState
 from gracekit.tracing import adopted
 from gracekit.tracker.journal import Acceptance, Address, TaskRow, caller_hash
 from gracekit.tracker.task import Lane, OnInterrupt, TrackedTask

@@ -24,11 +24,11 @@ from gracekit.clock import Clock
 from gracekit.config import parse_duration
 from gracekit.errors import DeclarationError, InvalidArgumentsError, LeaseHeld, StoreError
 from gracekit.leases.leases import Guard, Leases
+from gracekit.phase import Phase
 from gracekit.process import SafePoints
 from gracekit.rpc.message import LEASE_KEY, JsonObject, carried_lease
 from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 from gracekit.rpc.plain import dumps, plain
-from gracekit.shutdown import Phase
 from gracekit.telemetry import running
 from gracekit.tracker.holds import Holds
 from gracekit.tracker.journal import Journal

@@ -18,8 +18,8 @@ import msgspec
 
 from gracekit.leases.lines import Kind, Lines
 from gracekit.process import Threads
-from gracekit.recovery.seats import Seats
-from gracekit.recovery.suspects import Suspects, Suspicion
+from gracekit.request.seats import Seats
+from gracekit.request.suspects import Suspects, Suspicion
 from gracekit.rpc.methods import Method
 from gracekit.rpc.server import Places
 from gracekit.rpc.transport import Delivery

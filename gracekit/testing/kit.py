@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from gracekit.config import Settings, did_you_mean, load
+from gracekit.drain import DrainReport
 from gracekit.errors import GracekitError
 from gracekit.process import Phase, Point
 from gracekit.rpc.client import RpcClient
@@ -22,7 +23,6 @@ from gracekit.rpc.methods import Method
 from gracekit.rpc.transport import directed_queue, shared_queue
 from gracekit.runtime import Runtime
 from gracekit.service import Service
-from gracekit.shutdown import DrainReport
 from gracekit.telemetry import CATALOGUE, UnknownEventError
 from gracekit.testing.calls import Caller, Pending
 from gracekit.testing.faults import Fault, PlannedFaults

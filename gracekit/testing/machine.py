@@ -17,13 +17,13 @@ from typing import Any, Final, TypeVar
 import apsw
 
 from gracekit.config import Settings
+from gracekit.drain import DrainReport
 from gracekit.life import Identity
 from gracekit.process import Phase, Point
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.runtime import Runtime, StopSource
 from gracekit.service import Service
-from gracekit.shutdown import DrainReport
 from gracekit.store.files import open_memory
 from gracekit.telemetry import Telemetry
 from gracekit.testing.faults import NO_FAULTS, Faults, NoCrash

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
 from gracekit.config import Settings
+from gracekit.drain import DrainReport
 from gracekit.errors import GracekitError
 from gracekit.service import Service
-from gracekit.shutdown import DrainReport
 from gracekit.testing.faults import Faults, PlannedFaults
 from gracekit.testing.machine import Life, Machine
 from gracekit.testing.ports import Died, owned_by

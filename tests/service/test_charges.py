@@ -13,7 +13,7 @@ import pytest
 
 from gracekit import Context, Done, Fail, GracekitError, RemoteError, Retry, Service, Wait
 from gracekit.process import Point
-from gracekit.recovery.suspects import ALONE_S, Suspects
+from gracekit.request.suspects import ALONE_S, Suspects
 from gracekit.testing.loop import owner
 from gracekit.tracker.journal import Journal
 from tests.service.kit import Life, World

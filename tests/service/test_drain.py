@@ -23,11 +23,11 @@ from gracekit import (
     Settings,
 )
 from gracekit.control import MAX_PAGE
+from gracekit.drain import ALARM_AFTER_HARD_LIMIT_S, DrainReport, StopRequest
 from gracekit.errors import RunEndedError
 from gracekit.process import Point
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.rpc.oslo_wire import MAX_NAME
-from gracekit.shutdown import ALARM_AFTER_HARD_LIMIT_S, DrainReport, StopRequest
 from gracekit.testing.ports import PlayedProcess, PlayedTransport
 from tests.service.kit import Doors, Fault, World
 

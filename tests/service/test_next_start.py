@@ -25,9 +25,9 @@ from gracekit.errors import (
     UnknownCommitError,
     UnserialisableError,
 )
+from gracekit.phase import ServiceState
 from gracekit.process import Point
 from gracekit.runtime import MIGRATIONS
-from gracekit.shutdown import ServiceState
 from gracekit.store.migrate import load_migrations
 from gracekit.testing.ports import EPOCH_S
 from gracekit.tracker.task import TERMINAL, TaskState

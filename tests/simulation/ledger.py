@@ -8,7 +8,7 @@ from typing import Any
 
 import apsw
 
-from gracekit.shutdown import ServiceState
+from gracekit.phase import ServiceState
 from gracekit.testing.machine import Life, Machine
 from gracekit.tracker.task import _NEXT, RETRIED, TERMINAL, TaskState, Verb
 from tests.simulation.truth import Truth, Violation

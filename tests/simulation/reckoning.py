@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gracekit.shutdown import ServiceState
+from gracekit.phase import ServiceState
 from gracekit.tracker.task import Lane, Verb
 from tests.simulation.callers import Sent
 from tests.simulation.truth import Violation

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gracekit.errors import GracekitError
-from gracekit.shutdown import ServiceState
+from gracekit.phase import ServiceState
 from gracekit.testing.loop import TurnsExceededError, VirtualLoop
 from gracekit.testing.ports import Died
 from tests.simulation.app import App

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from gracekit import Context
 from gracekit.errors import GracekitError
+from gracekit.phase import ServiceState
 from gracekit.rpc.oslo_wire import decode_reply, decode_request
 from gracekit.rpc.transport import Delivery, Message
-from gracekit.shutdown import ServiceState
 from gracekit.testing.machine import Life
 from gracekit.tracker.task import CancelCause
 from tests.simulation.ledger import state_of

@@ -1,27 +1,32 @@
 """One drain, in one class.
 
-`Phase` is the only flag of a drain in the product; `ShutdownCoordinator` is its
-only owner; `DrainReport` is what a drain leaves behind. `drain()` reads like
-the eight steps of ARCHITECTURE.md, and every step is bounded.
+`ShutdownCoordinator` alone advances the `Phase` of the service from SERVING on; `DrainReport` is
+what a drain leaves behind. `drain()` reads like the eight steps of ARCHITECTURE.md, and every step
+is bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from gracekit import sdnotify
 from gracekit.background import keep_on
 from gracekit.clock import Clock
 from gracekit.config import Settings
-from gracekit.errors import GracekitError, IllegalTransitionError
+from gracekit.dispatcher import Dispatcher
+from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
+from gracekit.periodic import PeriodicJobs
+from gracekit.phase import Phase, ServiceState
 from gracekit.process import Process
+from gracekit.recovery.reconciler import Reconciler
+from gracekit.rpc.server import RpcServer
 from gracekit.telemetry import Telemetry
+from gracekit.tracker.holds import Hold, Holds
 from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import CancelCause, Lane, TaskState, TrackedTask
 from gracekit.tracker.tracker import Tracker
@@ -41,76 +46,6 @@ MOST_AWAITED: Final = 1000
 """Tasks that the start of a drain names, the oldest: each is a line in the log."""
 HOLD_POLL_S: Final = 0.5
 """A hold may be ended or lapse in another process, which rings no bell here."""
-
-
-class ServiceState(enum.Enum):
-    """Where a service is in its life."""
-
-    STARTING = "starting"
-    SERVING = "serving"
-    QUIET = "quiet"  # intake closed; may resume
-    DRAINING = "draining"
-    STOPPED = "stopped"
-
-
-_NEXT: Final[Mapping[ServiceState, frozenset[ServiceState]]] = {
-    ServiceState.STARTING: frozenset(
-        {ServiceState.SERVING, ServiceState.DRAINING, ServiceState.STOPPED}
-    ),
-    ServiceState.SERVING: frozenset({ServiceState.QUIET, ServiceState.DRAINING}),
-    ServiceState.QUIET: frozenset({ServiceState.SERVING, ServiceState.DRAINING}),
-    # Back to SERVING only by `resume`, while nothing was handed over.
-    ServiceState.DRAINING: frozenset({ServiceState.SERVING, ServiceState.STOPPED}),
-    ServiceState.STOPPED: frozenset(),
-}
-
-
-class Phase:
-    """The state of the service, and in a drain its deadline.
-
-    Attributes:
-        state: Changed only by `advance()`.
-        asked_at: Loop time at which the drain was asked for; None outside one.
-        deadline: Loop time at which a drain cancels what still runs; None outside one.
-        deaf: Why requests cannot be read, once that has lasted; None while they can.
-    """
-
-    def __init__(self) -> None:
-        self.state = ServiceState.STARTING
-        self.asked_at: float | None = None
-        self.deadline: float | None = None
-        self.deaf: str | None = None
-
-    @property
-    def not_ready(self) -> str | None:
-        """Why no new requests should be sent here now; None if the service is ready."""
-        if self.state is not ServiceState.SERVING:
-            return f"it is {self.state.value}"
-        return self.deaf
-
-    @property
-    def drain_timeout(self) -> float | None:
-        """Seconds from the word that began the drain to its deadline; None outside one."""
-        if self.asked_at is None or self.deadline is None:
-            return None
-        return self.deadline - self.asked_at
-
-    @property
-    def draining(self) -> bool:
-        """Whether a drain is under way or done."""
-        return self.state is ServiceState.DRAINING or self.state is ServiceState.STOPPED
-
-    def advance(self, to: ServiceState) -> None:
-        """Take one step of the service's life.
-
-        Raises:
-            IllegalTransitionError: *to* does not follow the present state.
-        """
-        if to not in _NEXT[self.state]:
-            raise IllegalTransitionError(
-                f"the service cannot go from {self.state.value} to {to.value}"
-            )
-        self.state = to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,73 +127,13 @@ class DrainReport:
         return asdict(self) | {"exit_code": int(self.exit_code), "left": not self.must_die}
 
 
-class Intake(Protocol):
-    """A server, as a drain sees it."""
-
-    async def open_intake(self) -> None:
-        """Take deliveries again."""
-
-    async def close_intake(self) -> int:
-        """Take nothing more, proven by cancel-ok; returns how many deliveries went back."""
-        ...
-
-
-class Dispatch(Protocol):
-    """The dispatcher, as a drain sees it."""
-
-    def open_gate(self, lane: Lane) -> None:
-        """Accept and begin again."""
-
-    def close_gate(self, lane: Lane) -> None:
-        """Submit no accepting or RUNNING commit of the lane any more."""
-
-    async def wait_gate(self, lane: Lane, *, deadline: float) -> list[str]:
-        """Wait until nothing is between acceptance and start; ids of those given up."""
-        ...
-
-    def is_entering(self) -> bool:
-        """Whether a request is between the submission of its acceptance and its start."""
-        ...
-
-    def seal(self) -> None:
-        """Start no handler any more, whatever commit still lands."""
-
-    def kept_leases(self) -> int:
-        """Leases that only the death of this process frees."""
-        ...
-
-    def left_behind(self) -> int:
-        """Requests that are still in gracekit's own hands."""
-        ...
-
-    async def hand_over_stuck(self, tasks: Sequence[TrackedTask]) -> None:
-        """Record tasks whose handler did not return."""
-
-    async def wait_flushed(self, *, deadline: float) -> None:
-        """Wait until outcomes and replies are out."""
-
-
-class Background(Protocol):
-    """Periodic jobs and recovery, as a drain sees them."""
-
-    def pause(self) -> None:
-        """Start nothing more."""
-
-    def resume(self) -> None:
-        """Start again."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the coordinator acts on; the Runtime builds it.
+    """What a drain stops, in its order; the Runtime builds it.
 
     Attributes:
         record_intent: Commits the stop-intent.
         withdraw_intent: Takes it back after a resume.
-        open_holds: Holds that keep this run, `name key` each, the oldest first.
-        free_forgotten: Lets go of rows that no task of this run works on, but not of the given
-            request ids, whose handler has acted; returns them.
-        count_unfinished: What of the store this run, or its next start, could settle.
         stop_rest: Step 7: ops server, on_stop, transport; its hooks end by the loop time that it
             is given, so that the transport has a moment.
         record_stop: Step 8: the stop record.
@@ -266,15 +141,14 @@ class Parts:
     """
 
     tracker: Tracker
-    dispatcher: Dispatch
-    requests: Intake
-    ops: Intake
-    background: Sequence[Background]
+    dispatcher: Dispatcher
+    requests: RpcServer
+    ops: RpcServer
+    jobs: PeriodicJobs
+    reconciler: Reconciler
+    holds: Holds
     record_intent: Callable[[StopRequest], Awaitable[None]]
     withdraw_intent: Callable[[], Awaitable[None]]
-    open_holds: Callable[[], Awaitable[list[str]]]
-    free_forgotten: Callable[[Collection[str]], Awaitable[list[TaskRow]]]
-    count_unfinished: Callable[[], Awaitable[int]]
     stop_rest: Callable[[float], Awaitable[None]]
     record_stop: Callable[[DrainReport], Awaitable[None]]
     process: Process
@@ -499,8 +373,8 @@ class ShutdownCoordinator:
         """Steps 2 and 3: the gate, then the consumers, then what was under way at the gate."""
         parts = self._parts
         parts.dispatcher.close_gate(Lane.REQUESTS)
-        for background in parts.background:
-            background.pause()
+        parts.jobs.pause()
+        parts.reconciler.pause()
         # Before waiting, not after: a delivery that arrives during the wait would be settled
         # by nobody and seen again only when the connection drops.
         timeout = self._within(self._settings.cancel_ok_timeout_s + 1)
@@ -557,11 +431,12 @@ class ShutdownCoordinator:
 
     async def _count_holds(self) -> int | None:
         """Open holds; None if that cannot be told now, which is no reason to leave."""
-        asking = self._bounded("count of holds", self._parts.open_holds(), INTENT_TIMEOUT_S)
-        holds: list[str] | None = await asking
+        asking = self._bounded("count of holds", self._parts.holds.mine(), INTENT_TIMEOUT_S)
+        holds: list[Hold] | None = await asking
         if holds is None:
             return None
-        self._report.open_holds, self._report.holds = len(holds), holds[:LISTED_HOLDS]
+        self._report.open_holds = len(holds)
+        self._report.holds = [f"{hold.name} {hold.key}" for hold in holds[:LISTED_HOLDS]]
         return len(holds)
 
     def _within(self, limit_s: float) -> float:
@@ -654,7 +529,8 @@ class ShutdownCoordinator:
         acted = {*self._report.unclean, *self._report.handed_over}
         for _ in range(FREE_TRIES):
             left = max(SHORTEST_STEP_S, deadline - self._clock.loop())
-            rows = await self._bounded("freeing of rows", self._parts.free_forgotten(acted), left)
+            freeing = self._parts.reconciler.free_forgotten(acted)
+            rows = await self._bounded("freeing of rows", freeing, left)
             if rows is not None:
                 self._add_forgotten(rows)
             if rows is not None or self._clock.loop() >= deadline:
@@ -695,7 +571,7 @@ class ShutdownCoordinator:
         # Within what is left: the stop record matters more.
         left = self._hard_limit - self._clock.loop() - INTENT_TIMEOUT_S
         limit = max(SHORTEST_STEP_S, min(INTENT_TIMEOUT_S, left))
-        counting = self._parts.count_unfinished()
+        counting = self._parts.reconciler.count_unfinished()
         self._report.unfinished = await self._bounded("count of rows", counting, limit)
         await self._bounded("stop record", self._parts.record_stop(self._report), 1.0)
         report = self._report
@@ -731,8 +607,8 @@ class ShutdownCoordinator:
         self._report = DrainReport()
         self._parts.dispatcher.open_gate(Lane.REQUESTS)
         # Before the await: a stop that comes meanwhile pauses them again, and that must stand.
-        for background in self._parts.background:
-            background.resume()
+        self._parts.jobs.resume()
+        self._parts.reconciler.resume()
         await self._parts.requests.open_intake()
         self._telemetry.emit("drain.resumed")
         self._telemetry.emit("intake.opened", channel=Lane.REQUESTS.value)

@@ -1,0 +1,79 @@
+"""Where a service is in its life: read by everybody, advanced by its drain alone."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+from gracekit.errors import IllegalTransitionError
+
+
+class ServiceState(enum.Enum):
+    """Where a service is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    QUIET = "quiet"  # intake closed; may resume
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+_NEXT: Final[Mapping[ServiceState, frozenset[ServiceState]]] = {
+    ServiceState.STARTING: frozenset(
+        {ServiceState.SERVING, ServiceState.DRAINING, ServiceState.STOPPED}
+    ),
+    ServiceState.SERVING: frozenset({ServiceState.QUIET, ServiceState.DRAINING}),
+    ServiceState.QUIET: frozenset({ServiceState.SERVING, ServiceState.DRAINING}),
+    # Back to SERVING only by `resume`, while nothing was handed over.
+    ServiceState.DRAINING: frozenset({ServiceState.SERVING, ServiceState.STOPPED}),
+    ServiceState.STOPPED: frozenset(),
+}
+
+
+class Phase:
+    """The state of the service, and in a drain its deadline.
+
+    Attributes:
+        state: Changed only by `advance()`.
+        asked_at: Loop time at which the drain was asked for; None outside one.
+        deadline: Loop time at which a drain cancels what still runs; None outside one.
+        deaf: Why requests cannot be read, once that has lasted; None while they can.
+    """
+
+    def __init__(self) -> None:
+        self.state = ServiceState.STARTING
+        self.asked_at: float | None = None
+        self.deadline: float | None = None
+        self.deaf: str | None = None
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why no new requests should be sent here now; None if the service is ready."""
+        if self.state is not ServiceState.SERVING:
+            return f"it is {self.state.value}"
+        return self.deaf
+
+    @property
+    def drain_timeout(self) -> float | None:
+        """Seconds from the word that began the drain to its deadline; None outside one."""
+        if self.asked_at is None or self.deadline is None:
+            return None
+        return self.deadline - self.asked_at
+
+    @property
+    def draining(self) -> bool:
+        """Whether a drain is under way or done."""
+        return self.state is ServiceState.DRAINING or self.state is ServiceState.STOPPED
+
+    def advance(self, to: ServiceState) -> None:
+        """Take one step of the service's life.
+
+        Raises:
+            IllegalTransitionError: *to* does not follow the present state.
+        """
+        if to not in _NEXT[self.state]:
+            raise IllegalTransitionError(
+                f"the service cannot go from {self.state.value} to {to.value}"
+            )
+        self.state = to

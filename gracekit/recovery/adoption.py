@@ -1,0 +1,171 @@
+"""What dead runs left is taken over, and rows of ours that nothing here works on are let go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+from gracekit.errors import ConflictError
+from gracekit.exits import Verdict
+from gracekit.leases.leases import Leases
+from gracekit.leases.members import Members, Run
+from gracekit.life import Judgement
+from gracekit.process import Point
+from gracekit.recovery.pace import Beside, Pace
+from gracekit.request.waits import LEASE_BEAT_S
+from gracekit.store.batch import Batch
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.claims import Claims
+from gracekit.tracker.journal import Journal, TaskRow
+from gracekit.tracker.task import TaskState
+from gracekit.tracker.tracker import Tracker
+
+
+class Adoption:
+    """Classifies runs proven dead; never judges one that may still live."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        claims: Claims,
+        leases: Leases,
+        members: Members,
+        tracker: Tracker,
+        telemetry: Telemetry,
+        pace: Pace,
+        beside: Beside,
+    ) -> None:
+        self._journal = journal
+        self._claims = claims
+        self._leases = leases
+        self._members = members
+        self._tracker = tracker
+        self._telemetry = telemetry
+        self._pace = pace
+        self._beside = beside
+        self._doubts: dict[str, str] = {}  # runs of whom nothing is proven, and why
+        self._looked_after: set[str] = set()  # runs, within the last beat
+
+    # -- runs ---------------------------------------------------------------------------
+
+    async def adopt_dead_runs(self) -> None:
+        """Classify runs proven dead and take over what they left."""
+        dead, doubtful = await self._members.survey()
+        for run in dead:
+            with contextlib.suppress(ConflictError):  # a sibling was quicker
+                await self._adopt(run)
+        self._report_doubts(doubtful)
+
+    def _report_doubts(self, doubtful: Sequence[tuple[Run, Judgement]]) -> None:
+        """Runs of whom nothing is proven are left alone, and reported once for each reason."""
+        known, self._doubts = self._doubts, {}
+        for run, judgement in doubtful:
+            self._doubts[run.run_id] = judgement.reason
+            if known.get(run.run_id) != judgement.reason:
+                self._telemetry.emit(
+                    "run.not_proven",
+                    run=run.run_id,
+                    instance=run.instance,
+                    reason=judgement.reason,
+                )
+
+    def look_after(self, run_id: str) -> None:
+        """A lease of that run is in somebody's way: if the run has died, take over now."""
+        if run_id in self._looked_after:
+            return
+        self._looked_after.add(run_id)
+        # Who waits for the lease asks at each beat: so long there is no other look for that run.
+        asyncio.get_running_loop().call_later(LEASE_BEAT_S, self._looked_after.discard, run_id)
+        self._beside.do(f"run {run_id}", partial(self._look_after, run_id))
+
+    async def _look_after(self, run_id: str) -> None:
+        dead, _ = await self._members.survey()
+        if any(run.run_id == run_id for run in dead):
+            self._pace.poke()
+
+    async def _adopt(self, run: Run) -> None:
+        batch = Batch(Point.ADOPT)
+        verdict = self._members.add_adoption(batch, run)
+        self._leases.add_take_away(batch, run.run_id)
+        started = self._claims.add_adopt(
+            batch,
+            run.run_id,
+            crashed=verdict is Verdict.KILLED,
+            charged=verdict is Verdict.KILLED or run.exit_code is not None,
+        )
+        rows = await self._journal.commit(batch)
+        self._members.forget(run)
+        self._telemetry.emit(
+            "run.classified",
+            run=run.run_id,
+            instance=run.instance,
+            verdict=verdict.value,
+            unfinished=len(rows[started]),
+            not_started=len(rows[started + 1]),
+        )
+        self._pace.poke()
+
+    # -- rows of ours -------------------------------------------------------------------
+
+    async def adopt_missing(self, is_settled_now: Callable[[int], bool]) -> None:
+        """Rows of ours that the tracker does not know: a commit whose end was never seen.
+
+        Args:
+            is_settled_now: Whether the row of that id is being settled.
+        """
+        for row in await self._claims.missing(frozenset(self._tracker.row_ids())):
+            if self._is_known(row) or is_settled_now(row.id):
+                continue  # it came into the tracker meanwhile, or is being settled
+            await self._disown(row)
+
+    async def free_forgotten(self, acted: Collection[str]) -> list[TaskRow]:
+        """At the end of a drain: let go of rows that a commit of unknown end made ours.
+
+        Args:
+            acted: Request ids whose handler was cut: if their hand-over is not on record, they
+                and their leases stay with this process until it is proven dead. One that is
+                ACCEPTED again was handed over, and nothing acts on it.
+
+        Returns:
+            Those rows as they were.
+        """
+        # Behind all that was submitted before: a claim may still wait for a slow store, and what it
+        # brings would be ours only after the look.
+        await self._journal.commit(Batch(Point.ADOPT, durable=False))
+        rows = [
+            row
+            for row in await self._claims.missing(frozenset(self._tracker.row_ids()))
+            if (row.request_id not in acted or row.state is TaskState.ACCEPTED)
+            and not self._is_known(row)
+        ]
+        for row in rows:
+            await self._disown(row)
+        return rows
+
+    async def count_unfinished(self) -> int:
+        """Rows of the store that this run, or its next start, could settle."""
+        dead, _ = await self._members.survey()
+        return await self._claims.unfinished([run.run_id for run in dead])
+
+    async def _disown(self, row: TaskRow) -> None:
+        batch = Batch(Point.ADOPT)
+        self._claims.add_disown(batch, row)
+        if row.resource is not None and row.state is not TaskState.ACCEPTED:
+            # Held by this very run, it would be refused to the row's next attempt for ever.
+            self._leases.add_drop(batch, row.resource, row.request_id)
+        with contextlib.suppress(ConflictError):
+            await self._journal.commit(batch)
+            self._telemetry.emit(
+                "task.adopted",
+                task_id=row.request_id,
+                method=row.method,
+                channel=row.lane.word,
+                resource=row.resource,
+                attempt=row.attempts,
+            )
+
+    def _is_known(self, row: TaskRow) -> bool:
+        return self._tracker.get(row.request_id, row.recipient) is not None

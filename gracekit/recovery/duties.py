@@ -1,0 +1,84 @@
+"""What is owed for tasks that have ended: replies that a dead run did not send, `errored` hooks."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Final
+
+from gracekit.clock import Clock
+from gracekit.errors import ConflictError
+from gracekit.recovery.ends import Ends
+from gracekit.recovery.hooks import Hooks
+from gracekit.recovery.pace import Pace
+from gracekit.request.suspects import Suspects, is_guilty, suspicion
+from gracekit.rpc.methods import Method
+from gracekit.tracker.claims import Claims
+from gracekit.tracker.journal import Journal, TaskRow
+from gracekit.tracker.tracker import Tracker
+
+UNKNOWN_CALL_TIMEOUT_S: Final = 60.0
+"""A reply of an earlier run is sent if younger than the call's timeout; this where unknown."""
+
+
+class Duties:
+    """Each is a list of what is due, and one act for each entry."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        claims: Claims,
+        tracker: Tracker,
+        suspects: Suspects,
+        hooks: Hooks,
+        ends: Ends,
+        pace: Pace,
+        clock: Clock,
+    ) -> None:
+        self._journal = journal
+        self._claims = claims
+        self._tracker = tracker
+        self._suspects = suspects
+        self._hooks = hooks
+        self._ends = ends
+        self._pace = pace
+        self._clock = clock
+
+    async def send_due_replies(self) -> None:
+        """Replies that a dead run owed; once, if their caller may still wait."""
+        for row_id, address, accepted_at in await self._claims.due_replies():
+            if row_id in self._tracker.row_ids():
+                continue  # its own task is about to send it
+            until = address.expires_at or accepted_at + UNKNOWN_CALL_TIMEOUT_S
+            if self._clock.wall() > until:
+                await self._journal.reply_done(row_id, address, sent=False)
+            else:
+                await self._ends.reply(row_id, address)
+
+    async def call_errored_hooks(self) -> None:
+        """Those of rows that recovery, or an operator, has marked ERRORED."""
+        for row in await self._claims.errored_due():
+            if self._pace.is_paused:
+                return
+            method = self._hooks.method_of(row)
+            if method is None or method.errored_hook is None:
+                await self._claims.errored_done(row)
+            else:
+                await self._call_due(row, method)
+
+    async def _call_due(self, row: TaskRow, method: Method[Any, Any]) -> None:
+        """Call an errored hook as handlers are: recorded before, apart if suspected, and capped."""
+        cap = self._hooks.cap_of(method)
+        if is_guilty(row.hook_crashes, cap, alone=row.alone):
+            why = self._hooks.give_up(f"{row.method}.errored", row.hook_crashes)
+            await self._claims.errored_done(row, given_up=why)
+            return
+        about = suspicion(row.hook_crashes, cap)
+        async with self._suspects.beginning(("task", row.id), about) as alone:
+            if self._pace.is_paused:
+                return
+            with contextlib.suppress(ConflictError):  # an operator has ended it
+                await self._claims.begin_errored(row, alone=alone)
+                subject = self._hooks.of_row(row, method)
+                await self._hooks.call_errored(subject, method, row.reason or "")
+                await self._claims.errored_done(row)

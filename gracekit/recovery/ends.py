@@ -1,0 +1,211 @@
+"""The end of a task that nobody works on: its verdict is committed, and who waits is answered."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from gracekit.clock import Clock
+from gracekit.config import Settings
+from gracekit.errors import ConflictError, InvalidArgumentsError, TaskInterruptedError
+from gracekit.leases.leases import Guard, Leases
+from gracekit.leases.members import Members
+from gracekit.process import Point
+from gracekit.recovery.gates import Gates
+from gracekit.recovery.hooks import Hooks
+from gracekit.recovery.pace import Pace
+from gracekit.request.answers import Answers
+from gracekit.request.attempt import errored, failed, outcome_of
+from gracekit.rpc.failures import words_of
+from gracekit.rpc.methods import Method
+from gracekit.rpc.offer import can_serve
+from gracekit.store.batch import Batch
+from gracekit.telemetry import Telemetry, masked
+from gracekit.tracker.claims import Claims
+from gracekit.tracker.journal import Address, Journal, Outcome, TaskRow, address_of
+from gracekit.tracker.task import Reason, TaskState
+
+
+def unservable(row: TaskRow, method: Method[Any, Any] | None) -> str | None:
+    """Why this version cannot run the row; None if it can."""
+    if method is None:
+        return row.method
+    try:
+        method.bind(row.args or {}, accepted=True)
+    except InvalidArgumentsError as error:
+        return str(error)
+    return None
+
+
+def errored_row(row: TaskRow, reason: Reason, detail: str = "") -> Outcome:
+    """What recovery's giving up makes of a task."""
+    return errored(f"task {row.request_id} ({row.method})", reason, detail)
+
+
+def failed_row(row: TaskRow, reason: object) -> Outcome:
+    """What a probe's Fail makes of a task; whatever else than text the reason is must not raise."""
+    said = reason if isinstance(reason, str) else words_of(reason)
+    return failed(TaskInterruptedError(f"task {row.request_id} ({row.method}): {said}"))
+
+
+class Ends:
+    """Ends rows that this run has claimed."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        claims: Claims,
+        leases: Leases,
+        members: Members,
+        answers: Answers,
+        hooks: Hooks,
+        gates: Gates,
+        pace: Pace,
+        settings: Settings,
+        telemetry: Telemetry,
+        clock: Clock,
+    ) -> None:
+        self._journal = journal
+        self._claims = claims
+        self._leases = leases
+        self._members = members
+        self._answers = answers
+        self._hooks = hooks
+        self._gates = gates
+        self._pace = pace
+        self._settings = settings
+        self._telemetry = telemetry
+        self._clock = clock
+        self._left: dict[int, float] = {}  # row id to the loop time until which a sibling has it
+
+    async def end(
+        self,
+        row: TaskRow,
+        outcome: Outcome,
+        method: Method[Any, Any] | None,
+        guard: Guard | None = None,
+    ) -> None:
+        """Commit a terminal verdict with the end of its lease, then answer who waits."""
+        hook = (
+            outcome.state is TaskState.ERRORED
+            and method is not None
+            and method.errored_hook is not None
+        )
+        batch = Batch(Point.SETTLE)
+        replies = self._journal.add_finish(
+            batch, row.id, outcome, expected=row.state, errored_hook=hook
+        )
+        self.add_release(batch, guard)
+        addresses = (await self._journal.commit(batch))[replies]
+        self.tell(row, outcome.state.value, outcome.reason)
+        self._tell_bad_end(row, outcome)
+        self._gates.leave(row.resource)
+        for address in map(address_of, addresses):
+            await self.reply(row.id, address)
+        if hook:
+            self._pace.go_on()
+
+    def add_release(self, batch: Batch, guard: Guard | None) -> None:
+        """With the commit, the lease of the row is free."""
+        if guard is not None:
+            self._leases.add_release(batch, guard, reason="clean")
+
+    async def reply(self, row_id: int, address: Address) -> None:
+        """Answer a caller of a row that has ended, from the record; what cannot go stays due."""
+        row = await self._journal.row(row_id)
+        if row is not None:
+            await self._answers.send_due(row_id, address, outcome_of(row), patient=False)
+
+    async def leave_or_end(self, row: TaskRow, method: Method[Any, Any] | None, why: str) -> None:
+        """This version cannot run the row: it is left to a living sibling that can, or ended."""
+        if await self._is_served_elsewhere(row):
+            # We must not claim it again soon: we might be first each time, and the sibling never.
+            left_for_s = 2 * self._settings.reconcile_every_s
+            self._left[row.id] = self._clock.loop() + left_for_s
+            await self.postpone(row, 0.0)
+        else:
+            await self.end(row, errored_row(row, Reason.METHOD_GONE, why), method)
+
+    async def _is_served_elsewhere(self, row: TaskRow) -> bool:
+        """Whether a living sibling may claim the row, and serves it."""
+        return any(
+            row.target in {"", run.host, run.instance}
+            and can_serve(methods, row.namespace, row.method, row.version, row.args or {})
+            for run, methods in await self._members.siblings()
+        )
+
+    def left_to_siblings(self) -> Collection[int]:
+        """Ids of rows that are left to siblings for the time being."""
+        if self._left:
+            now = self._clock.loop()
+            self._left = {row_id: until for row_id, until in self._left.items() if now < until}
+        return self._left.keys()
+
+    async def postpone(self, row: TaskRow, seconds: float) -> None:
+        """Let go of a claimed row; nobody looks at it before."""
+        batch = Batch(Point.SETTLE)
+        self._claims.add_postpone(batch, row, next_check=self._clock.wall() + seconds)
+        await self._journal.commit(batch)
+
+    async def end_abandoned(self, row: TaskRow) -> None:
+        """End an ownerless row whose host or instance does not come back.
+
+        Never started and for one instance alone it is CANCELLED; else ERRORED(gave_up).
+        """
+        outcome = errored_row(row, Reason.GAVE_UP, f"{row.target} has had no run for long")
+        if row.route == "fanout" and row.state is TaskState.ACCEPTED:
+            outcome = msgspec.structs.replace(
+                outcome, state=TaskState.CANCELLED, reason="instance_gone"
+            )
+        batch = Batch(Point.CLAIM)
+        self._claims.add_take_over(batch, row)
+        with contextlib.suppress(ConflictError):
+            await self._journal.commit(batch)
+            await self.end(row, outcome, self._hooks.method_of(row))
+
+    # -- telling ------------------------------------------------------------------------
+
+    def tell(self, row: TaskRow, verdict: str, reason: str | None = None) -> None:
+        """Say what was decided."""
+        self._telemetry.emit(
+            "task.settled",
+            task_id=row.request_id,
+            method=row.method,
+            channel=row.lane.word,
+            resource=row.resource,
+            attempt=row.attempts,
+            verdict=verdict,
+            reason=reason or "",
+        )
+
+    def _tell_bad_end(self, row: TaskRow, outcome: Outcome) -> None:
+        if outcome.state is TaskState.ERRORED:
+            self._telemetry.emit(
+                "task.errored",
+                task_id=row.request_id,
+                method=row.method,
+                channel=row.lane.word,
+                resource=row.resource,
+                attempt=row.attempts,
+                reason=outcome.reason or "",
+            )
+        elif outcome.state is TaskState.FAILED:
+            self._telemetry.emit(
+                "task.failed",
+                task_id=row.request_id,
+                method=row.method,
+                channel=row.lane.word,
+                resource=row.resource,
+                attempt=row.attempts,
+                error=f"the probe said: {_masked(row, outcome.detail or '')}",
+            )
+
+
+def _masked(row: TaskRow, text: str) -> str:
+    """What the application says of a task, as a log may show it."""
+    known = "" if row.resource is None else row.resource[1]
+    return masked(text, row.context or {}, row.args or {}, known=known)

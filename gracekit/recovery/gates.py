@@ -1,0 +1,56 @@
+"""The lines of resources with an unfinished task: new requests for one come after its recovery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gracekit.leases.lines import Kind, Lines
+from gracekit.tracker.claims import Claims
+
+Resource = tuple[str, str]
+
+
+class Gates:
+    """Places that recovery holds in the lines of resources, one for each."""
+
+    def __init__(self, lines: Lines, claims: Claims) -> None:
+        self._lines = lines
+        self._claims = claims
+        self._held: set[Resource] = set()
+
+    async def hold_all(self) -> None:
+        """Hold the line of every resource with an unfinished row."""
+        for _, resource in await self._claims.unfinished_resources():
+            if resource not in self._held and self._lines.enter_nowait(resource):
+                self._held.add(resource)
+
+    async def refresh(self, settling: Callable[[], set[Resource | None]]) -> None:
+        """Let go of resources whose rows someone else has settled, and *settling* does not name."""
+        if not self._held:
+            return
+        open_rows = {resource for _, resource in await self._claims.unfinished_resources()}
+        for resource in sorted(self._held - open_rows - settling()):
+            self.leave(resource)
+
+    async def enter(self, resource: Resource | None) -> None:
+        """Wait for the line of *resource*, unless it is held, or there is none."""
+        if resource is not None and resource not in self._held:
+            await self._lines.enter(resource, kind=Kind.SETTLING)
+            self._held.add(resource)
+
+    def leave(self, resource: Resource | None) -> None:
+        """Let the next one in; nothing if it is not held."""
+        if resource is not None and resource in self._held:
+            self._held.discard(resource)
+            self._lines.leave(resource)
+
+    def hand_on(self, resource: Resource | None) -> Resource | None:
+        """The place in the line is a task's from now on; None if none is held."""
+        if resource is None or resource not in self._held:
+            return None
+        self._held.discard(resource)
+        return resource
+
+    def leave_handed(self, resource: Resource) -> None:
+        """Let the next one in, as the task to which the place was handed on does not begin."""
+        self._lines.leave(resource)

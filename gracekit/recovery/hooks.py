@@ -1,0 +1,217 @@
+"""The hooks of tasks and holds that nobody works on: a probe is asked, an `errored` hook called.
+
+Each is recorded before it begins, kept apart if a process has died of it, bounded in time, and
+told of when it fails. What a hook raises is the application's: recovery goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gracekit.clock import Clock
+from gracekit.config import Settings
+from gracekit.errors import RpcError
+from gracekit.leases.leases import Guard
+from gracekit.process import Threads
+from gracekit.recovery.verdicts import Done, Fail, ProbeVerdict, Retry, Wait, back_off_s
+from gracekit.request.arrivals import Arrivals
+from gracekit.request.attempt import call_hook
+from gracekit.request.context import Context, Services
+from gracekit.rpc.failures import words_of
+from gracekit.rpc.methods import Method, MethodTable
+from gracekit.telemetry import Telemetry, masked
+from gracekit.tracker.holds import Hold
+from gracekit.tracker.journal import TaskRow
+from gracekit.tracker.task import Lane, OnInterrupt, TaskState, TrackedTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What a hook is called about: an unfinished task, or a hold.
+
+    Attributes:
+        task: As its context shows it.
+        args: Of the request: the hook's arguments.
+        caller: Of the request, too.
+        waiting_since: Wall time of the first Wait of its probe; None before it.
+    """
+
+    task: TrackedTask
+    args: Mapping[str, Any]
+    caller: Mapping[str, Any]
+    waiting_since: float | None
+
+    def masked(self, text: str) -> str:
+        """What the application says of it, as a log may show it."""
+        known = "" if self.task.resource is None else self.task.resource[1]
+        return masked(text, self.caller, self.args, known=known)
+
+
+class Hooks:
+    """Calls the hooks of one run's methods.
+
+    Args:
+        threads: For plain hooks: they must not take a thread that a handler was promised.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        arrivals: Arrivals,
+        threads: Threads,
+        *,
+        methods: MethodTable,
+        settings: Settings,
+        telemetry: Telemetry,
+    ) -> None:
+        self._services = services
+        self._arrivals = arrivals
+        self._threads = threads
+        self._methods = methods
+        self._settings = settings
+        self._telemetry = telemetry
+        self._clock: Clock = services.clock
+        self._asking: set[asyncio.Task[Any]] = set()
+
+    @property
+    def asking(self) -> set[asyncio.Task[Any]]:
+        """The tasks that wait for the answer of a probe now: a drain lets them."""
+        return self._asking
+
+    def method_of(self, of: TaskRow | Hold) -> Method[Any, Any] | None:
+        """The method of a row or hold; None if this version has none of that name."""
+        try:
+            return self._methods.resolve(of.namespace, of.method, of.version)
+        except RpcError:
+            return None
+
+    def cap_of(self, method: Method[Any, Any]) -> int:
+        """How many crashes a task of *method*, or one of its hooks, may meet."""
+        return method.options.max_attempts or self._settings.max_attempts
+
+    def of_row(self, row: TaskRow, method: Method[Any, Any]) -> Subject:
+        """A task, as its hooks are called about it."""
+        return Subject(
+            task=self._arrivals.task_of(row, method),
+            args=row.args or {},
+            caller=row.context or {},
+            waiting_since=row.waiting_since,
+        )
+
+    def of_hold(self, hold: Hold) -> Subject:
+        """The request that opened a hold, as its method's hooks are called about it."""
+        task = TrackedTask(
+            request_id=f"hold {hold.name} {hold.key}",
+            method=hold.method,
+            lane=Lane.REQUESTS,
+            on_interrupt=OnInterrupt.PROBE,
+            tracked_at=self._clock.loop(),
+            attempt=1,
+            state=TaskState.HANDED_OVER,
+        )
+        return Subject(task=task, args=hold.args, caller={}, waiting_since=None)
+
+    # -- a probe ------------------------------------------------------------------------
+
+    async def ask(
+        self, subject: Subject, method: Method[Any, Any], guard: Guard | None = None
+    ) -> ProbeVerdict | None:
+        """The probe's answer, None if it is not written.
+
+        One that raises or is slow counts as Wait with back-off.
+        """
+        assert method.probe_hook is not None
+        subject.task.token = guard.token if guard else None
+        limit_s = method.options.probe_timeout_s or self._settings.probe_timeout_s
+        with self._asking_now(), self._at_work(f"probe of {subject.task.method}"):
+            asking = asyncio.ensure_future(self._call(method.probe_hook, subject, method))
+            try:
+                done, _ = await asyncio.wait({asking}, timeout=limit_s)
+            finally:
+                asking.cancel()  # a thread goes on; its answer comes too late to count
+            if not done:
+                error = f"no answer within {limit_s:g} s"
+            elif asking.cancelled():
+                error = "cancelled"
+            elif (raised := asking.exception()) is None:
+                if isinstance(answer := asking.result(), Done | Retry | Fail | Wait):
+                    return answer
+                said = words_of(answer)
+                error = f"answered {said}: a probe returns Done, Retry, Fail or Wait"
+            elif isinstance(raised, NotImplementedError):
+                return None
+            else:
+                error = words_of(raised)
+        self._tell(f"{subject.task.method}.probe", subject, error)
+        return Wait(back_off_s(subject.waiting_since, self._clock.wall()))
+
+    @contextlib.contextmanager
+    def _asking_now(self) -> Iterator[None]:
+        """While a probe runs, a drain waits for it instead of letting the row go."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._asking.add(task)
+        try:
+            yield
+        finally:
+            self._asking.discard(task)
+
+    # -- an errored hook ----------------------------------------------------------------
+
+    async def call_errored(self, subject: Subject, method: Method[Any, Any], reason: str) -> None:
+        """Call it with the reason; what it raises, or how long it takes, is told and no more."""
+        assert method.errored_hook is not None
+        with self._at_work(f"errored hook of {subject.task.method}"):
+            calling = asyncio.ensure_future(
+                self._call(method.errored_hook, subject, method, reason=reason)
+            )
+            try:
+                await asyncio.wait({calling}, timeout=self._settings.probe_timeout_s)
+            finally:
+                calling.cancel()
+        fault = "took too long" if not calling.done() or calling.cancelled() else None
+        if fault is None and (error := calling.exception()) is not None:
+            fault = words_of(error)
+        if fault is not None:  # it was called; what it made of that is the application's
+            self._tell(f"{subject.task.method}.errored", subject, fault)
+
+    def give_up(self, hook: str, crashes: int) -> str:
+        """Tell that *hook* is not called any more; the sentence for the record."""
+        why = f"not called any more: {crashes} processes ended while it ran"
+        self._telemetry.emit("hook.failed", hook=hook, error=why)
+        return why
+
+    # -- either -------------------------------------------------------------------------
+
+    def _at_work(self, name: str) -> contextlib.AbstractContextManager[TrackedTask]:
+        return self._services.tracker.background(name, self._clock)
+
+    async def _call(
+        self,
+        hook: Callable[..., Any],
+        subject: Subject,
+        method: Method[Any, Any],
+        **extra: Any,
+    ) -> Any:
+        ctx = Context(
+            subject.task,
+            self._services,
+            args=subject.args,
+            caller=subject.caller,
+            method=(method.namespace, method.name, method.version),
+            expires_at=None,
+        )
+        return await call_hook(hook, ctx, {**subject.args, **extra}, self._threads)
+
+    def _tell(self, hook: str, subject: Subject, error: str) -> None:
+        self._telemetry.emit(
+            "hook.failed",
+            hook=hook,
+            task_id=subject.task.request_id,
+            method=subject.task.method,
+            error=subject.masked(error),
+        )

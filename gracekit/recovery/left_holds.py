@@ -1,0 +1,111 @@
+"""Holds that are over: those past their time, and those whose run has died."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from gracekit.clock import Clock
+from gracekit.recovery.hooks import Hooks
+from gracekit.recovery.pace import Pace
+from gracekit.recovery.verdicts import Done, Wait
+from gracekit.request.suspects import Suspects, is_guilty, suspicion
+from gracekit.rpc.methods import Method
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.holds import Hold, Holds
+
+
+class LeftHolds:
+    """Settles them by the probe of the method that opened them."""
+
+    def __init__(
+        self,
+        *,
+        holds: Holds,
+        suspects: Suspects,
+        hooks: Hooks,
+        pace: Pace,
+        telemetry: Telemetry,
+        clock: Clock,
+    ) -> None:
+        self._holds = holds
+        self._suspects = suspects
+        self._hooks = hooks
+        self._pace = pace
+        self._telemetry = telemetry
+        self._clock = clock
+
+    async def settle_all(self) -> None:
+        """Each that something is to be done about; in a drain only the ends of lapsed ones."""
+        for hold in await self._holds.due():
+            if not hold.errored_due and self._has_lapsed(hold):
+                await self._end(hold, "lapsed")
+            elif self._pace.is_paused:
+                continue
+            elif hold.errored_due:
+                await self._tell_errored(hold)
+            else:
+                await self._settle(hold)
+
+    def _has_lapsed(self, hold: Hold) -> bool:
+        """Whether one of this run is due for that, and not for its probe."""
+        if hold.owner is None:
+            return False
+        return hold.next_check is None or self._clock.wall() >= hold.lapses_at
+
+    async def _tell_errored(self, hold: Hold) -> None:
+        method = self._hooks.method_of(hold)
+        if method is None or method.errored_hook is None:
+            await self._holds.errored_done(hold)
+        elif is_guilty(hold.crashes, self._hooks.cap_of(method), alone=hold.alone):
+            why = self._hooks.give_up(f"{hold.method}.errored", hold.crashes)
+            await self._holds.errored_done(hold, given_up=why)
+        else:
+            async with self._calling(hold, method) as is_ours:
+                if is_ours:
+                    await self._hooks.call_errored(self._hooks.of_hold(hold), method, "hold")
+                    await self._holds.errored_done(hold)
+
+    @contextlib.asynccontextmanager
+    async def _calling(self, hold: Hold, method: Method[Any, Any]) -> AsyncIterator[bool]:
+        """Around a call of a hold's probe or errored hook; whether it is to be called here."""
+        about = suspicion(hold.crashes, self._hooks.cap_of(method))
+        async with self._suspects.beginning(("hold", hold.id), about) as alone:
+            yield not self._pace.is_paused and await self._holds.begin(hold, alone=alone)
+
+    async def _settle(self, hold: Hold) -> None:
+        """Done ends it, Fail and Retry end it and tell, Wait keeps it, and us, until it lapses."""
+        method = self._hooks.method_of(hold)
+        if self._clock.wall() >= hold.lapses_at:
+            await self._end(hold, "lapsed")
+        elif method is None or method.probe_hook is None:
+            await self._end(hold, "no_probe", errored=method is not None)
+        elif is_guilty(hold.crashes, self._hooks.cap_of(method), alone=hold.alone):
+            why = self._hooks.give_up(f"{hold.method}.probe", hold.crashes)
+            await self._end(hold, "given_up", errored=True, given_up=why)
+        else:
+            async with self._calling(hold, method) as is_ours:
+                if is_ours:
+                    await self._probe(hold, method)
+
+    async def _probe(self, hold: Hold, method: Method[Any, Any]) -> None:
+        match await self._hooks.ask(self._hooks.of_hold(hold), method):
+            case Done():
+                await self._end(hold, "done")
+            case Wait(seconds):
+                check = min(self._clock.wall() + seconds, hold.lapses_at)
+                await self._holds.wait(hold, next_check=check)
+            case _:
+                await self._end(hold, "failed", errored=True)
+
+    async def _end(
+        self, hold: Hold, reason: str, *, errored: bool = False, given_up: str = ""
+    ) -> None:
+        if not await self._holds.settle(hold, reason, errored=errored, given_up=given_up):
+            return
+        self._telemetry.emit(
+            "hold.ended", hold=hold.name, key=hold.key, method=hold.method, reason=reason
+        )
+        if errored:
+            self._pace.go_on()  # its errored hook is due now

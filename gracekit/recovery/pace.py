@@ -1,0 +1,86 @@
+"""When recovery looks: at once when something was left to nobody, else now and then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from gracekit.rpc.failures import words_of
+from gracekit.telemetry import Telemetry
+
+AGAIN_AFTER_S: Final = 5.0
+"""A pass, or what is done beside it, is made again so long after it failed."""
+
+
+class Pace:
+    """The bell of recovery.
+
+    Attributes:
+        is_paused: A drain has said that nothing more may be started.
+        looks_around: Rows of others may have come or gone: the next pass lists them.
+    """
+
+    def __init__(self) -> None:
+        self.is_paused = False
+        self.looks_around = True
+        self._rung = asyncio.Event()
+
+    def poke(self) -> None:
+        """Look now: something may have been left to nobody."""
+        self.looks_around = True
+        self._rung.set()
+
+    def go_on(self) -> None:
+        """Another pass now, over what is known."""
+        self._rung.set()
+
+    def begin(self) -> None:
+        """A pass begins: what rings from now on is for the next one."""
+        self._rung.clear()
+
+    @property
+    def is_rung(self) -> bool:
+        """Whether another pass is due."""
+        return self._rung.is_set()
+
+    async def wait(self) -> None:
+        """Wait until it rings."""
+        await self._rung.wait()
+
+
+class Beside:
+    """Work beside the passes, which the application, or a full lane, may hold up for long.
+
+    One of a name at a time; asked for again meanwhile, it is done once more.
+    """
+
+    def __init__(self, pace: Pace, telemetry: Telemetry) -> None:
+        self._pace = pace
+        self._telemetry = telemetry
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._asked_again: set[str] = set()
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """What is under way."""
+        return list(self._tasks.values())
+
+    def do(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin it, or once more when it has ended."""
+        if name in self._tasks:
+            self._asked_again.add(name)
+            return
+        task = asyncio.create_task(work())
+        self._tasks[name] = task
+
+        def ended(done: asyncio.Task[None]) -> None:
+            del self._tasks[name]
+            if name in self._asked_again:
+                self._asked_again.discard(name)
+                self._pace.go_on()
+            if not done.cancelled() and (error := done.exception()) is not None:
+                self._telemetry.emit("store.error", what=name, error=words_of(error))
+                asyncio.get_running_loop().call_later(AGAIN_AFTER_S, self._pace.poke)
+
+        task.add_done_callback(ended)

@@ -1,0 +1,261 @@
+"""Started, unfinished tasks: each is claimed, decided upon, asked about if need be, and settled."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from gracekit.clock import Clock
+from gracekit.errors import ConflictError
+from gracekit.leases.leases import Guard, Leases
+from gracekit.process import Point
+from gracekit.recovery.ends import Ends, errored_row, failed_row, unservable
+from gracekit.recovery.gates import Gates, Resource
+from gracekit.recovery.hooks import Hooks
+from gracekit.recovery.pace import Pace
+from gracekit.recovery.starts import CLAIM_AT_ONCE, Starts
+from gracekit.recovery.verdicts import Done, Fail, Retry, Step, Wait, back_off_s, decide, policy_of
+from gracekit.request.attempt import succeeded
+from gracekit.request.suspects import Suspects, suspicion
+from gracekit.request.waits import LEASE_BEAT_S
+from gracekit.rpc.failures import words_of
+from gracekit.rpc.methods import Method
+from gracekit.store.batch import Batch
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.claims import Claims
+from gracekit.tracker.journal import Journal, TaskRow
+from gracekit.tracker.task import OnInterrupt, Reason, TaskState
+
+MOST_WAITS: Final = 10_000
+"""Rows whose wait for their truth is counted here; of further ones by wall time."""
+
+
+class Settling:
+    """Settles the HANDED_OVER rows that this run has claimed, several at a time."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        claims: Claims,
+        leases: Leases,
+        suspects: Suspects,
+        gates: Gates,
+        hooks: Hooks,
+        ends: Ends,
+        starts: Starts,
+        pace: Pace,
+        telemetry: Telemetry,
+        clock: Clock,
+    ) -> None:
+        self._journal = journal
+        self._claims = claims
+        self._leases = leases
+        self._suspects = suspects
+        self._gates = gates
+        self._hooks = hooks
+        self._ends = ends
+        self._starts = starts
+        self._pace = pace
+        self._telemetry = telemetry
+        self._clock = clock
+        self._at_work: dict[asyncio.Task[None], TaskRow] = {}
+        self._waits: dict[int, float] = {}  # row id to the loop time at which its probes began
+
+    # -- what is under way --------------------------------------------------------------
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """One for each row."""
+        return list(self._at_work)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more rows are claimed before one is settled."""
+        return len(self._at_work) >= CLAIM_AT_ONCE
+
+    def is_settled_now(self, row_id: int) -> bool:
+        """Whether the row of that id is under way."""
+        return any(row.id == row_id for row in self._at_work.values())
+
+    def resources(self) -> set[Resource | None]:
+        """Of the rows that are under way."""
+        return {row.resource for row in self._at_work.values()}
+
+    def let_go_of_waiting(self) -> None:
+        """Cancel what only waits; a probe that is being asked goes on to its answer."""
+        for task in self._at_work.keys() - self._hooks.asking:
+            task.cancel()
+
+    # -- claim --------------------------------------------------------------------------
+
+    async def settle_rows(self) -> None:
+        """Claim and begin, until there are none or it is full."""
+        while not self._pace.is_paused and not self.is_full:
+            rows = await self._claims.claim(
+                TaskState.HANDED_OVER,
+                limit=CLAIM_AT_ONCE - len(self._at_work),
+                without=self._ends.left_to_siblings(),
+            )
+            if self._is_paused_by_now():
+                await self._starts.let_go(*rows)
+                return
+            for row in rows:
+                task = asyncio.create_task(self._settle_or_let_go(row))
+                self._at_work[task] = row
+                task.add_done_callback(self._settled)
+            if not rows:
+                return
+
+    def _is_paused_by_now(self) -> bool:
+        """Since the claim was submitted."""
+        return self._pace.is_paused
+
+    def _settled(self, task: asyncio.Task[None]) -> None:
+        self._at_work.pop(task, None)
+        if task.cancelled():
+            self._pace.poke()
+        elif (error := task.exception()) is not None:
+            self._telemetry.emit("dispatch.failed", error=words_of(error))
+            self._pace.poke()  # its row, and its lease, may be left to nobody
+        else:
+            self._pace.go_on()
+
+    async def _settle_or_let_go(self, row: TaskRow) -> None:
+        try:
+            await self._settle(row)
+        except (asyncio.CancelledError, ConflictError):  # a drain; an operator's order
+            await self._put_down(row, wait_s=0.0)
+        except Exception as error:  # noqa: BLE001 - a commit, or a fault: looked at again later
+            self._telemetry.emit("store.error", what="settling", error=words_of(error))
+            await self._put_down(row, wait_s=back_off_s(row.waiting_since, self._clock.wall()))
+
+    async def _put_down(self, row: TaskRow, *, wait_s: float) -> None:
+        """Give a row up that was being settled; if it has moved on, the row decides."""
+        self._gates.leave(row.resource)
+        batch = Batch(Point.NOT_STARTED)
+        self._claims.add_postpone(batch, row, next_check=self._clock.wall() + wait_s)
+        if row.resource is not None:
+            self._leases.add_drop(batch, row.resource, row.request_id)
+        await self._journal.commit(batch)
+
+    # -- decide -------------------------------------------------------------------------
+
+    async def _settle(self, row: TaskRow) -> None:
+        """Carry out the decision on one claimed row."""
+        method = self._hooks.method_of(row)
+        why = unservable(row, method)
+        if method is None or why is not None:
+            await self._ends.leave_or_end(row, method, why or "")
+            return
+        decision = decide(
+            row,
+            policy=policy_of(row.on_interrupt, OnInterrupt(method.options.on_interrupt)),
+            max_attempts=self._hooks.cap_of(method),
+            has_probe=method.probe_hook is not None,
+        )
+        settles_s = (row.not_before or 0.0) - self._clock.wall()
+        if decision.step is not Step.ERROR and settles_s > 0:
+            # It was accepted as `error`, which need not wait.
+            await self._ends.postpone(row, settles_s)
+            return
+        match decision.step:
+            case Step.ERROR:
+                reason = decision.reason or Reason.INTERRUPTED
+                await self._ends.end(row, errored_row(row, reason), method)
+            case Step.RUN_AGAIN:
+                await self._gates.enter(row.resource)
+                await self._run_again(row, None)
+            case Step.PROBE:
+                await self._gates.enter(row.resource)
+                await self._probe(row, method)
+
+    async def _run_again(self, row: TaskRow, guard: Guard | None) -> None:
+        """ACCEPTED again: started at once if there is a seat, else claimed when its time comes."""
+        seated = self._starts.take_seat(row.lane)
+        try:
+            batch = Batch(Point.SETTLE)
+            self._claims.add_run_again(batch, row)
+            if not seated:
+                self._claims.add_let_go(batch, row)
+            self._ends.add_release(batch, guard)
+            await self._journal.commit(batch)
+        except BaseException:
+            if seated:
+                self._starts.give_seat(row.lane)
+            raise
+        self._ends.tell(row, "run_again")
+        if not seated:
+            self._gates.leave(row.resource)
+            return
+        inside = self._gates.hand_on(row.resource)  # the place in the line goes to the task
+        await self._starts.start(self._claims.accepted(row), inside=inside)
+
+    # -- ask ----------------------------------------------------------------------------
+
+    async def _probe(self, row: TaskRow, method: Method[Any, Any]) -> None:
+        """Ask the truth under the resource's lease, and act on the answer."""
+        about = suspicion(row.crashes, self._hooks.cap_of(method), row.started_at)
+        try:
+            async with self._suspects.beginning(("task", row.id), about) as alone:
+                guard = await self._begin_probe(row, alone=alone)
+                answer = await self._hooks.ask(self._hooks.of_row(row, method), method, guard)
+        except ConflictError:  # the resource is settling still, or held elsewhere
+            self._gates.leave(row.resource)  # an older row of it may stand behind us in the line
+            await self._wait(row, None, LEASE_BEAT_S, counts=False)
+            return
+        match answer:
+            case Done(result):
+                await self._ends.end(row, succeeded("the probe's Done", result), method, guard)
+            case Retry():
+                await self._run_again(row, guard)
+            case Fail(reason):
+                await self._ends.end(row, failed_row(row, reason), method, guard)
+            case Wait(seconds):
+                await self._wait_or_give_up(row, method, guard, seconds)
+            case None:
+                outcome = errored_row(row, Reason.INTERRUPTED, "its probe is not written")
+                await self._ends.end(row, outcome, method, guard)
+
+    async def _begin_probe(self, row: TaskRow, *, alone: bool) -> Guard | None:
+        batch = Batch(Point.TAKE_LEASE)
+        lease = None
+        if row.resource is not None:
+            lease = self._leases.add_take(batch, row.resource, row.request_id, row.id)
+        self._claims.add_probing(batch, row, alone=alone)
+        rows = await self._journal.commit(batch)
+        if row.resource is None or lease is None:
+            return None
+        return Guard(resource=row.resource, token=int(rows[lease][0][0] or 0))
+
+    async def _wait_or_give_up(
+        self, row: TaskRow, method: Method[Any, Any], guard: Guard | None, seconds: float
+    ) -> None:
+        left_s = method.options.max_wait_s - self._waited_s(row)
+        if left_s <= 0:
+            self._waits.pop(row.id, None)
+            await self._ends.end(row, errored_row(row, Reason.GAVE_UP), method, guard)
+        else:
+            await self._wait(row, guard, min(seconds, left_s))
+
+    def _waited_s(self, row: TaskRow) -> float:
+        """Since its probe first asked to wait; by wall time only as long as another run knew it."""
+        now = self._clock.loop()
+        if row.waiting_since is None:
+            self._waits.pop(row.id, None)  # of an attempt before this one
+            before_s = 0.0
+        else:
+            before_s = max(0.0, self._clock.wall() - row.waiting_since)
+        since = self._waits.setdefault(row.id, now - before_s)
+        if len(self._waits) > MOST_WAITS:
+            del self._waits[next(iter(self._waits))]
+        return now - since
+
+    async def _wait(
+        self, row: TaskRow, guard: Guard | None, seconds: float, *, counts: bool = True
+    ) -> None:
+        batch = Batch(Point.SETTLE)
+        next_check = self._clock.wall() + max(0.05, seconds)
+        self._claims.add_wait(batch, row, next_check=next_check, counts=counts)
+        self._ends.add_release(batch, guard)
+        await self._journal.commit(batch)
