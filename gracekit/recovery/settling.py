@@ -84,8 +84,9 @@ class Settling:
 
     def let_go_of_waiting(self) -> None:
         """Cancel what only waits; a probe that is being asked goes on to its answer."""
-        for task in self._at_work.keys() - self._hooks.asking:
-            task.cancel()
+        for task in self.tasks:  # in their order, which a simulation repeats
+            if task not in self._hooks.asking:
+                task.cancel()
 
     # -- claim --------------------------------------------------------------------------
 
