@@ -1,4 +1,4 @@
-"""What dead runs left is taken over, and rows of ours that nothing here works on are let go."""
+"""Takes over what dead runs left; lets go of rows that this run owns and no task works on."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Adoption:
     # -- rows of ours -------------------------------------------------------------------
 
     async def adopt_missing(self, is_settled_now: Callable[[int], bool]) -> None:
-        """Rows of ours that the tracker does not know: a commit whose end was never seen.
+        """Let go of rows of this run that its tracker does not know: a commit ended unseen.
 
         Args:
             is_settled_now: Whether the row of that id is being settled.

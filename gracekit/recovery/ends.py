@@ -1,4 +1,4 @@
-"""The end of a task that nobody works on: its verdict is committed, and who waits is answered."""
+"""Ends tasks that no handler works on: commits the verdict, then answers the callers."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Ends:
         return self._left.keys()
 
     async def postpone(self, row: TaskRow, seconds: float) -> None:
-        """Let go of a claimed row; nobody looks at it before."""
+        """Let go of a claimed row; no run looks at it for so many seconds."""
         batch = Batch(Point.SETTLE)
         self._claims.add_postpone(batch, row, next_check=self._clock.wall() + seconds)
         await self._journal.commit(batch)

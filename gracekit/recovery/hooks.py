@@ -1,7 +1,7 @@
-"""The hooks of tasks and holds that nobody works on: a probe is asked, an `errored` hook called.
+"""Calls the hooks of unfinished tasks and left-over holds: probes and `errored` hooks.
 
 Each is recorded before it begins, kept apart if a process has died of it, bounded in time, and
-told of when it fails. What a hook raises is the application's: recovery goes on.
+logged when it fails. What a hook raises is the application's: recovery goes on.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Hooks:
     # -- an errored hook ----------------------------------------------------------------
 
     async def call_errored(self, subject: Subject, method: Method[Any, Any], reason: str) -> None:
-        """Call it with the reason; what it raises, or how long it takes, is told and no more."""
+        """Call it with the reason; if it raises or takes too long, that is logged."""
         assert method.errored_hook is not None
         with self._at_work(f"errored hook of {subject.task.method}"):
             calling = asyncio.ensure_future(

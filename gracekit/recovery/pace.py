@@ -1,4 +1,4 @@
-"""When recovery looks: at once when something was left to nobody, else now and then."""
+"""When recovery looks: at once when a row has lost its owner, else now and then."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pace:
         self._rung = asyncio.Event()
 
     def poke(self) -> None:
-        """Look now: something may have been left to nobody."""
+        """Look now: a row may have lost its owner."""
         self.looks_around = True
         self._rung.set()
 

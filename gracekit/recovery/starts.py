@@ -1,4 +1,4 @@
-"""Accepted rows that nobody keeps are a second intake: they are claimed and run like deliveries."""
+"""Claims accepted rows that have no owner, and runs them like deliveries: a second intake."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Starts:
             seats.wake()
 
     async def let_go(self, *rows: TaskRow) -> None:
-        """Rows that were claimed are nobody's again."""
+        """Give claimed rows up: any run may claim them."""
         batch = Batch(Point.NOT_STARTED)
         for row in rows:
             self._claims.add_let_go(batch, row)
