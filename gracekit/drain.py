@@ -179,7 +179,7 @@ class ShutdownCoordinator:
         self._resumed = False
         self._past_return = False
         self._step: str | None = None  # the bounded one that is under way
-        parts.tracker.on_removed(self._count_removed)
+        self._finished_before = 0  # tasks, when the drain began
 
     # -- what others ask ----------------------------------------------------------------
 
@@ -241,7 +241,8 @@ class ShutdownCoordinator:
         """
         state = self._phase.state
         if state is ServiceState.DRAINING:
-            if self._past_return or (self._request and self._request.final):
+            handed_over = bool(self._parts.dispatcher.unfinished.handed_over)
+            if self._past_return or handed_over or (self._request and self._request.final):
                 raise GracekitError(
                     "the drain is final: it was asked for by a signal, or a task was handed over, "
                     "or nothing is left to wait for; start the service again when it has stopped"
@@ -341,6 +342,7 @@ class ShutdownCoordinator:
         request = self._request or request  # a signal may have made it final and shorter meanwhile
         if self._phase.state is not ServiceState.DRAINING:  # the step may be taken again
             self._phase.advance(ServiceState.DRAINING)
+            self._finished_before = self._parts.tracker.finished
         self._phase.asked_at, self._phase.deadline = request.at, self._deadline_of(request)
         running = [task for task in self._parts.tracker if task.running and task.holds_drain]
         self._telemetry.emit(
@@ -381,7 +383,7 @@ class ShutdownCoordinator:
         given_back = await self._bounded(
             "close of the new-request intake", parts.requests.close_intake(), timeout
         )
-        self._report.given_back += given_back or 0
+        self._parts.dispatcher.unfinished.given_back += given_back or 0
         # Not added up: the gate lists all since it was opened, also what a quiet has left.
         self._report.not_started = await parts.dispatcher.wait_gate(
             Lane.REQUESTS, deadline=self._clock.loop() + self._within(timeout)
@@ -465,7 +467,7 @@ class ShutdownCoordinator:
         given_back = await self._bounded(
             "close of the ops intake", self._parts.ops.close_intake(), timeout
         )
-        self._report.given_back += given_back or 0
+        self._parts.dispatcher.unfinished.given_back += given_back or 0
         not_started = await self._parts.dispatcher.wait_gate(
             Lane.OPS, deadline=self._clock.loop() + self._within(INTENT_TIMEOUT_S)
         )
@@ -526,7 +528,7 @@ class ShutdownCoordinator:
 
         Within the time of the flush: a slow store must not eat that of the steps after it.
         """
-        acted = {*self._report.unclean, *self._report.handed_over}
+        acted = {*self._report.unclean, *self._parts.dispatcher.unfinished.handed_over}
         for _ in range(FREE_TRIES):
             left = max(SHORTEST_STEP_S, deadline - self._clock.loop())
             freeing = self._parts.reconciler.free_forgotten(acted)
@@ -538,7 +540,7 @@ class ShutdownCoordinator:
 
     def _add_forgotten(self, rows: Sequence[TaskRow]) -> None:
         lists = {
-            TaskState.RUNNING: self._report.handed_over,
+            TaskState.RUNNING: self._parts.dispatcher.unfinished.handed_over,
             TaskState.ACCEPTED: self._report.not_started,
         }
         for row in rows:  # a HANDED_OVER one was only claimed, to be settled
@@ -568,6 +570,7 @@ class ShutdownCoordinator:
         """Step 8: the stop record, whose exit code is the report's."""
         if self._phase.state is not ServiceState.STOPPED:  # the step may be taken again
             self._phase.advance(ServiceState.STOPPED)
+        self._add_unfinished()
         # Within what is left: the stop record matters more.
         left = self._hard_limit - self._clock.loop() - INTENT_TIMEOUT_S
         limit = max(SHORTEST_STEP_S, min(INTENT_TIMEOUT_S, left))
@@ -587,6 +590,15 @@ class ShutdownCoordinator:
             unfinished=report.unfinished,
             exit_code=int(report.exit_code),
         )
+
+    def _add_unfinished(self) -> None:
+        """What became of requests in this drain: assigned, as the step may be taken again."""
+        unfinished = self._parts.dispatcher.unfinished
+        self._report.finished = self._parts.tracker.finished - self._finished_before
+        self._report.handed_over = list(unfinished.handed_over)
+        self._report.given_back = unfinished.given_back
+        for task in unfinished.unrecorded:
+            self.fail(f"the hand-over of {task} could not be recorded")
 
     # -- undo ---------------------------------------------------------------------------
 
@@ -614,24 +626,6 @@ class ShutdownCoordinator:
         self._telemetry.emit("intake.opened", channel=Lane.REQUESTS.value)
 
     # -- the small print ----------------------------------------------------------------
-
-    def note_handed_over(self, task: TrackedTask, *, recorded: bool) -> None:
-        """A task stopped at a safe point, or was cut and has returned."""
-        if not self._phase.draining:
-            return  # the application cancelled its handler: this run's recovery settles it
-        self._past_return = True
-        if not recorded:
-            self.fail(f"the hand-over of {task} could not be recorded")
-        self._report.handed_over.append(task.request_id)
-
-    def note_given_back(self) -> None:
-        """A `requeue` task was given back to the transport."""
-        self._report.given_back += 1
-
-    def _count_removed(self, task: TrackedTask) -> None:
-        ended = task.started_at is not None and task.cut is None
-        if self._phase.draining and ended and task.holds_drain:
-            self._report.finished += 1
 
     async def _bounded(self, what: str, step: Awaitable[Any], timeout_s: float) -> Any:
         """Run one step; its failure or slowness is told and does not stop the drain."""

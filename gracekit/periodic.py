@@ -17,7 +17,7 @@ from gracekit import background
 from gracekit.errors import StoreError
 from gracekit.leases.leases import Guard
 from gracekit.process import Threads
-from gracekit.request.attempt import call_hook
+from gracekit.request.calls import call_hook
 from gracekit.request.context import Context, Services
 from gracekit.request.suspects import Suspects
 from gracekit.rpc.failures import words_of

@@ -96,7 +96,7 @@ from gracekit.tracker.holds import Holds
 from gracekit.tracker.journal import Journal
 from gracekit.tracker.retention import Retention
 from gracekit.tracker.stacks import dump
-from gracekit.tracker.task import Lane, TrackedTask
+from gracekit.tracker.task import Lane
 from gracekit.tracker.tracker import Tracker
 
 MIGRATIONS: Final = "gracekit.store.migrations"
@@ -539,8 +539,6 @@ class Runtime:
             self.telemetry,
             gates=self._gates,
             history=self.history,
-            on_hand_over=self._note_handed_over,
-            on_give_back=self._note_given_back,
         )
         self.reconciler = Reconciler(
             services,
@@ -613,12 +611,6 @@ class Runtime:
 
     def _look_after(self, run_id: str) -> None:
         self.reconciler.look_after(run_id)
-
-    def _note_handed_over(self, task: TrackedTask, recorded: bool) -> None:  # noqa: FBT001
-        self.coordinator.note_handed_over(task, recorded=recorded)
-
-    def _note_given_back(self) -> None:
-        self.coordinator.note_given_back()
 
     def _server(self, lane: Lane) -> RpcServer:
         settings = self.settings

@@ -47,7 +47,7 @@ from gracekit.errors import (
 )
 from gracekit.exits import ExitCode
 from gracekit.process import Process
-from gracekit.request.lanes import GIVE_BACK_PAUSE_S
+from gracekit.request.deliveries import GIVE_BACK_PAUSE_S
 from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.oslo_wire import MAX_RESULT_BYTES, decode_reply
 from gracekit.rpc.plain import MAX_FAR_NUMBERS, MAX_LONG_DIGITS, MAX_NODES

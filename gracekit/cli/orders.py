@@ -39,7 +39,7 @@ from gracekit.errors import (
 from gracekit.leases.leases import Leases
 from gracekit.leases.members import Run
 from gracekit.process import Point, Process
-from gracekit.request.attempt import ordered
+from gracekit.request.outcomes import ordered
 from gracekit.runtime import open_store
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine

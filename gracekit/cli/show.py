@@ -22,7 +22,7 @@ from gracekit.cli.text import duration, json_text, safe
 from gracekit.clock import age_s
 from gracekit.errors import GracekitError
 from gracekit.leases.members import Run
-from gracekit.request.attempt import failure_from
+from gracekit.request.outcomes import failure_from
 
 _NAMES: Final = (
     "id", "request_id", "recipient", "service", "lane", "queue", "route", "target", "namespace",

@@ -19,7 +19,7 @@ from gracekit.leases.leases import Guard
 from gracekit.process import Threads
 from gracekit.recovery.verdicts import Done, Fail, ProbeVerdict, Retry, Wait, back_off_s
 from gracekit.request.arrivals import Arrivals
-from gracekit.request.attempt import call_hook
+from gracekit.request.calls import call_hook
 from gracekit.request.context import Context, Services
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method, MethodTable

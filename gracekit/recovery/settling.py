@@ -15,7 +15,7 @@ from gracekit.recovery.hooks import Hooks
 from gracekit.recovery.pace import Pace
 from gracekit.recovery.starts import CLAIM_AT_ONCE, Starts
 from gracekit.recovery.verdicts import Done, Fail, Retry, Step, Wait, back_off_s, decide, policy_of
-from gracekit.request.attempt import succeeded
+from gracekit.request.outcomes import succeeded
 from gracekit.request.suspects import Suspects, suspicion
 from gracekit.request.waits import LEASE_BEAT_S
 from gracekit.rpc.failures import words_of

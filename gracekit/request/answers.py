@@ -17,11 +17,11 @@ from gracekit.errors import (
     UnserialisableError,
 )
 from gracekit.process import Point, Process
-from gracekit.request.attempt import failure_from, failure_text, without_result
+from gracekit.request.outcomes import failure_from, failure_text, without_result
 from gracekit.rpc.failures import failure_of, shown
 from gracekit.rpc.message import Failure, Reply
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_reply
-from gracekit.rpc.transport import Delivery, Message, Transport, reply_queue
+from gracekit.rpc.transport import Message, Transport, reply_queue
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Journal, Outcome, from_json
 from gracekit.tracker.task import Reason, TaskState
@@ -32,11 +32,6 @@ SWEEP_S: Final = 1.0
 LAST_TRY_S: Final = 0.5
 REPLY_AGAIN_S: Final = 1.0
 """Pause before the next, where a transport takes nothing for now."""
-REMEMBERED: Final = 10_000
-"""Ended requests without a row. A broker delivers again what it has not heard the acks of, which is
-never more than the prefetch of each queue."""
-OWED_BYTES: Final = 16 << 20
-"""Of their answers that have found no way."""
 CALLER_WAITS_S: Final = 60.0
 """How long a caller waits, where it did not say."""
 
@@ -47,57 +42,6 @@ class Sent(enum.Enum):
     YES = "yes"
     GIVEN_UP = "given_up"  # its caller has left, or waited long enough
     NOT_YET = "not_yet"  # it stays due
-
-
-_Known = tuple[str, str, int]
-
-
-class Ended:
-    """Requests without a row that have ended in this process, so that none is run again in it.
-
-    An acknowledgement proves nothing: one that is written to a connection which then breaks was
-    perhaps never read, and the message is delivered again. A message is known by its request id,
-    its queue and its bytes: another call under the same id has a caller of its own, and runs.
-    """
-
-    def __init__(self) -> None:
-        self._ended: dict[_Known, None] = {}  # the oldest first, as below
-        self._owed: dict[_Known, Outcome] = {}
-        self._owed_bytes = 0
-
-    def add(self, request_id: str, delivery: Delivery, owed: Outcome | None) -> None:
-        """Note one that has ended, and what its caller has not got; None if nothing is due."""
-        known = _known(request_id, delivery)
-        self._ended[known] = None
-        if len(self._ended) > REMEMBERED:
-            del self._ended[next(iter(self._ended))]
-        if self._owed:
-            self._forget_owed(known)
-        if owed is not None:
-            self._owed[known] = owed
-            self._owed_bytes += _size_of(owed)
-            while self._owed_bytes > OWED_BYTES:
-                self._forget_owed(next(iter(self._owed)))
-
-    def _forget_owed(self, known: _Known) -> None:
-        if (owed := self._owed.pop(known, None)) is not None:
-            self._owed_bytes -= _size_of(owed)
-
-    def knows(self, request_id: str, delivery: Delivery) -> bool:
-        """Whether the request has ended here, and this is the same message."""
-        return _known(request_id, delivery) in self._ended
-
-    def owed(self, request_id: str, delivery: Delivery) -> Outcome | None:
-        """What its caller has not got."""
-        return self._owed.get(_known(request_id, delivery))
-
-
-def _known(request_id: str, delivery: Delivery) -> _Known:
-    return request_id, delivery.queue.name, hash(delivery.body)
-
-
-def _size_of(outcome: Outcome) -> int:
-    return len(outcome.result or "") + len(outcome.failure or "") + 500
 
 
 class Answers:

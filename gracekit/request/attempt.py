@@ -12,31 +12,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final
 
 import msgspec
 
-from gracekit.errors import (
-    MessageTooLargeError,
-    MethodTimeoutError,
-    TaskCancelledError,
-    TaskInterruptedError,
-    UnserialisableError,
-)
 from gracekit.process import Threads
-from gracekit.request.context import Context, enter, leave, running_in
-from gracekit.rpc.failures import failure_of, is_expected, words_of
-from gracekit.rpc.message import Failure
+from gracekit.request.answers import Answers
+from gracekit.request.calls import WorkerCall, call_hook, in_thread
+from gracekit.request.context import Context, Services, enter, leave
+from gracekit.request.events import TaskEvents
+from gracekit.request.heartbeats import Heartbeats
+from gracekit.request.lanes import Job
+from gracekit.request.outcomes import (
+    failed,
+    failure_from,
+    has_left_out,
+    ordered,
+    succeeded,
+    timeout_error,
+)
+from gracekit.rpc.failures import is_expected, words_of
 from gracekit.rpc.methods import Method
-from gracekit.rpc.oslo_wire import write_result
-from gracekit.tracing import apart
-from gracekit.tracker.journal import ERRORED_SENTENCES, Outcome, TaskRow
-from gracekit.tracker.orders import DONE, ENDS
-from gracekit.tracker.task import CancelCause, Cut, Order, Reason, TaskState, TrackedTask
-
-T = TypeVar("T")
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.history import History
+from gracekit.tracker.journal import Outcome
+from gracekit.tracker.task import CancelCause, Cut, Order, TaskState, TrackedTask
+from gracekit.tracker.tracker import Tracker
 
 _BY_DRAIN: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
 _EXITS: Final = (SystemExit, KeyboardInterrupt)
@@ -58,32 +61,143 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     expected: bool = False
 
 
+_NO_END: Final = End()
+
+
+class Attempts:
+    """Runs handlers: from the moment at which an attempt is on record to its end.
+
+    Args:
+        history: Learns how long each attempt took.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        answers: Answers,
+        heartbeats: Heartbeats,
+        events: TaskEvents,
+        telemetry: Telemetry,
+        *,
+        history: History,
+    ) -> None:
+        self._services = services
+        self._tracker: Tracker = services.tracker
+        self._clock = services.clock
+        self._answers = answers
+        self._heartbeats = heartbeats
+        self._events = events
+        self._telemetry = telemetry
+        self._history = history
+        self._early: set[asyncio.Task[Any]] = set()
+
+    def mark_running(self, job: Job) -> None:
+        """Its attempt is on record: it is in no line any more, and a drain waits for it."""
+        task = job.task
+        if job.delivery is not None and task.journaled:
+            job.delivery.body = b""  # it was read, and others may run for hours too
+        task.advance(TaskState.RUNNING)
+        task.started_at = self._clock.loop()
+        task.handler = asyncio.current_task()
+        timeout = job.method.options.timeout_s
+        task.deadline = None if timeout is None else task.started_at + timeout
+        task.history = self._history.of(job.method.namespace, task.method)
+        job.gate.entering.pop(job, None)
+        if job.seated:  # asked here, too: a delivery never has a seat
+            job.leave_seat()
+        self._tracker.started(task)
+
+    async def run(self, job: Job) -> End:
+        """Call its handler, within its method's timeout."""
+        task, method = job.task, job.method
+        timer = None
+        if task.deadline is not None:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_at(task.deadline, self._time_out, job)
+        traced = self._telemetry.tracing.begin(
+            job.caller,
+            method=task.method,
+            operation=_operation_of(job),
+            message_id=task.request_id,
+            attempt=task.attempt,
+        )
+        self._events.started(job)
+        ctx = Context(
+            task,
+            self._services,
+            args=job.args,
+            caller=job.caller,
+            method=(method.namespace, method.name, method.version),
+            expires_at=job.expires_at,
+            monitor_s=None if job.reply is None else job.reply.monitor_s,
+        )
+        end = _NO_END
+        try:
+            end = await run_attempt(method, ctx, task, job.args, job.gate.threads)
+            if end.interrupted_by:
+                self._events.interrupted(job, end.interrupted_by)
+            elif end.outcome is not None and has_left_out(end.outcome):
+                self._events.result_left_out(job, end.outcome.detail or "")
+            return end
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if traced is not None:
+                traced.end(error_type=error_type_of(end), cut=end.cut and end.cut.value)
+
+    def note_end(self, job: Job, end: End, outcome: Outcome) -> None:
+        """An attempt has ended and was not cut: its method's history learns it, and the log."""
+        task = job.task
+        seconds = self._clock.loop() - (task.started_at or 0.0)
+        if outcome.state is TaskState.SUCCEEDED and task.attempt == 1 and task.history is not None:
+            task.history.add(seconds)
+        self._events.ended(job, outcome, ran_s=round(seconds, 3), expected=end.expected)
+
+    # -- ended from outside -------------------------------------------------------------
+
+    def obey(self, job: Job, order: Order) -> None:
+        """Let it end as an operator orders: its handler, or its wait for a turn."""
+        task = job.task
+        task.order = order
+        task.cancel(CancelCause.OPERATOR)
+        if job.waiting and task.handler is not None:
+            task.handler.cancel(CancelCause.OPERATOR.value)
+        elif task.running:
+            self._answer_early(job, ordered(str(task), order, task.state))
+
+    def _time_out(self, job: Job) -> None:
+        job.task.cancel(CancelCause.TIMEOUT)
+        self._answer_early(job, failed(timeout_error(job.method)))
+
+    def _answer_early(self, job: Job, outcome: Outcome) -> None:
+        """The caller hears at once; the task keeps place and lease until its handler returned."""
+        if not job.task.cancellable or job.answered or job.reply is None:
+            return
+        job.answered = True
+        self._heartbeats.end(job.task, job.reply)
+        self._do_beside(self._answers.send(job.reply, outcome))
+
+    def _do_beside(self, step: Coroutine[Any, Any, Any]) -> None:
+        """Do it in a task of its own, which is kept until it ends."""
+        task = asyncio.ensure_future(step)
+        self._early.add(task)
+        task.add_done_callback(self._early.discard)
+
+
+def _operation_of(job: Job) -> str | None:
+    """How its sender has sent it; None for a task from the record."""
+    if job.delivery is None:
+        return None
+    if job.reply is not None:
+        return "call"
+    return "fanout" if job.task.recipient else "cast"
+
+
 def error_type_of(end: End) -> str | None:
     """Class name of what the handler raised, or was ended with; None for a success or a cut."""
     if end.outcome is None or end.outcome.failure is None or has_left_out(end.outcome):
         return None
     return failure_from(end.outcome.failure).exc_class
-
-
-def failed(error: BaseException, state: TaskState = TaskState.FAILED) -> Outcome:
-    """The outcome of a handler that raised *error*."""
-    failure = failure_of(error)
-    return Outcome(state=state, failure=failure_text(failure), detail=failure.message[:1000])
-
-
-def has_left_out(outcome: Outcome) -> bool:
-    """Whether a task has succeeded with a result that cannot be sent."""
-    return outcome.state is TaskState.SUCCEEDED and outcome.failure is not None
-
-
-def failure_text(failure: Failure) -> str:
-    """A failure as the journal keeps it."""
-    return msgspec.json.encode(failure).decode()
-
-
-def failure_from(text: str) -> Failure:
-    """The other way round."""
-    return msgspec.json.decode(text, type=Failure)
 
 
 async def run_attempt(
@@ -134,31 +248,6 @@ async def _take_cancellations(me: asyncio.Task[Any]) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
         me.uncancel()
-
-
-_NOTHING: Final = Outcome(state=TaskState.SUCCEEDED, result="null")
-
-
-def succeeded(who: str, result: Any) -> Outcome:
-    """The outcome of *who* returned *result*.
-
-    The work is done, whatever it returned. A result that cannot be sent is left out, and whoever
-    asks for it, now or later, is told so instead.
-    """
-    if result is None:
-        return _NOTHING
-    try:
-        return Outcome(state=TaskState.SUCCEEDED, result=write_result(result))
-    except (UnserialisableError, MessageTooLargeError) as error:
-        return without_result(who, error)
-    except BaseException as error:  # noqa: BLE001 - a Mapping may be the application's
-        return without_result(who, UnserialisableError(f"its own code raised {words_of(error)}"))
-
-
-def without_result(who: str, error: UnserialisableError | MessageTooLargeError) -> Outcome:
-    """The outcome of *who* has done its work, and returned what cannot be sent."""
-    left_out = type(error)(f"{who} has succeeded, but its result is left out: {error}")
-    return failed(left_out, TaskState.SUCCEEDED)
 
 
 _STOPPED: Final = End(cut=Cut.SAFE_POINT)
@@ -216,70 +305,6 @@ def _comes_of_cancellation(error: BaseException) -> bool:
     return False
 
 
-def errored(task: str, reason: Reason, detail: str = "") -> Outcome:
-    """The outcome of a task that recovery, or its deadline, ends."""
-    sentence = f"{task} was marked ERRORED({reason.value}): {ERRORED_SENTENCES[reason]}"
-    error = TaskInterruptedError(f"{sentence}; {detail}" if detail else sentence)
-    ended = failed(error, TaskState.ERRORED)
-    return Outcome(
-        state=TaskState.ERRORED, failure=ended.failure, reason=reason.value, detail=ended.detail
-    )
-
-
-def ordered(task: str, order: Order, state: TaskState) -> Outcome:
-    """The outcome of a task in *state* that an operator ends; `ENDS` says which it is."""
-    end = ENDS[order.verb][state]
-    sentence = f"{task} was {DONE[order.verb]} by an operator"
-    sentence = f"{sentence}: {order.reason}" if order.reason else sentence
-    error = TaskInterruptedError if end is TaskState.ERRORED else TaskCancelledError
-    return Outcome(
-        state=end,
-        failure=failed(error(sentence), end).failure,
-        reason=Reason.OPERATOR.value,
-        detail=f"{order.by}: {order.reason or 'no reason given'}"[:1000],
-    )
-
-
-def outcome_of(row: TaskRow) -> Outcome:
-    """What an ended row answers."""
-    return Outcome(
-        state=row.state,
-        result=row.result,
-        failure=row.failure,
-        reason=row.reason,
-        detail=row.detail,
-    )
-
-
-def timeout_error(
-    method: Method[Any, Any], *, during: BaseException | None = None
-) -> MethodTimeoutError:
-    """What the caller of a timed-out method gets; what it raised then is in the traceback."""
-    error = MethodTimeoutError(
-        f"{method.name}() exceeded its timeout of {method.options.timeout_s:g} s and was cancelled"
-    )
-    error.__cause__ = during
-    return error
-
-
-async def call_hook(
-    hook: Callable[..., Any],
-    ctx: Context,
-    args: Mapping[str, Any],
-    threads: Threads,
-) -> Any:
-    """Call a probe, errored hook or job, plain or async."""
-    try:
-        with running_in(ctx), apart():
-            if asyncio.iscoroutinefunction(hook):
-                return await hook(ctx, **args)
-            return await _in_thread(partial(hook, ctx, **args), threads)
-    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
-        # Out of a task of its own it would end the whole loop.
-        name = getattr(hook, "__name__", "a hook")
-        raise RuntimeError(f"{name}() raised {words_of(error)}") from error
-
-
 async def _call_in_thread(
     method: Method[Any, Any],
     ctx: Context,
@@ -289,7 +314,7 @@ async def _call_in_thread(
 ) -> Any:
     handler = partial(_in_known_thread, task, partial(method.handler, ctx, **args))
     # Once the drain has recorded it as unclean, nothing waits for its thread any more.
-    return await _in_thread(handler, threads, given_up=lambda: task.cut is not None)
+    return await in_thread(handler, threads, given_up=lambda: task.cut is not None)
 
 
 def _in_known_thread(task: TrackedTask, handler: Callable[[], Any]) -> Any:
@@ -300,92 +325,7 @@ def _in_known_thread(task: TrackedTask, handler: Callable[[], Any]) -> Any:
         task.thread_id = None
 
 
-async def _in_thread(
-    function: Callable[[], T], threads: Threads, *, given_up: Callable[[], bool] = lambda: False
-) -> T:
-    """Run *function* in a worker thread; returns or raises only when it has returned.
-
-    A cancellation ends the wait only before the function has begun, or where *given_up* says so.
-    """
-    while True:
-        thread = _Thread(function)
-        running = asyncio.ensure_future(threads.run(thread.run))
-        running.add_done_callback(thread.leave)
-        while not thread.returned.done():
-            try:
-                await asyncio.shield(thread.returned)
-            except asyncio.CancelledError:
-                if not thread.begun:
-                    running.cancel()
-                    await _take_end(running)
-                if not thread.begun or given_up():
-                    raise
-        if thread.begun or not running.cancelled():
-            return thread.result()
-        # Somebody cancelled the task around a thread that had not begun: nothing was done.
-
-
-async def _take_end(running: asyncio.Future[None]) -> None:
-    """Wait for the end of what was just cancelled, however often we are cancelled too."""
-    while not running.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({running})
-
-
-class _Thread(Generic[T]):
-    """A function in a worker thread, which is over when the function has returned.
-
-    The asyncio task around it proves nothing: whoever cancels all tasks of the
-    process ends that one too, and the thread goes on.
-
-    Attributes:
-        begun: Its code runs, or has run.
-        returned: Done when the function has returned, or will never begin.
-    """
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._function = function
-        self._loop = asyncio.get_running_loop()
-        self._value: T | None = None
-        self._error: BaseException | None = None
-        self._over = self._left = False
-        self.begun = False
-        self.returned: asyncio.Future[None] = self._loop.create_future()
-
-    def run(self) -> None:
-        """In the thread."""
-        self.begun = True
-        try:
-            self._value = self._function()
-        except BaseException as error:  # noqa: BLE001 - carried over to the loop as a value
-            self._error = error
-        self._over = True
-        # Set before the look, as `leave` does it the other way round: one of the two sees both.
-        if self._left:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                self._loop.call_soon_threadsafe(self._tell)
-
-    def leave(self, running: asyncio.Future[None]) -> None:
-        """On the loop: the task around the thread has ended, mostly because the thread has."""
-        self._left = True
-        if not self.begun:
-            self._over = True
-            self._error = asyncio.CancelledError() if running.cancelled() else running.exception()
-        if self._over:
-            self._tell()
-
-    def _tell(self) -> None:
-        if not self.returned.done():
-            self.returned.set_result(None)
-
-    def result(self) -> T:
-        """What the function returned, or raises what it raised."""
-        if self._error is not None:
-            raise self._error
-        return cast("T", self._value)
-
-
 CALLERS: Final = frozenset(
-    function.__code__ for function in (run_attempt, call_hook, _in_known_thread, _Thread.run)
+    function.__code__ for function in (run_attempt, call_hook, _in_known_thread, WorkerCall.run)
 )
 """Code that calls code of the application: frames below it are the application's."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -25,10 +25,6 @@ from gracekit.rpc.server import Places
 from gracekit.rpc.transport import Delivery
 from gracekit.tracker.journal import Acceptance, Address
 from gracekit.tracker.task import Lane, TrackedTask
-
-GIVE_BACK_PAUSE_S: Final = 0.5
-"""Before a delivery goes back for want of its record: the transport may hand it out to us again in
-the same moment, and a store that stays broken would keep the loop busy with that alone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +53,31 @@ class LaneGate:
     is_shut: bool = False
     entering: dict[Job, None] = field(default_factory=dict)
     not_started: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Unfinished:
+    """What one process has cut short or put back, for the report of its drain.
+
+    Attributes:
+        handed_over: Request ids that a drain has handed over, their handlers having returned.
+        unrecorded: Tasks among them whose hand-over the store did not take.
+        given_back: Deliveries and `requeue` tasks given back to the transport.
+    """
+
+    handed_over: list[str] = field(default_factory=list)
+    unrecorded: list[str] = field(default_factory=list)
+    given_back: int = 0
+
+    def hand_over(self, task: TrackedTask, *, recorded: bool) -> None:
+        """Note that a drain has handed *task* over, and whether that is on record."""
+        self.handed_over.append(task.request_id)
+        if not recorded:
+            self.unrecorded.append(str(task))
+
+    def forget(self) -> None:
+        """The drain was resumed: the next one counts anew."""
+        self.handed_over, self.unrecorded, self.given_back = [], [], 0
 
 
 class Job(msgspec.Struct, kw_only=True, eq=False):

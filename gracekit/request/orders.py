@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from gracekit.errors import ConflictError, GracekitError, UnknownCommitError
 from gracekit.process import Point
-from gracekit.request.attempt import ordered
+from gracekit.request.outcomes import ordered
 from gracekit.store.batch import Batch
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Journal

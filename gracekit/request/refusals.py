@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.errors import Draining, GracekitError, InvalidArgumentsError, RpcError, StoreError
 from gracekit.leases.members import Members, Run
 from gracekit.request.answers import Answers
-from gracekit.request.attempt import succeeded
-from gracekit.request.lanes import GIVE_BACK_PAUSE_S, LaneGate
+from gracekit.request.deliveries import GIVE_BACK_PAUSE_S, settle
+from gracekit.request.lanes import LaneGate
+from gracekit.request.outcomes import succeeded
 from gracekit.rpc.message import ReplyAddress, Request
 from gracekit.rpc.offer import can_serve
 from gracekit.rpc.transport import Delivery, Queue, QueueKind
@@ -223,14 +224,6 @@ def _address(reply: ReplyAddress | None) -> Address | None:
     if reply is None:
         return None
     return Address(queue=reply.queue, msg_id=reply.msg_id, expires_at=None)
-
-
-async def settle(settlement: Coroutine[Any, Any, None], telemetry: Telemetry) -> None:
-    """Settle a delivery; what the transport cannot do now it does later, or delivers again."""
-    try:
-        await settlement
-    except StoreError as error:
-        telemetry.emit("store.error", what="settlement", error=str(error))
 
 
 _OF_THE_VERSION: Final = frozenset({"arguments", "unknown_method"})

@@ -18,8 +18,9 @@ from collections.abc import Callable
 from typing import Final
 
 from gracekit.clock import Clock
-from gracekit.errors import StoreError
+from gracekit.errors import LeaseHeld, StoreError
 from gracekit.leases.leases import Leases
+from gracekit.request.context import lease_in
 from gracekit.request.custody import Custody
 from gracekit.request.lanes import Job, Turns
 
@@ -55,6 +56,26 @@ class LeaseWaits:
         self._look_after = look_after
         self._woken = asyncio.Event()
         self._waiting = 0
+
+    async def is_for_itself(self, job: Job) -> LeaseHeld | None:
+        """Why it may not wait: it was called by the very task that holds its resource.
+
+        Each would wait for the other's end. None if that is not so.
+        """
+        lease, resource = lease_in(job.caller), job.task.resource
+        if lease is None or resource is None or job.reply is None:
+            return None
+        if resource != (lease["kind"], lease["id"]):
+            return None
+        row = await self._leases.look(resource)
+        if row is None or row.owner is None or row.token != lease["token"]:
+            return None
+        return LeaseHeld(
+            # Not which task: a token is a small number, and may be a guess.
+            f"{job.task} wants {':'.join(resource)}, which its own caller holds and would wait "
+            f"with for ever: make {job.method.name} an ops method, call it as a plain function, "
+            "or cast it"
+        )
 
     async def wait(self, job: Job) -> None:
         """The lease is elsewhere: stand in line until it is worth a turn to ask for it again.

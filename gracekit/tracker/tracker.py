@@ -19,7 +19,6 @@ from gracekit.tracker.task import Lane, TaskState, TrackedTask
 FOLLOWING_WAIT_S: Final = 60.0
 """How long at a time the next task of a key waits for the one in flight to leave."""
 
-Listener = Callable[[TrackedTask], None]
 Key = str | tuple[str, str]
 
 
@@ -28,6 +27,9 @@ class Tracker:
 
     Keeps a strong reference to each: an asyncio task that only the loop knows
     may be collected in the middle of its work.
+
+    Attributes:
+        finished: How many tasks that hold a drain have left after an attempt that was not cut.
     """
 
     def __init__(self) -> None:
@@ -41,7 +43,7 @@ class Tracker:
         self._running_ops: dict[TrackedTask, None] = {}  # those that do not
         self._changed: dict[asyncio.Event, None] = {}
         self._following: dict[TrackedTask, None] = {}  # the next of a key, still to be added
-        self._on_removed: list[Listener] = []
+        self.finished = 0
 
     # -- changes ---------------------------------------------------------------
 
@@ -83,18 +85,14 @@ class Tracker:
         key = (task.request_id, task.recipient) if task.recipient else task.request_id
         if self._tasks.pop(key, None) is not None:
             self._by_lane[task.lane] -= 1
-            for listener in self._on_removed:
-                listener(task)
+            if task.holds_drain and task.started_at is not None and task.cut is None:
+                self.finished += 1
         if self._changed:
             self._wake()
 
     def poke(self) -> None:
         """Let everybody who waits ask their condition again."""
         self._wake()
-
-    def on_removed(self, listener: Listener) -> None:
-        """Call *listener* for every task that leaves the tracker, on the loop."""
-        self._on_removed.append(listener)
 
     @contextlib.contextmanager
     def background(

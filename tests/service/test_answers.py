@@ -11,7 +11,8 @@ import pytest
 from gracekit import Context, Service
 from gracekit.clock import Clock
 from gracekit.process import Process
-from gracekit.request.answers import OWED_BYTES, REMEMBERED, Answers, Ended, Sent
+from gracekit.request.answers import Answers, Sent
+from gracekit.request.deliveries import OWED_BYTES, REMEMBERED, Ended
 from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.oslo_wire import decode_reply
 from gracekit.rpc.transport import Delivery, Queue, QueueKind, reply_queue, shared_queue

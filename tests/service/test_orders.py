@@ -10,7 +10,7 @@ import pytest
 from gracekit import Context, Done, GracekitError, Retry, Service
 from gracekit.errors import ConflictError, TaskCancelledError, TaskInterruptedError
 from gracekit.process import Point
-from gracekit.request.attempt import ordered
+from gracekit.request.outcomes import ordered
 from gracekit.runtime import MIGRATIONS
 from gracekit.store.batch import Batch
 from gracekit.store.engine import MemoryEngine

@@ -11,7 +11,7 @@ from gracekit.errors import GracekitError
 from gracekit.leases.leases import Leases
 from gracekit.phase import ServiceState
 from gracekit.process import Point
-from gracekit.request.attempt import ordered
+from gracekit.request.outcomes import ordered
 from gracekit.store.batch import Batch
 from gracekit.testing.ports import PlayedProcess
 from gracekit.tracker.orders import add_order, case_named, mark_of, refusal_of

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gracekit.clock import Clock
-from gracekit.tracker.task import Lane, TaskState, TrackedTask
+from gracekit.tracker.task import Cut, Lane, TaskState, TrackedTask
 from gracekit.tracker.tracker import Tracker
 
 pytestmark = pytest.mark.looptime
@@ -67,8 +67,7 @@ async def test_counts_follow_every_step():
     """
     Each count is right after each step, and what never was there is not taken away.
     """
-    tracker, gone = Tracker(), []
-    tracker.on_removed(gone.append)
+    tracker = Tracker()
     task = run(tracker, a_task("a"))
     ops = run(tracker, a_task("b", Lane.OPS, holds_drain=False))
     assert (tracker.running, tracker.running_ops, len(tracker)) == (1, 1, 2)
@@ -82,7 +81,24 @@ async def test_counts_follow_every_step():
     tracker.remove(task)
     tracker.remove(ops)
     assert (len(tracker), tracker.count(Lane.REQUESTS), tracker.count(Lane.OPS)) == (0, 0, 0)
-    assert gone == [task, ops]
+
+
+async def test_only_what_a_drain_waits_for_and_has_ended_by_itself_counts_as_finished():
+    """
+    Neither a task that was cut, nor one that never began, nor one that does not hold a drain.
+    """
+    tracker = Tracker()
+    ended, cut = run(tracker, a_task("a")), run(tracker, a_task("b"))
+    ops = run(tracker, a_task("c", Lane.OPS, holds_drain=False))
+    ended.started_at = cut.started_at = ops.started_at = 1.0
+    cut.cut = Cut.CANCELLED
+    waiting = a_task("d")
+    tracker.add(waiting)
+
+    for task in (ended, cut, ops, waiting):
+        tracker.remove(task)
+
+    assert (tracker.finished, len(tracker)) == (1, 0)
 
 
 async def test_wait_idle_returns_at_the_moment_of_the_last_end():

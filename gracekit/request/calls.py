@@ -1,0 +1,123 @@
+"""Calls code of the application that is no handler, and any plain function of it in a thread.
+
+A thread cannot be stopped, so a call in a thread is over when the thread has returned, whatever
+cancels the coroutine that waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
+
+from gracekit.process import Threads
+from gracekit.request.context import Context, running_in
+from gracekit.rpc.failures import words_of
+from gracekit.tracing import apart
+
+T = TypeVar("T")
+
+
+async def call_hook(
+    hook: Callable[..., Any],
+    ctx: Context,
+    args: Mapping[str, Any],
+    threads: Threads,
+) -> Any:
+    """Call a probe, errored hook or job, plain or async."""
+    try:
+        with running_in(ctx), apart():
+            if asyncio.iscoroutinefunction(hook):
+                return await hook(ctx, **args)
+            return await in_thread(partial(hook, ctx, **args), threads)
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        # Out of a task of its own it would end the whole loop.
+        name = getattr(hook, "__name__", "a hook")
+        raise RuntimeError(f"{name}() raised {words_of(error)}") from error
+
+
+async def in_thread(
+    function: Callable[[], T], threads: Threads, *, given_up: Callable[[], bool] = lambda: False
+) -> T:
+    """Run *function* in a worker thread; returns or raises only when it has returned.
+
+    A cancellation ends the wait only before the function has begun, or where *given_up* says so.
+    """
+    while True:
+        thread = WorkerCall(function)
+        running = asyncio.ensure_future(threads.run(thread.run))
+        running.add_done_callback(thread.leave)
+        while not thread.returned.done():
+            try:
+                await asyncio.shield(thread.returned)
+            except asyncio.CancelledError:
+                if not thread.begun:
+                    running.cancel()
+                    await _take_end(running)
+                if not thread.begun or given_up():
+                    raise
+        if thread.begun or not running.cancelled():
+            return thread.result()
+        # Somebody cancelled the task around a thread that had not begun: nothing was done.
+
+
+async def _take_end(running: asyncio.Future[None]) -> None:
+    """Wait for the end of what was just cancelled, however often we are cancelled too."""
+    while not running.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({running})
+
+
+class WorkerCall(Generic[T]):
+    """A function in a worker thread, which is over when the function has returned.
+
+    The asyncio task around it proves nothing: whoever cancels all tasks of the
+    process ends that one too, and the thread goes on.
+
+    Attributes:
+        begun: Its code runs, or has run.
+        returned: Done when the function has returned, or will never begin.
+    """
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._loop = asyncio.get_running_loop()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._over = self._left = False
+        self.begun = False
+        self.returned: asyncio.Future[None] = self._loop.create_future()
+
+    def run(self) -> None:
+        """In the thread."""
+        self.begun = True
+        try:
+            self._value = self._function()
+        except BaseException as error:  # noqa: BLE001 - carried over to the loop as a value
+            self._error = error
+        self._over = True
+        # Set before the look, as `leave` does it the other way round: one of the two sees both.
+        if self._left:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(self._tell)
+
+    def leave(self, running: asyncio.Future[None]) -> None:
+        """On the loop: the task around the thread has ended, mostly because the thread has."""
+        self._left = True
+        if not self.begun:
+            self._over = True
+            self._error = asyncio.CancelledError() if running.cancelled() else running.exception()
+        if self._over:
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self.returned.done():
+            self.returned.set_result(None)
+
+    def result(self) -> T:
+        """What the function returned, or raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._value)

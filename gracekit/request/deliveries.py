@@ -1,0 +1,79 @@
+"""What becomes of a delivery: it is settled once, and known again when it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from gracekit.errors import StoreError
+from gracekit.rpc.transport import Delivery
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.journal import Outcome
+
+GIVE_BACK_PAUSE_S: Final = 0.5
+"""Before a delivery goes back for want of its record: the transport may hand it out to us again in
+the same moment, and a store that stays broken would keep the loop busy with that alone."""
+REMEMBERED: Final = 10_000
+"""Ended requests without a row. A broker delivers again what it has not heard the acks of, which is
+never more than the prefetch of each queue."""
+OWED_BYTES: Final = 16 << 20
+"""Of their answers that have found no way."""
+
+
+async def settle(settlement: Coroutine[Any, Any, None], telemetry: Telemetry) -> None:
+    """Settle a delivery; what the transport cannot do now it does later, or delivers again."""
+    try:
+        await settlement
+    except StoreError as error:
+        telemetry.emit("store.error", what="settlement", error=str(error))
+
+
+_Known = tuple[str, str, int]
+
+
+class Ended:
+    """Requests without a row that have ended in this process, so that none is run again in it.
+
+    An acknowledgement proves nothing: one that is written to a connection which then breaks was
+    perhaps never read, and the message is delivered again. A message is known by its request id,
+    its queue and its bytes: another call under the same id has a caller of its own, and runs.
+    """
+
+    def __init__(self) -> None:
+        self._ended: dict[_Known, None] = {}  # the oldest first, as below
+        self._owed: dict[_Known, Outcome] = {}
+        self._owed_bytes = 0
+
+    def add(self, request_id: str, delivery: Delivery, owed: Outcome | None) -> None:
+        """Note one that has ended, and what its caller has not got; None if nothing is due."""
+        known = _known(request_id, delivery)
+        self._ended[known] = None
+        if len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+        if self._owed:
+            self._forget_owed(known)
+        if owed is not None:
+            self._owed[known] = owed
+            self._owed_bytes += _size_of(owed)
+            while self._owed_bytes > OWED_BYTES:
+                self._forget_owed(next(iter(self._owed)))
+
+    def _forget_owed(self, known: _Known) -> None:
+        if (owed := self._owed.pop(known, None)) is not None:
+            self._owed_bytes -= _size_of(owed)
+
+    def knows(self, request_id: str, delivery: Delivery) -> bool:
+        """Whether the request has ended here, and this is the same message."""
+        return _known(request_id, delivery) in self._ended
+
+    def owed(self, request_id: str, delivery: Delivery) -> Outcome | None:
+        """What its caller has not got."""
+        return self._owed.get(_known(request_id, delivery))
+
+
+def _known(request_id: str, delivery: Delivery) -> _Known:
+    return request_id, delivery.queue.name, hash(delivery.body)
+
+
+def _size_of(outcome: Outcome) -> int:
+    return len(outcome.result or "") + len(outcome.failure or "") + 500

@@ -1,0 +1,102 @@
+"""Duplicates: a request id that is in flight here, or on record.
+
+Which copy came first does not matter: one of them runs, and every caller gets its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from gracekit.errors import ConflictingRequestError
+from gracekit.request.answers import Answers
+from gracekit.request.arrivals import Arrivals
+from gracekit.request.deliveries import GIVE_BACK_PAUSE_S, settle
+from gracekit.request.heartbeats import Heartbeats
+from gracekit.request.lanes import Job
+from gracekit.request.outcomes import outcome_of
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.journal import Address, Journal
+from gracekit.tracker.tracker import Tracker
+
+
+class Duplicates:
+    """What the further copies of a request get."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        tracker: Tracker,
+        arrivals: Arrivals,
+        answers: Answers,
+        heartbeats: Heartbeats,
+        telemetry: Telemetry,
+    ) -> None:
+        self._journal = journal
+        self._tracker = tracker
+        self._arrivals = arrivals
+        self._answers = answers
+        self._heartbeats = heartbeats
+        self._telemetry = telemetry
+
+    async def meet(self, copy: Job, other: Job | None) -> None:
+        """The id of *copy* is in flight here.
+
+        Args:
+            copy: What has come.
+            other: The request in flight; None if it is no request, but work beside them.
+        """
+        if other is None or other.task.journaled:
+            await self.answer(copy)
+        elif _asked(other) != _asked(copy):
+            await self._refuse(copy)
+        else:
+            # A redelivery, whose first handle is void, or a second copy with a caller of its
+            # own: until the end no copy is acked, so that a crash loses none of them.
+            other.copies.append(copy)
+            self._heartbeats.begin(other.task, copy.reply)
+
+    async def answer(self, job: Job) -> None:
+        """The id of *job* is known: count it, ack it, and answer it once there is an answer."""
+        delivery, request, task = job.delivery, job.request, job.task
+        assert delivery is not None
+        row = await self._journal.known(task.request_id, task.recipient)
+        if row is None or request is None:
+            await asyncio.sleep(GIVE_BACK_PAUSE_S)
+            # Its first delivery is not yet accepted, or was not.
+            await settle(delivery.give_back(), self._telemetry)
+            return
+        # Ours and open, and yet this copy is what the tracker knows: its entry was in doubt.
+        job.in_doubt = row.owner == self._journal.run_id and row.finished_at is None
+        # An id belongs to the store, and another service may have used it.
+        if row.service != self._journal.service or not request.repeats(row):
+            await self._refuse(job)
+            return
+        await self._journal.tally(
+            "duplicate", request_id=task.request_id, method=task.method, detail=row.state.value
+        )
+        if job.reply is not None:
+            if row.finished_at is None and await self._journal.add_reply_address(row, job.reply):
+                self._beat_too(job, job.reply)
+            else:
+                row = await self._journal.known(task.request_id, task.recipient) or row
+                await self._answers.send(job.reply, outcome_of(row))
+        await settle(delivery.ack(), self._telemetry)
+
+    def _beat_too(self, job: Job, reply: Address) -> None:
+        """A second caller of a task in flight here; elsewhere it has heartbeats after a restart."""
+        known = self._tracker.get(job.task.request_id, job.task.recipient)
+        if known is not None and known is not job.task and known.journaled:
+            self._heartbeats.begin(known, reply)
+
+    async def _refuse(self, job: Job) -> None:
+        # Not which: it may be another caller's.
+        conflict = ConflictingRequestError(
+            f"request id {job.task.request_id} is known with other content, or from another "
+            "caller; draw a new id for a new request"
+        )
+        await self._arrivals.refuse(job, "conflicting_id", conflict)
+
+
+def _asked(job: Job) -> tuple[object, ...]:
+    """What of two requests of one id must be the same."""
+    return job.method, job.args, job.caller_hash

@@ -1,0 +1,184 @@
+"""What is logged of a task's life: its start, its end, and what cuts it short."""
+
+from __future__ import annotations
+
+import logging
+
+from gracekit.clock import Clock
+from gracekit.phase import Phase
+from gracekit.request.lanes import Job
+from gracekit.request.outcomes import failure_from
+from gracekit.rpc.failures import words_of
+from gracekit.rpc.message import Failure
+from gracekit.telemetry import Telemetry, masked
+from gracekit.tracker.journal import Outcome
+from gracekit.tracker.task import Cut, TaskState, TrackedTask
+
+
+class TaskEvents:
+    """Emits the events of tasks in flight.
+
+    What the application says of a request is masked: what the request sent stands in no log.
+    """
+
+    def __init__(self, telemetry: Telemetry, phase: Phase, clock: Clock) -> None:
+        self._telemetry = telemetry
+        self._phase = phase
+        self._clock = clock
+
+    def not_started(self, job: Job) -> None:
+        """It was accepted, and does not start in this process."""
+        task = job.task
+        self._telemetry.emit(
+            "task.not_started",
+            task_id=task.request_id,
+            method=task.method,
+            channel=task.lane.word,
+            resource=task.resource,
+            attempt=task.attempt,
+        )
+
+    def started(self, job: Job) -> None:
+        """Its handler is called now; of a suspect, how it is kept apart."""
+        task = job.task
+        if job.suspicion is not None:
+            self._telemetry.emit(
+                "task.apart",
+                task_id=task.request_id,
+                method=task.method,
+                channel=task.lane.word,
+                resource=task.resource,
+                attempt=task.attempt,
+                alone=job.alone,
+                crashes=job.suspicion.crashes,
+                for_s=job.suspicion.apart_s,
+            )
+        if self._telemetry.hears("task.started", level := self._level_of(task)):
+            self._telemetry.emit(
+                "task.started",
+                level=level,
+                task_id=task.request_id,
+                method=task.method,
+                channel=task.lane.word,
+                resource=task.resource,
+                attempt=task.attempt,
+            )
+        job.unended = True
+
+    def interrupted(self, job: Job, error: str) -> None:
+        """Something other than gracekit has cancelled its handler."""
+        task = job.task
+        self._telemetry.emit(
+            "task.interrupted",
+            task_id=task.request_id,
+            method=task.method,
+            channel=task.lane.word,
+            resource=task.resource,
+            attempt=task.attempt,
+            error=_masked(job, error),
+        )
+
+    def result_left_out(self, job: Job, why: str) -> None:
+        """It has succeeded, with a result that cannot be sent."""
+        task = job.task
+        self._telemetry.emit(
+            "task.result_left_out",
+            task_id=task.request_id,
+            method=task.method,
+            channel=task.lane.word,
+            resource=task.resource,
+            attempt=task.attempt,
+            error=_masked(job, why),
+        )
+
+    def ended(self, job: Job, outcome: Outcome, *, ran_s: float, expected: bool) -> None:
+        """Its attempt has ended and was not cut; nothing if its cut was logged in the same moment.
+
+        Args:
+            job: Which.
+            outcome: What came of it.
+            ran_s: Seconds of the attempt.
+            expected: The handler is known to raise what it has raised.
+        """
+        if not job.unended:
+            return
+        job.unended = False
+        task = job.task
+        if self._telemetry.hears("task.finished", level := self._level_of(task)):
+            self._telemetry.emit(
+                "task.finished",
+                level=level,
+                task_id=task.request_id,
+                method=task.method,
+                channel=task.lane.word,
+                resource=task.resource,
+                attempt=task.attempt,
+                outcome=outcome.state.word,
+                ran_s=ran_s,
+            )
+        if outcome.state is TaskState.FAILED and outcome.failure is not None:
+            failure = failure_from(outcome.failure)
+            with_trace = self._telemetry.log_failures == "traceback"
+            self._telemetry.emit(
+                "task.failed",
+                level=logging.DEBUG if expected else None,
+                trace=_masked(job, "".join(failure.tb)) if with_trace else "",
+                task_id=task.request_id,
+                method=task.method,
+                channel=task.lane.word,
+                resource=task.resource,
+                attempt=task.attempt,
+                error=_words_of_failure(job, failure),
+                ran_s=ran_s,
+            )
+
+    def cut(self, job: Job, cut: Cut) -> None:
+        """Its attempt is over without an outcome: the row, or the queue, has the task."""
+        if not job.unended:
+            return
+        job.unended = False
+        task, now = job.task, self._clock.loop()
+        if not task.journaled:
+            self._telemetry.emit(
+                "task.given_back",
+                task_id=task.request_id,
+                method=task.method,
+                channel=task.lane.word,
+                resource=task.resource,
+                attempt=task.attempt,
+                cut=cut.value,
+                running_s=_since(task.started_at, now),
+                safe_point_s=_since(task.safe_point_at, now),
+            )
+            return
+        self._telemetry.emit(
+            "task.handed_over",
+            task_id=task.request_id,
+            method=task.method,
+            channel=task.lane.word,
+            resource=task.resource,
+            attempt=task.attempt,
+            cut=cut.value,
+            running_s=_since(task.started_at, now),
+            safe_point_s=_since(task.safe_point_at, now),
+            cursor=None if task.safe_point_at is None else _masked(job, words_of(task.cursor)),
+        )
+
+    def _level_of(self, task: TrackedTask) -> int | None:
+        """Of start and end: during a drain an operator wants to read them."""
+        return logging.INFO if task.holds_drain and self._phase.draining else None
+
+
+def _since(moment: float | None, now: float) -> float | None:
+    return None if moment is None else round(now - moment, 1)
+
+
+def _words_of_failure(job: Job, failure: Failure) -> str:
+    """Class and message, without what the request has sent."""
+    return f"{failure.exc_class}: {_masked(job, failure.message)}".removesuffix(": ")
+
+
+def _masked(job: Job, text: str) -> str:
+    """What the application says of a request, as a log may show it."""
+    known = "" if job.task.resource is None else job.task.resource[1]
+    return masked(text, job.caller, job.args, known=known)

@@ -1,0 +1,167 @@
+"""Requests of `requeue` methods: no row keeps them, the transport does.
+
+A delivery is acked when its handler has ended, and given back when a drain cuts it. A copy of it
+that comes meanwhile ends with it; one that comes later is known by what this process remembers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from gracekit.request.answers import Answers, Sent
+from gracekit.request.attempt import Attempts
+from gracekit.request.deliveries import GIVE_BACK_PAUSE_S, Ended, settle
+from gracekit.request.events import TaskEvents
+from gracekit.request.heartbeats import Heartbeats
+from gracekit.request.lanes import Job, Turns, Unfinished
+from gracekit.request.outcomes import ordered
+from gracekit.rpc.failures import words_of
+from gracekit.rpc.transport import Delivery
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.journal import Journal, Outcome
+from gracekit.tracker.task import Cut, TaskState
+from gracekit.tracker.tracker import Tracker
+
+
+class Unjournaled:
+    """The life of requests that the transport keeps.
+
+    Args:
+        attempts: Runs their handlers.
+        unfinished: Counts what is given back.
+    """
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        turns: Turns,
+        answers: Answers,
+        heartbeats: Heartbeats,
+        events: TaskEvents,
+        *,
+        journal: Journal,
+        tracker: Tracker,
+        unfinished: Unfinished,
+        telemetry: Telemetry,
+    ) -> None:
+        self._attempts = attempts
+        self._turns = turns
+        self._answers = answers
+        self._heartbeats = heartbeats
+        self._events = events
+        self._journal = journal
+        self._tracker = tracker
+        self._unfinished = unfinished
+        self._telemetry = telemetry
+        self._ended = Ended()
+
+    def has_ended(self, job: Job, delivery: Delivery) -> bool:
+        """Whether this very message has ended here, and the broker has not read its ack."""
+        is_kept = job.method.options.on_interrupt == "requeue"
+        return is_kept and self._ended.knows(job.task.request_id, delivery)
+
+    async def live(self, job: Job) -> None:
+        """From its delivery to its ack: turn, run, reply."""
+        assert job.delivery is not None
+        job.gate.entering[job] = None
+        self._heartbeats.begin(job.task, job.reply)
+        if not await self._turns.wait(job):
+            self._turns.leave(job)
+            if job.task.order is None:
+                await self.give_back(job)
+            else:
+                await self._end(job, ordered(str(job.task), job.task.order, job.task.state))
+            return
+        job.task.attempt = 1
+        if job.gate.is_shut:
+            await self.give_back(job)
+            return
+        self._attempts.mark_running(job)
+        try:
+            end = await self._attempts.run(job)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the task must not go round for ever
+            self._telemetry.emit("dispatch.failed", error=words_of(error))
+            await asyncio.sleep(GIVE_BACK_PAUSE_S)
+            await self.give_back(job)
+            return
+        self._turns.leave(job)
+        # The state first: with nothing left to wait for, a drain takes what is RUNNING for stuck.
+        job.task.advance(end.outcome.state if end.outcome else TaskState.HANDED_OVER)
+        job.task.cut = job.task.cut or end.cut
+        self._tracker.ended(job.task)
+        if job.stuck:
+            return  # the drain has given it back
+        if end.outcome is None:
+            await self.give_back(job)
+            return
+        try:
+            self._attempts.note_end(job, end, end.outcome)
+        finally:  # the application's logging may raise
+            await self._end(job, end.outcome)
+
+    # -- the end ------------------------------------------------------------------------
+
+    async def _end(self, job: Job, outcome: Outcome) -> None:
+        """Answer and ack every delivery of a request."""
+        self._heartbeats.end(job.task)
+        await self._end_one(job, outcome)
+        for copy in job.copies:  # a list that may still grow while one is settled
+            copy.answered = copy.reply == job.reply
+            await self._end_one(copy, outcome)
+
+    async def _end_one(self, job: Job, outcome: Outcome) -> None:
+        """Answer and ack one delivery."""
+        is_owed = job.reply is not None and not job.answered
+        if job.reply is not None and is_owed:
+            is_owed = await self._answers.send(job.reply, outcome) is not Sent.YES
+        if job.delivery is not None:
+            owed = outcome if is_owed else None
+            self._ended.add(job.task.request_id, job.delivery, owed)
+            await settle(job.delivery.ack(), self._telemetry)
+
+    async def end_again(self, job: Job, delivery: Delivery) -> None:
+        """A delivery whose request has ended here, and whose ack the broker has not read."""
+        try:
+            await self._settle_again(job, delivery)
+        finally:  # copies come together, and the last may come while another one is counted
+            for copy in job.copies:
+                if copy.delivery is not None and not copy.delivery.settled:
+                    await self._settle_copy_again(copy, copy.delivery)
+
+    async def _settle_copy_again(self, copy: Job, delivery: Delivery) -> None:
+        """Another message under its id asks for itself, once the tracker knows this one no more."""
+        if self._ended.knows(copy.task.request_id, delivery):
+            await self._settle_again(copy, delivery)
+        else:
+            await settle(delivery.give_back(), self._telemetry)
+
+    async def _settle_again(self, job: Job, delivery: Delivery) -> None:
+        task = job.task
+        owed = self._ended.owed(task.request_id, delivery)
+        if job.reply is not None and owed is not None:
+            sent = await self._answers.send(job.reply, owed)
+            self._ended.add(task.request_id, delivery, None if sent is Sent.YES else owed)
+        await settle(delivery.ack(), self._telemetry)
+        await self._journal.tally(
+            "duplicate", request_id=task.request_id, method=task.method, detail="ended here"
+        )
+
+    # -- cut short ----------------------------------------------------------------------
+
+    async def hand_over_stuck(self, job: Job) -> None:
+        """Its handler did not return in time: another process may have it."""
+        job.task.cut = Cut.UNCLEAN
+        await self.give_back(job)
+
+    async def give_back(self, job: Job) -> None:
+        """Put every delivery of a request back that was cut, or did not start."""
+        await self._give_back_one(job)
+        for copy in job.copies:  # a list that may still grow while one is settled
+            await self._give_back_one(copy)
+        if job.task.cut is not None:
+            self._events.cut(job, job.task.cut)
+
+    async def _give_back_one(self, job: Job) -> None:
+        if job.delivery is not None:
+            self._unfinished.given_back += 1
+            await settle(job.delivery.give_back(), self._telemetry)
