@@ -19,6 +19,7 @@ from gracekit.leases.leases import Guard
 from gracekit.process import Threads
 from gracekit.request.calls import call_hook
 from gracekit.request.context import Context, Services
+from gracekit.request.pace import Pace
 from gracekit.request.suspects import Suspects
 from gracekit.rpc.failures import words_of
 from gracekit.telemetry import Telemetry
@@ -45,7 +46,7 @@ class PeriodicJobs:
 
     Args:
         suspects: No job begins beside one.
-        look_again: Asks recovery to look now for runs that have died.
+        pace: Recovery is asked to look for runs that have died.
     """
 
     def __init__(
@@ -55,15 +56,14 @@ class PeriodicJobs:
         telemetry: Telemetry,
         threads: Threads,
         suspects: Suspects,
-        *,
-        look_again: Callable[[], None],
+        pace: Pace,
     ) -> None:
         self._jobs = jobs
         self._services = services
         self._telemetry = telemetry
         self._threads = threads
         self._suspects = suspects
-        self._look_again = look_again
+        self._pace = pace
         self._paused = False
 
     def pause(self) -> None:
@@ -115,7 +115,7 @@ class PeriodicJobs:
             if job.singleton:
                 guard = await services.leases.take(("periodic", job.name), job.name)
                 if guard is None:
-                    self._look_again()  # a lease of the dead is free before the next period
+                    self._pace.poke()  # a lease of the dead is free before the next period
                     return
             try:
                 if not self._paused:  # a drain may have begun while the lease was taken

@@ -66,6 +66,7 @@ from gracekit.request.context import Services
 from gracekit.request.custody import Custody
 from gracekit.request.lanes import LaneGate, Turns
 from gracekit.request.orders import Orders
+from gracekit.request.pace import Pace
 from gracekit.request.refusals import Detour, Refusals
 from gracekit.request.seats import Seats
 from gracekit.request.suspects import Suspects
@@ -85,7 +86,7 @@ from gracekit.rpc.transport import (
 )
 from gracekit.service import Service
 from gracekit.signals import DUMP_SIGNAL, HANGUP_SIGNAL, WATCHED_SIGNALS, SignalWatch
-from gracekit.store.bell import Bell, nudge, ring
+from gracekit.store.bell import Bells
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.files import identity_of
 from gracekit.store.migrate import load_migrations
@@ -186,7 +187,6 @@ class Runtime:
         self._seat: Seat | None = None
         self._fork_guard: ForkGuard | None = None
         self._is_lost = False  # others cannot see that it lives
-        self._bell: Bell | None = None
         self._epoch: Epoch | None = None
         self._background: list[asyncio.Task[None]] = []
         self._deaf: dict[Lane, str] = {}
@@ -391,7 +391,6 @@ class Runtime:
                 instance=settings.instance,
             )
             self.instance = self._seat.instance
-            self._bell = self._bell_of(self.run_id)
             self._build()
             await self._write_down(self._seat)
         except BaseException:
@@ -401,8 +400,7 @@ class Runtime:
         self._engine.on_broken(partial(self._broke, "store"))
         self._transport.on_broken(partial(self._broke, "queue"))
         self.telemetry.log_failures = cast("LogFailures", settings.log_failures)
-        if self._bell is not None:
-            self._bell.start(self.reconciler.poke, on_nudge=self._waits.wake)
+        self._bells.start(self._pace.poke, on_nudge=self._waits.wake)
         self.telemetry.identify(service=self.service.topic, instance=self.instance)
         self.telemetry.watch(self)
         self.telemetry.emit(
@@ -518,7 +516,9 @@ class Runtime:
             clock,
             instance=self.instance,
         )
-        custody = Custody(self.journal, leases, self.telemetry, self._look_again)
+        self._pace = pace = Pace()
+        self._bells = Bells(locks, self.run_id)
+        custody = Custody(self.journal, leases, self.telemetry, pace)
         turns = Turns(lines, suspects)
         self._waits = LeaseWaits(
             custody,
@@ -526,8 +526,8 @@ class Runtime:
             turns,
             clock,
             run_id=self.run_id,
-            nudge=self._nudge,
-            look_after=self._look_after,
+            bells=self._bells,
+            pace=pace,
         )
         self.dispatcher = Dispatcher(
             services,
@@ -543,6 +543,7 @@ class Runtime:
         self.reconciler = Reconciler(
             services,
             self.dispatcher,
+            pace=pace,
             claims=Claims(
                 self.journal,
                 host=settings.host,
@@ -569,7 +570,7 @@ class Runtime:
             self.telemetry,
             self._process.threads(settings.threads),
             suspects,
-            look_again=self._look_again,
+            pace,
         )
         self.requests = self._server(Lane.REQUESTS)
         self.ops = self._server(Lane.OPS)
@@ -587,13 +588,11 @@ class Runtime:
                 self.tracker,
                 self.telemetry,
                 obey=self.dispatcher.obey,
-                poke=self._look_again,
+                pace=pace,
             ),
             clock=clock,
         )
         self.built = True
-
-    # The dispatcher is built before those it tells: the coordinator and the reconciler act on it.
 
     async def _answer_verb(self, request: Request) -> dict[str, Any]:
         if not self._transport.is_local:
@@ -605,12 +604,6 @@ class Runtime:
 
     def _tell_damage(self, error: StoreError) -> None:
         self.telemetry.emit("store.error", what="row", error=str(error))
-
-    def _look_again(self) -> None:
-        self.reconciler.poke()
-
-    def _look_after(self, run_id: str) -> None:
-        self.reconciler.look_after(run_id)
 
     def _server(self, lane: Lane) -> RpcServer:
         settings = self.settings
@@ -897,28 +890,13 @@ class Runtime:
         self._answers.stop()
         await self._transport.stop()
 
-    def _bell_of(self, run_id: str) -> Bell | None:
-        """The bell that siblings ring when they leave something for others to claim."""
-        directory = run_directory(self.settings)
-        return None if directory is None else Bell(directory / f"{run_id}.bell")
-
-    def _nudge(self, run_id: str) -> None:
-        """Wake a sibling that waits for a lease which is free now."""
-        if (bell := self._bell_of(run_id)) is not None:
-            nudge(bell.path)
-
-    async def _ring_siblings(self) -> None:
-        for run in await self.members.others():
-            if (bell := self._bell_of(run.run_id)) is not None:
-                ring(bell.path)
-
     async def _record_stop(self, report: DrainReport) -> None:
         code = int(report.exit_code)
         is_recorded = False
         try:
             await self.members.stop_record(code, report.as_json())
             is_recorded = True
-            await self._ring_siblings()
+            self._bells.ring(run.run_id for run in await self.members.others())
         finally:
             if self._seat is not None and not is_recorded:
                 self._seat.note_stop(code)
@@ -932,8 +910,7 @@ class Runtime:
                 run=self.run_id,
                 exit_code=code,
             )
-            if self._bell is not None:
-                self._bell.stop()
+            self._bells.stop()
             await self._engine.stop()
             if not report.must_die:
                 self._leave_seat(is_recorded=is_recorded)

@@ -13,7 +13,8 @@ from gracekit.leases.leases import Leases
 from gracekit.leases.members import Members, Run
 from gracekit.life import Judgement
 from gracekit.process import Point
-from gracekit.recovery.pace import Beside, Pace
+from gracekit.recovery.beside import Beside
+from gracekit.request.pace import Pace
 from gracekit.request.waits import LEASE_BEAT_S
 from gracekit.store.batch import Batch
 from gracekit.telemetry import Telemetry
@@ -72,10 +73,13 @@ class Adoption:
                     reason=judgement.reason,
                 )
 
-    def look_after(self, run_id: str) -> None:
-        """A lease of that run is in somebody's way: if the run has died, take over now."""
-        if run_id in self._looked_after:
-            return
+    def look_after_asked(self) -> None:
+        """Leases of some runs are in somebody's way: if such a run has died, take over now."""
+        for run_id in self._pace.take_asked_after():
+            if run_id not in self._looked_after:
+                self._look_after_soon(run_id)
+
+    def _look_after_soon(self, run_id: str) -> None:
         self._looked_after.add(run_id)
         # Who waits for the lease asks at each beat: so long there is no other look for that run.
         asyncio.get_running_loop().call_later(LEASE_BEAT_S, self._looked_after.discard, run_id)

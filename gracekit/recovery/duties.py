@@ -9,7 +9,7 @@ from gracekit.clock import Clock
 from gracekit.errors import ConflictError
 from gracekit.recovery.ends import Ends
 from gracekit.recovery.hooks import Hooks
-from gracekit.recovery.pace import Pace
+from gracekit.request.pace import Pace
 from gracekit.request.suspects import Suspects, is_guilty, suspicion
 from gracekit.rpc.methods import Method
 from gracekit.tracker.claims import Claims

@@ -16,9 +16,9 @@ from gracekit.leases.members import Members
 from gracekit.process import Point
 from gracekit.recovery.gates import Gates
 from gracekit.recovery.hooks import Hooks
-from gracekit.recovery.pace import Pace
 from gracekit.request.answers import Answers
 from gracekit.request.outcomes import errored, failed, outcome_of
+from gracekit.request.pace import Pace
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
 from gracekit.rpc.offer import can_serve

@@ -8,8 +8,8 @@ from typing import Any
 
 from gracekit.clock import Clock
 from gracekit.recovery.hooks import Hooks
-from gracekit.recovery.pace import Pace
 from gracekit.recovery.verdicts import Done, Wait
+from gracekit.request.pace import Pace
 from gracekit.request.suspects import Suspects, is_guilty, suspicion
 from gracekit.rpc.methods import Method
 from gracekit.telemetry import Telemetry

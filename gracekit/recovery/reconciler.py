@@ -22,17 +22,18 @@ from gracekit.leases.lines import Lines
 from gracekit.leases.members import Members
 from gracekit.process import Point, Threads
 from gracekit.recovery.adoption import Adoption
+from gracekit.recovery.beside import AGAIN_AFTER_S, Beside
 from gracekit.recovery.duties import Duties
 from gracekit.recovery.ends import Ends
 from gracekit.recovery.gates import Gates
 from gracekit.recovery.hooks import Hooks
 from gracekit.recovery.left_holds import LeftHolds
-from gracekit.recovery.pace import AGAIN_AFTER_S, Beside, Pace
 from gracekit.recovery.settling import Settling
 from gracekit.recovery.starts import Starts
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.context import Services
+from gracekit.request.pace import Pace
 from gracekit.request.seats import Seats
 from gracekit.request.suspects import Suspects
 from gracekit.rpc.failures import words_of
@@ -55,6 +56,7 @@ class Reconciler:
 
     Args:
         services: Journal, holds, leases and tracker of the run.
+        pace: What others ask of it.
         threads: For plain hooks: they must not take a thread that a handler was promised.
     """
 
@@ -63,6 +65,7 @@ class Reconciler:
         services: Services,
         dispatcher: Dispatcher,
         *,
+        pace: Pace,
         claims: Claims,
         members: Members,
         arrivals: Arrivals,
@@ -90,7 +93,7 @@ class Reconciler:
 
         journal, leases, clock = self._journal, self._leases, self._clock
         tracker = services.tracker
-        self._pace = pace = Pace()
+        self._pace = pace
         self._beside = Beside(pace, telemetry)
         self._gates = gates = Gates(lines, claims)
         hooks = Hooks(
@@ -176,7 +179,7 @@ class Reconciler:
     def resume(self) -> None:
         """Go on after a drain that was resumed."""
         self._pace.is_paused = False
-        self.poke()
+        self._pace.poke()
 
     async def stop(self) -> None:
         """End what is still being settled; its rows and leases are anyone's again."""
@@ -192,10 +195,6 @@ class Reconciler:
             async with asyncio.timeout(LAST_GIVE_BACK_S):
                 await self._leases.give_back_owed()
 
-    def poke(self) -> None:
-        """Look now: something may have been left to nobody."""
-        self._pace.poke()
-
     async def run(self) -> None:
         """Reconcile until cancelled."""
         while True:
@@ -209,9 +208,15 @@ class Reconciler:
                 self._telemetry.emit("store.error", what="reconciliation", error=words_of(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(await self._pause_s()):
-                    await self._pace.wait()
+                    await self._wait_rung()
                     continue
             self._pace.looks_around = True
+
+    async def _wait_rung(self) -> None:
+        """Wait until a pass is due; look meanwhile at runs that are in somebody's way."""
+        while not self._pace.is_rung:
+            await self._pace.wait()
+            self._adoption.look_after_asked()
 
     async def _pause_s(self) -> float:
         every = self._clock.jitter(self._settings.reconcile_every_s)
@@ -275,7 +280,7 @@ class Reconciler:
                 self._holds.add_follow_clock(batch, by_s)
                 await self._journal.commit(batch)
                 self._telemetry.emit("clock.set", by_s=round(by_s, 1))
-                self.poke()
+                self._pace.poke()
             self._ahead_s = ahead_s
 
     # -- what others ask ----------------------------------------------------------------
@@ -287,10 +292,6 @@ class Reconciler:
     async def gate(self) -> None:
         """At a start: hold the line of every resource with an unfinished row."""
         await self._gates.hold_all()
-
-    def look_after(self, run_id: str) -> None:
-        """A lease of that run is in somebody's way: if the run has died, take over now."""
-        self._adoption.look_after(run_id)
 
     async def end_abandoned(self, row: TaskRow) -> None:
         """End an ownerless row whose host or instance does not come back."""

@@ -12,10 +12,10 @@ from gracekit.process import Point
 from gracekit.recovery.ends import Ends, errored_row, failed_row, unservable
 from gracekit.recovery.gates import Gates, Resource
 from gracekit.recovery.hooks import Hooks
-from gracekit.recovery.pace import Pace
 from gracekit.recovery.starts import CLAIM_AT_ONCE, Starts
 from gracekit.recovery.verdicts import Done, Fail, Retry, Step, Wait, back_off_s, decide, policy_of
 from gracekit.request.outcomes import succeeded
+from gracekit.request.pace import Pace
 from gracekit.request.suspects import Suspects, suspicion
 from gracekit.request.waits import LEASE_BEAT_S
 from gracekit.rpc.failures import words_of

@@ -10,7 +10,7 @@ from gracekit.process import Point
 from gracekit.recovery.ends import Ends, unservable
 from gracekit.recovery.gates import Gates, Resource
 from gracekit.recovery.hooks import Hooks
-from gracekit.recovery.pace import Pace
+from gracekit.request.pace import Pace
 from gracekit.request.seats import Seats
 from gracekit.store.batch import Batch
 from gracekit.tracker.claims import Claims

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable
 from typing import Final
 
 from gracekit.errors import (
@@ -22,6 +21,7 @@ from gracekit.errors import (
 from gracekit.leases.leases import Guard, Leases
 from gracekit.process import Point
 from gracekit.request.lanes import Job
+from gracekit.request.pace import Pace
 from gracekit.store.batch import Batch, Row
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Journal, Outcome, TaskRow, address_of
@@ -45,8 +45,8 @@ class Custody:
     """The commits of one run's tasks.
 
     Args:
-        on_trouble: Told when a commit failed, so that rows are compared with the tracker; and
-            when an errored hook is due, which recovery calls.
+        pace: Recovery is asked to look when a commit failed, so that it compares rows with the
+            tracker; and when an errored hook is due, which it calls.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Custody:
         journal: Journal,
         leases: Leases,
         telemetry: Telemetry,
-        on_trouble: Callable[[], None],
+        pace: Pace,
     ) -> None:
         self._journal = journal
         self._leases = leases
         self._telemetry = telemetry
-        self._on_trouble = on_trouble
+        self._pace = pace
 
     # -- in ------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Custody:
                 return []  # not ours any more
             task.advance(outcome.state)
             if hook:
-                self._on_trouble()
+                self._pace.poke()
             return [address_of(row) for row in rows]
 
     async def hand_over(self, job: Job, cut: Cut, *, returned: bool = True) -> bool:
@@ -251,7 +251,7 @@ class Custody:
 
     def left(self) -> None:
         """A task whose entry failed is out of the tracker: recovery may look for its row now."""
-        self._on_trouble()
+        self._pace.poke()
 
     async def _row_after(self, error: StoreError, task: TrackedTask, what: str) -> TaskRow | None:
         try:
@@ -265,4 +265,4 @@ class Custody:
 
     def _tell(self, error: StoreError, what: str) -> None:
         self._telemetry.emit("store.error", what=what, error=str(error))
-        self._on_trouble()
+        self._pace.poke()

@@ -15,6 +15,7 @@ from typing import Any, Final
 from gracekit.errors import ConflictError, GracekitError, UnknownCommitError
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
+from gracekit.request.pace import Pace
 from gracekit.store.batch import Batch
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Journal
@@ -43,7 +44,7 @@ class Orders:
 
     Args:
         obey: Cancels a task in flight as its order says.
-        poke: Lets recovery look: a reply or a hook may be due.
+        pace: Recovery is asked to look: a reply or a hook may be due.
     """
 
     def __init__(
@@ -53,13 +54,13 @@ class Orders:
         telemetry: Telemetry,
         *,
         obey: Callable[[TrackedTask, Order], None],
-        poke: Callable[[], None],
+        pace: Pace,
     ) -> None:
         self._journal = journal
         self._tracker = tracker
         self._telemetry = telemetry
         self._obey = obey
-        self._poke = poke
+        self._pace = pace
 
     async def carry_out(self, request_id: str, recipient: str, order: Order) -> Answer:
         """Carry out one order.
@@ -164,7 +165,7 @@ class Orders:
         except UnknownCommitError:
             if not await mark.stands(self._journal.engine):
                 return None
-        self._poke()
+        self._pace.poke()
         state = TaskState.ACCEPTED if outcome is None else outcome.state
         self._tell(case.request_id, case.method, order, state)
         return {"state": state.value}

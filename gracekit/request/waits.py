@@ -14,7 +14,6 @@ asked to look.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from gracekit.clock import Clock
@@ -23,6 +22,8 @@ from gracekit.leases.leases import Leases
 from gracekit.request.context import lease_in
 from gracekit.request.custody import Custody
 from gracekit.request.lanes import Job, Turns
+from gracekit.request.pace import Pace
+from gracekit.store.bell import Bells
 
 LEASE_BEAT_S: Final = 1.0
 """A lease held by another process is asked for again this often; a nudge is heard at once."""
@@ -32,8 +33,8 @@ class LeaseWaits:
     """The waits of one run for leases that other runs hold.
 
     Args:
-        nudge: Wakes the run of that id, if it lives.
-        look_after: Asks recovery whether the run of that id has died.
+        bells: Wake the run that is next.
+        pace: Recovery is asked whether the run that holds a lease has died.
     """
 
     def __init__(
@@ -44,16 +45,16 @@ class LeaseWaits:
         clock: Clock,
         *,
         run_id: str,
-        nudge: Callable[[str], None],
-        look_after: Callable[[str], None],
+        bells: Bells,
+        pace: Pace,
     ) -> None:
         self._custody = custody
         self._leases = leases
         self._turns = turns
         self._clock = clock
         self._run_id = run_id
-        self._nudge = nudge
-        self._look_after = look_after
+        self._bells = bells
+        self._pace = pace
         self._woken = asyncio.Event()
         self._waiting = 0
 
@@ -134,8 +135,8 @@ class LeaseWaits:
         except StoreError:
             return True  # a commit tells what has become of the store
         if rivals.holder is not None and rivals.holder != self._run_id:
-            self._look_after(rivals.holder)
+            self._pace.look_after(rivals.holder)
         if rivals.is_free and rivals.following is not None and rivals.following != self._run_id:
-            self._nudge(rivals.following)
+            self._bells.nudge(rivals.following)
             return False
         return rivals.is_free

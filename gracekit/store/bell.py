@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -86,6 +86,43 @@ class Bell:
             self._on_nudge()
         if _RING in heard:
             self._on_ring()
+
+
+class Bells:
+    """The bells of a store's runs: one of our own, and those of siblings to ring.
+
+    Args:
+        directory: Where they hang; None for a store that no other process sees.
+        run_id: Whose is ours.
+    """
+
+    def __init__(self, directory: Path | None, run_id: str) -> None:
+        self._directory = directory
+        self._own = None if directory is None else Bell(self._path(directory, run_id))
+
+    def _path(self, directory: Path, run_id: str) -> Path:
+        return directory / f"{run_id}.bell"
+
+    def start(self, on_ring: Callable[[], None], *, on_nudge: Callable[[], None]) -> None:
+        """Hang ours; as `Bell.start`."""
+        if self._own is not None:
+            self._own.start(on_ring, on_nudge=on_nudge)
+
+    def stop(self) -> None:
+        """Take ours down; may be called twice or before `start`."""
+        if self._own is not None:
+            self._own.stop()
+
+    def ring(self, run_ids: Iterable[str]) -> None:
+        """Have those runs look: something was left for others to claim."""
+        for run_id in run_ids:
+            if self._directory is not None:
+                ring(self._path(self._directory, run_id))
+
+    def nudge(self, run_id: str) -> None:
+        """Wake that run, which waits for a lease that is free now."""
+        if self._directory is not None:
+            nudge(self._path(self._directory, run_id))
 
 
 def nudge(path: Path) -> bool:

@@ -1313,7 +1313,7 @@ async def claimed_in_flight(world: World, svc: Service, doors: Doors) -> Life:
     await client.prepare(request_id="t").cast(work)
     await doors.wait(1)
     world.disk.execute("UPDATE task SET state = 'accepted', owner = NULL")
-    life.runtime.reconciler.poke()
+    life.runtime._pace.poke()
     await asyncio.sleep(10)
     return life
 

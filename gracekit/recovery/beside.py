@@ -1,4 +1,4 @@
-"""When recovery looks: at once when a row has lost its owner, else now and then."""
+"""Work of recovery beside its passes."""
 
 from __future__ import annotations
 
@@ -6,47 +6,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from gracekit.request.pace import Pace
 from gracekit.rpc.failures import words_of
 from gracekit.telemetry import Telemetry
 
 AGAIN_AFTER_S: Final = 5.0
 """A pass, or what is done beside it, is made again so long after it failed."""
-
-
-class Pace:
-    """The bell of recovery.
-
-    Attributes:
-        is_paused: A drain has said that nothing more may be started.
-        looks_around: Rows of others may have come or gone: the next pass lists them.
-    """
-
-    def __init__(self) -> None:
-        self.is_paused = False
-        self.looks_around = True
-        self._rung = asyncio.Event()
-
-    def poke(self) -> None:
-        """Look now: a row may have lost its owner."""
-        self.looks_around = True
-        self._rung.set()
-
-    def go_on(self) -> None:
-        """Another pass now, over what is known."""
-        self._rung.set()
-
-    def begin(self) -> None:
-        """A pass begins: what rings from now on is for the next one."""
-        self._rung.clear()
-
-    @property
-    def is_rung(self) -> bool:
-        """Whether another pass is due."""
-        return self._rung.is_set()
-
-    async def wait(self) -> None:
-        """Wait until it rings."""
-        await self._rung.wait()
 
 
 class Beside:
