@@ -51,8 +51,7 @@ async def main() -> None:
             await first.wait()
         print("the process was killed")
 
-        async with serving() as second:
-            await listen(second, until="errored hook")
+        async with serving(until="errored hook"):  # perhaps before it is ready
             try:
                 await answer
             except TaskInterruptedError as error:
@@ -64,13 +63,13 @@ async def main() -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving() -> AsyncIterator[Process]:
-    """The service as a process of its own: begins when it takes requests, ends by SIGTERM."""
+async def serving(until: str = "service.serving") -> AsyncIterator[Process]:
+    """The service as a process of its own: begins when it says *until*, ends by SIGTERM."""
     here = Path(__file__)
     run = ("-m", "gracekit", "run", "--app-dir", here.parent, f"{here.stem}:svc")
     service = await asyncio.create_subprocess_exec(sys.executable, *run, stdout=PIPE)
     try:
-        await listen(service, until="service.serving")
+        await listen(service, until=until)
         yield service
     finally:
         if service.returncode is None:

@@ -56,8 +56,7 @@ async def main() -> None:
             first.kill()
             await first.wait()
         print(f"process {first.pid} was killed")
-        async with serving() as third:
-            await listen(third, until="Oslo is read")
+        async with serving():
             print(f"the caller's answer: {await answer}")
 
 
