@@ -18,7 +18,7 @@ from gracekit.errors import StoreError
 from gracekit.leases.leases import Guard
 from gracekit.process import Threads
 from gracekit.request.calls import call_hook
-from gracekit.request.context import Context, Services
+from gracekit.request.context import JobContext, Services
 from gracekit.request.pace import Pace
 from gracekit.request.suspects import Suspects
 from gracekit.rpc.failures import words_of
@@ -120,21 +120,11 @@ class PeriodicJobs:
             try:
                 if not self._paused:  # a drain may have begun while the lease was taken
                     task.token = guard.token if guard else None
-                    await self._call(job, task)
+                    ctx = JobContext(task, services)
+                    await call_hook(job.handler, ctx, {}, self._threads)
             finally:
                 if guard is not None:
                     await self._release(guard, task)
-
-    async def _call(self, job: PeriodicJob, task: TrackedTask) -> None:
-        ctx = Context(
-            task,
-            self._services,
-            args={},
-            caller={},
-            method=(None, job.name, "1.0"),
-            expires_at=None,
-        )
-        await call_hook(job.handler, ctx, {}, self._threads)
 
     async def _release(self, guard: Guard, task: TrackedTask) -> None:
         if task.cancel_cause is not None:

@@ -59,8 +59,8 @@ class Running(Protocol):
     """Who runs here, as log lines name it: the context of a handler or hook."""
 
     @property
-    def request_id(self) -> str:
-        """The sender's id of the request."""
+    def task_id(self) -> str:
+        """The sender's id of the request; of a periodic job its own."""
 
     @property
     def method(self) -> str:
@@ -843,7 +843,7 @@ class RequestFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""
         here = running.get()
-        record.gracekit_request_id = "" if here is None else here.request_id
+        record.gracekit_request_id = "" if here is None else here.task_id
         record.gracekit_method = "" if here is None else here.method
         return True
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -26,6 +25,7 @@ from gracekit.errors import DeclarationError, InvalidArgumentsError, LeaseHeld, 
 from gracekit.leases.leases import Guard, Leases
 from gracekit.phase import Phase
 from gracekit.process import SafePoints
+from gracekit.request.steps import Steps
 from gracekit.rpc.message import LEASE_KEY, JsonObject, carried_lease
 from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 from gracekit.rpc.plain import dumps, plain
@@ -125,6 +125,11 @@ class Context(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"<Context of {self._task}, attempt {self.attempt}>"
+
+    @property
+    def task_id(self) -> str:
+        """Under which the tracker and the log know this work: the request's id, or a job's own."""
+        return self._task.request_id
 
     @property
     def request_id(self) -> str:
@@ -331,7 +336,7 @@ class Context(Mapping[str, Any]):
             row = await services.leases.look(resource)
             raise LeaseHeld(
                 f"lease {kind}:{resource_id} is held by task "
-                f"{row.request_id if row else 'unknown'}; task {self.request_id} does not wait "
+                f"{row.request_id if row else 'unknown'}; task {self.task_id} does not wait "
                 "for it: try later, or name it as the method's resource=, which queues"
             )
         try:
@@ -345,7 +350,7 @@ class Context(Mapping[str, Any]):
 
     async def _take(self, resource: tuple[str, str]) -> Guard | None:
         """Take a lease; cancelled meanwhile, give back what the commit may still bring."""
-        taking = asyncio.ensure_future(self._services.leases.take(resource, self.request_id))
+        taking = asyncio.ensure_future(self._services.leases.take(resource, self.task_id))
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -358,91 +363,58 @@ class Context(Mapping[str, Any]):
         try:
             await self._services.leases.release(guard, reason="clean")
         except StoreError:
-            self._services.leases.owe(guard, self.request_id)
+            self._services.leases.owe(guard, self.task_id)
 
 
-class Steps:
-    """The iterator behind `Context.steps`."""
+class JobContext(Context):
+    """One run of a periodic job, which answers no request.
 
-    def __init__(self, ctx: Context, source: Sequence[Any] | Callable[[Any], Any]) -> None:
-        self._ctx = ctx
-        self._source = source
-        self._last: int | None = None  # cursor after which nothing is left to stop before
-        self._is_over = False
-        is_sequence = isinstance(source, Sequence) and not isinstance(source, str | bytes)
-        if not is_sequence and not callable(source):
-            raise TypeError(
-                f"ctx.steps() takes a sequence or a callable of the last cursor, not "
-                f"{type(source).__name__}: a generator could not be resumed after a restart; "
-                "pass the function that makes it"
-            )
+    `fence`, `deadline`, `time_left`, `draining`, `cancelled`, `lease` and `track` are those of
+    any work. There is no caller, so the mapping is empty; and nothing of a request: what asks
+    for it raises DeclarationError.
+    """
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        """Items in order; leaving an item behind is a safe point."""
-        async for entry in _as_async(self._begin()):
-            cursor, item = _split(entry)
-            yield item
-            self._check_alone()
-            await self._ctx.safe_point(cursor, last=cursor == self._last)
-        self._is_over = True
+    __slots__ = ()
 
-    def __iter__(self) -> Iterator[Any]:
-        """The same for plain handlers, in their thread."""
-        for entry in self._begin():
-            cursor, item = _split(entry)
-            yield item
-            self._check_alone()
-            self._ctx.safe_point_in_thread(cursor, last=cursor == self._last)
-        self._is_over = True
+    def __init__(self, task: TrackedTask, services: Services) -> None:
+        name = (None, task.method, "1.0")
+        super().__init__(task, services, args={}, caller={}, method=name, expires_at=None)
 
-    def _begin(self) -> Any:
-        """Entries behind the cursor; from now on this loop moves it."""
-        before = self._ctx._steps  # noqa: SLF001 - one class in two
-        if before is not None and before._is_over:  # noqa: SLF001 - its own class
-            raise self._second()
-        self._ctx._steps = self  # noqa: SLF001
-        self._ctx._stop_if_asked()  # noqa: SLF001
-        cursor, source = self._ctx.cursor, self._source
-        if not isinstance(source, Sequence):
-            return source(cursor)
-        if before is None and self._ctx._task.safe_point_at is not None:  # noqa: SLF001
-            raise DeclarationError(
-                f"{self._ctx.method}() calls ctx.safe_point({cursor!r}) and then loops over "
-                "ctx.steps(sequence), which takes the cursor for an index and would pass items "
-                "over; give ctx.steps() a callable of the cursor, or leave the safe point out"
-            )
-        start = 0 if cursor is None else int(cursor) + 1
-        self._last = len(source) - 1
-        return ((n, source[n]) for n in range(start, len(source)))
+    def __repr__(self) -> str:
+        return f"<Context of periodic job {self.method}>"
 
-    def _check_alone(self) -> None:
-        if self._ctx._steps is not self:  # noqa: SLF001 - one class in two
-            raise self._second()
+    @property
+    def request_id(self) -> str:
+        """Not there: a job has no sender.
 
-    def _second(self) -> DeclarationError:
+        Raises:
+            DeclarationError: always; `task_id` is what the log has.
+        """
+        raise self._no_request("request_id", "ctx.task_id is what the log has")
+
+    @property
+    def attempt(self) -> int:
+        """Not there: a job that failed is not repeated, its next run comes by itself.
+
+        Raises:
+            DeclarationError: always.
+        """
+        raise self._no_request("attempt", "its next run comes by itself")
+
+    # The arguments are those of Context.hold.
+    async def hold(self, name: str, key: str, *, at_most: str | float) -> None:  # noqa: ARG002
+        """Not there: what is left of a hold is settled by the probe of the method that opened it.
+
+        Raises:
+            DeclarationError: always.
+        """
+        raise self._no_request("hold()", "open the hold in the method whose probe can settle it")
+
+    def _no_request(self, what: str, remedy: str) -> DeclarationError:
         return DeclarationError(
-            f"{self._ctx.method}() has two loops over ctx.steps(), but a task has one cursor: the "
-            "second loop, and each of them after a restart, would pass items over; make one loop "
-            "over all items, or two methods"
+            f"{self.method}() is a periodic job and answers no request, so it has no ctx.{what}: "
+            f"{remedy}"
         )
-
-
-def _split(entry: Any) -> tuple[Any, Any]:
-    """(cursor, item); an entry that is no pair is both."""
-    if isinstance(entry, tuple) and len(entry) == 2:  # noqa: PLR2004 - a pair
-        return entry[0], entry[1]
-    return entry, entry
-
-
-async def _as_async(items: Any) -> AsyncIterator[Any]:
-    if inspect.isawaitable(items):
-        items = await items
-    if hasattr(items, "__aiter__"):
-        async for item in items:
-            yield item
-    else:
-        for item in items:
-            yield item
 
 
 def lease_in(caller: Mapping[str, Any]) -> dict[str, Any] | None:
