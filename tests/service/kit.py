@@ -15,6 +15,14 @@ from gracekit.testing.machine import Life as BaseLife
 from gracekit.testing.ports import PlayedProcess, VirtualClock
 
 
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def run_row(world: World) -> dict[str, Any]:
+    return world.rows("SELECT * FROM run ORDER BY started_at DESC LIMIT 1")[0]
+
+
 class Life(BaseLife):
     """One process of a service, with faults of its own."""
 

@@ -1,0 +1,430 @@
+"""A drain that is resumed, made final or asked about; and quiet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+
+import pytest
+
+from gracekit import (
+    Context,
+    GracekitError,
+    Service,
+    ServiceState,
+)
+from gracekit.control import MAX_PAGE
+from gracekit.drain import StopRequest
+from gracekit.errors import RunEndedError
+from gracekit.process import Point
+from gracekit.rpc.oslo_wire import MAX_NAME
+from tests.service.kit import Doors, Fault, World, now, run_row
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_quiet_closes_intake_and_resume_opens_it(world: World, svc: Service):
+    """
+    What runs goes on; what waits for its turn is let go and taken again.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    life = await world.start(svc, max_running=1)
+    client = await world.client(svc)
+    for n in range(2):
+        await client.prepare(request_id=f"r{n}").cast(work, n=n)
+    await doors.wait(1)
+    assert (await world.verb(life, "quiet"))["phase"] == "quiet"
+    await client.prepare(request_id="r2").cast(work, n=2)
+    doors.open(0, 1, 2)
+    await asyncio.sleep(60)
+    assert doors.ended == [0]
+    assert world.state("r1") == "accepted"
+    assert world.broker.waiting("compute") == 1
+
+    await world.verb(life, "resume")
+    await life.hears("task.finished", 3)
+    assert set(doors.ended) == {0, 1, 2}
+    report = await life.drain()
+    assert (report.exit_code, report.not_started) == (0, [])
+
+
+async def test_a_drain_after_quiet_lists_each_task_once(world: World, svc: Service):
+    """
+    What quiet has left unstarted is not counted twice.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    life = await world.start(svc, max_running=1)
+    client = await world.client(svc)
+    for n in range(2):
+        await client.prepare(request_id=f"r{n}").cast(work, n=n)
+    await doors.wait(1)
+    await world.verb(life, "quiet")
+    doors.open(0)
+    report = await life.drain()
+
+    assert report.not_started == ["r1"]
+
+
+async def test_nothing_begins_behind_a_gate_that_was_shut(world: World, svc: Service):
+    """
+    A commit that outlasts the closing of intake lands in a quiet service: its task is handed over
+    untouched, and begins when intake is open again.
+    """
+    starts = []
+
+    @svc.rpc(on_interrupt="retry", settle=0)
+    async def work(ctx: Context) -> None:
+        starts.append(ctx.attempt)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    life.faults.delay_s = 20
+    life.plan(Point.ACCEPT_AND_BEGIN, Fault.DELAY)
+    await client.cast(work)
+    await asyncio.sleep(1)
+    await life.runtime.coordinator.quiet()
+    await asyncio.sleep(60)
+    assert starts == []
+    assert world.rows("SELECT state, cut FROM task") == [
+        {"state": "handed_over", "cut": "safe_point"}
+    ]
+
+    await life.runtime.coordinator.resume()
+    await life.hears("task.finished")
+    assert len(starts) == 1
+
+
+async def test_a_drain_by_control_verb_can_be_resumed_while_it_waits(world: World, svc: Service):
+    """
+    The stop-intent is withdrawn, the alarm disarmed, everything opens again.
+    """
+    doors, ticks = Doors(), []
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> int:
+        await doors.pass_(n)
+        return n
+
+    @svc.rpc(on_interrupt="requeue", max_running=1)
+    async def read(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    @svc.periodic(every=1)
+    async def tick(ctx: Context) -> None:
+        ticks.append(now())
+
+    life = await world.start(svc, signals=True)
+    client = await world.client(svc)
+    await client.cast(work, n=0)
+    await client.cast(read, n=1)
+    await client.cast(read, n=2)
+    await doors.wait(2)
+    await world.verb(life, "drain", by="ann", reason="maintenance", timeout="1h")
+    await life.hears("intake.closed")
+    assert run_row(world)["stop_by"] == "ann"
+    await asyncio.sleep(600)
+    assert life.runtime.phase.state is ServiceState.DRAINING
+    await world.verb(life, "resume")
+    await life.hears("drain.resumed")
+
+    assert life.runtime.phase.state is ServiceState.SERVING
+    assert run_row(world)["stop_at"] is None
+    assert life.process.alarms == [pytest.approx(3600 + 4.5, abs=0.2), None]
+    assert life.runtime.phase.deadline is None
+    before = len(ticks)
+    doors.open(0, 1, 2, 3)
+    assert await client.prepare(timeout=5).call(work, n=3) == 3
+    await life.hears("task.finished", 2)
+    await doors.wait(4)
+    await asyncio.sleep(3)
+    assert len(ticks) > before
+    assert run_row(world)["phase"] == "serving"
+    assert set(doors.ended) == {0, 1, 2, 3}
+    report = await life.drain()
+    assert (report.exit_code, report.given_back) == (0, 0)
+
+
+async def test_the_platform_hears_of_a_stop_when_it_is_final_and_not_before(
+    world: World, svc: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    STOPPING cannot be taken back: a signal's drain says it at once, an operator's when nothing is
+    left to wait for.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as platform:
+        platform.setblocking(False)
+        platform.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+
+        def stops() -> list[bool]:
+            told = []
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    told.append(platform.recv(4096).decode())
+            # Three ticks of five seconds: the next sign of life comes long before.
+            extended = [text for text in told if "EXTEND_TIMEOUT_USEC=15000000" in text]
+            assert extended == [text for text in told if "STOPPING" in text or "draining" in text]
+            return [True for text in told if "STOPPING=1" in text]
+
+        for n, final in enumerate((False, True)):
+            life = await world.start(svc)
+            await (await world.client(svc)).cast(work, n=n)
+            await doors.wait(n + 1)
+            life.ask_to_stop(source="signal" if final else "operator", final=final)
+            await asyncio.sleep(10)
+            assert stops() == [True] * final
+            doors.open(n)
+            await life.wait_end()
+            assert stops() == [True] * (not final)
+
+
+async def test_a_drain_is_final_once_a_task_was_handed_over(world: World, svc: Service):
+    """
+    What left the process cannot be taken back.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def copy(ctx: Context) -> None:
+        async for _ in ctx.steps(range(100)):
+            await asyncio.sleep(1)
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.cast(copy)
+    await client.cast(work)
+    await doors.wait(1)
+    await world.verb(life, "drain")
+    await life.hears("task.handed_over")
+    with pytest.raises(GracekitError, match="the drain is final"):
+        await world.verb(life, "resume")
+    doors.open("work")
+    await life.wait_end()
+
+
+async def test_a_drain_by_signal_is_final(world: World, svc: Service):
+    """
+    TERM cannot be undone.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.cast(work)
+    await doors.wait(1)
+    life.ask_to_stop()
+    await life.hears("intake.closed")
+    with pytest.raises(GracekitError, match="asked for by a signal"):
+        await world.verb(life, "resume")
+    doors.open("work")
+    assert (await life.wait_end()).exit_code == 0
+
+
+async def test_a_signal_makes_an_operators_drain_final_and_as_short_as_its_own(
+    world: World, svc: Service
+):
+    """
+    The platform will not wait an hour because an operator would.
+    """
+    begun = asyncio.Event()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        begun.set()
+        await asyncio.sleep(7200)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.prepare(request_id="w").cast(work)
+    await begun.wait()
+    await world.verb(life, "drain", timeout="1h")
+    await asyncio.sleep(60)
+    life.ask_to_stop()
+    with pytest.raises(GracekitError, match="final"):
+        await world.verb(life, "resume")
+    asked_at = now()
+    report = await life.wait_end()
+
+    assert now() - asked_at == pytest.approx(25, abs=0.5)
+    assert report.handed_over == ["w"]
+
+
+@pytest.mark.parametrize(("timeout_s", "waits_s"), [(5, 5), (3600, 25), (None, 25)])
+async def test_of_a_signal_and_an_operator_before_the_drain_begins_the_shorter_counts(
+    world: World, svc: Service, timeout_s: float | None, waits_s: float
+):
+    """
+    Whoever asked first is on record, and it is final.
+    """
+    begun = asyncio.Event()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        begun.set()
+        await asyncio.sleep(7200)
+
+    life = await world.start(svc)
+    await (await world.client(svc)).prepare(request_id="w").cast(work)
+    await begun.wait()
+    asked = StopRequest(
+        source="operator", by="ann", reason="", final=False, at=now(), timeout_s=timeout_s
+    )
+    life.runtime.coordinator.request_stop(asked)
+    life.ask_to_stop()
+    report = await life.wait_end()
+
+    assert now() - asked.at == pytest.approx(waits_s, abs=0.5)
+    assert report.handed_over == ["w"]
+    assert run_row(world)["stop_by"] == "ann"
+
+
+async def test_a_signal_right_after_a_resume_is_not_lost(world: World, svc: Service):
+    """
+    Resume and TERM in the same moment: TERM wins.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.cast(work)
+    await doors.wait(1)
+    await world.verb(life, "drain")
+    await life.hears("intake.closed")
+    await life.runtime.coordinator.resume()
+    life.ask_to_stop()
+    doors.open("work")
+    report = await life.wait_end()
+
+    assert report.exit_code == 0
+    assert "drain.resumed" not in life.names()
+
+
+async def test_verbs_are_for_one_run_and_say_what_they_cannot_do(world: World, svc: Service):
+    """
+    A verb for another run, an unknown verb, a resume of nothing: each a clear error.
+    """
+    life = await world.start(svc)
+    view = (await world.client(svc)).prepare(namespace="gracekit", ops=True)
+
+    with pytest.raises(RunEndedError, match=r"run x of node-1-0 ended meanwhile.*gracekit status"):
+        await view.call("drain", run_id="x")
+    with pytest.raises(GracekitError, match="did you mean drain"):
+        await view.call("drian", run_id=life.runtime.run_id)
+    with pytest.raises(GracekitError, match="nothing to resume"):
+        await world.verb(life, "resume")
+    with pytest.raises(GracekitError, match="not a duration"):
+        await world.verb(life, "drain", timeout="soon")
+    status = await world.verb(life, "status")
+    assert (status["phase"], status["in_flight"], status["tasks"]) == ("serving", 0, [])
+
+
+async def test_the_status_of_many_tasks_is_paged_and_each_page_fits(world: World, svc: Service):
+    """
+    Whatever names the callers have chosen, and however many tasks end between two pages.
+    """
+    worst, gate = "\x01" * (MAX_NAME - 4), asyncio.Event()
+
+    @svc.rpc(resource="thing")
+    async def hold(ctx: Context, thing: str) -> None:
+        await gate.wait()
+
+    number = 2 * MAX_PAGE + 10
+    life = await world.start(svc)
+    client = await world.client(svc)
+    for n in range(number):
+        named = client.prepare(request_id=f"{worst}{n:04d}")
+        await named.cast(hold, thing=f"{n}{chr(34) * 250}")
+    await world.until(lambda: len(life.runtime.tracker) == number)
+
+    first = await world.verb(life, "status")
+    await world.verb(life, "cancel", task_id=first["tasks"][0]["task_id"])
+    await world.until(lambda: len(life.runtime.tracker) == number - 1)
+    second = await world.verb(life, "status", after=first["next"])
+    third = await world.verb(life, "status", after=second["next"], limit=10**9)
+    one = await world.verb(life, "status", task_id=second["tasks"][3]["task_id"])
+    none = await world.verb(life, "status", limit=0)
+    gate.set()
+
+    seen = [task["task_id"] for page in (first, second, third) for task in page["tasks"]]
+    assert len(seen) == len(set(seen)) == number
+    assert (first["in_flight"], second["in_flight"]) == (number, number - 1)
+    assert (third["next"], none["tasks"], none["longest"]["task_id"]) == (None, [], seen[1])
+    assert one["tasks"][0]["task_id"] == second["tasks"][3]["task_id"]
+
+
+async def test_a_resume_whose_first_consume_fails_tries_again(world: World, svc: Service):
+    """
+    A transport that refuses once does not leave a service that says it serves and takes nothing.
+    """
+    world.expects_faults = True
+
+    @svc.rpc(on_interrupt="retry")
+    async def work(ctx: Context) -> int:
+        return 1
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await life.runtime.coordinator.quiet()
+    life.plan("consume", Fault.REFUSED)
+    await life.runtime.coordinator.resume()
+
+    assert await client.prepare(timeout=30).call(work) == 1
+    assert not life.runtime.reconciler.is_paused()
+
+
+async def test_a_stop_that_comes_while_intake_reopens_stands(world: World, svc: Service):
+    """
+    SIGTERM in the middle of a resume: recovery and periodic jobs stay paused in the drain.
+    """
+    doors = Doors()
+
+    @svc.rpc(on_interrupt="retry")
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.cast(work)
+    await doors.wait(1)
+    await life.runtime.coordinator.quiet()
+    life.faults.delay_s = 0.2
+    life.plan("consume", Fault.DELAY)
+    resuming = world.spawn_as(life, life.runtime.coordinator.resume())
+    await asyncio.sleep(0.1)
+    life.ask_to_stop()
+    await asyncio.sleep(1)
+
+    assert life.runtime.phase.state is ServiceState.DRAINING
+    assert life.runtime.reconciler.is_paused()
+    doors.open("work")
+    await asyncio.wait({resuming})

@@ -1,0 +1,425 @@
+"""Lanes and lines: how many run at a time, in which order, and what is read meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextvars import ContextVar
+
+import pytest
+
+from gracekit import CallTimeoutError, Context, LeaseHeld, Service
+from gracekit.errors import (
+    TaskInterruptedError,
+    Undeliverable,
+)
+from gracekit.process import Point
+from tests.service.kit import Doors, Fault, World
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_a_lane_runs_so_many_at_a_time_in_order(world: World, svc: Service):
+    """
+    Beyond max_running tasks are accepted and wait, first come, first served.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    await world.start(svc, max_running=2)
+    client = await world.client(svc)
+    ids = [await client.cast(work, n=n) for n in range(4)]
+    await world.settle()
+
+    assert doors.entered == [0, 1]
+    assert [world.state(one) for one in ids] == ["running", "running", "accepted", "accepted"]
+    doors.open(1)
+    assert await doors.wait(3) == [0, 1, 2]
+    doors.open(0, 2, 3)
+    await doors.wait(4)
+
+
+async def test_beyond_the_places_nothing_is_accepted(world: World, svc: Service):
+    """
+    While no place is free a delivery waits; after 30 s it goes back to the queue for others.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    await world.start(svc, max_accepted=2)
+    client = await world.client(svc)
+    for n in range(5):
+        await client.cast(work, n=n)
+    await world.settle()
+    assert world.tally()["accepted"] == 2
+    assert world.broker.waiting("compute") == 0
+
+    await asyncio.sleep(31)
+    assert world.broker.waiting("compute") == 3
+
+    doors.open(0, 1, 2, 3, 4)
+    await doors.wait(5)
+    assert doors.entered == [0, 1, 2, 3, 4]
+
+
+async def test_a_method_has_slots_of_its_own(world: World, svc: Service):
+    """
+    max_running of one method holds back that method only.
+    """
+    doors = Doors()
+
+    @svc.rpc(max_running=1)
+    async def heavy(ctx: Context, n: int) -> None:
+        await doors.pass_(("heavy", n))
+
+    @svc.rpc
+    async def light(ctx: Context) -> None:
+        await doors.pass_("light")
+
+    await world.start(svc)
+    client = await world.client(svc)
+    for n in range(2):
+        await client.cast(heavy, n=n)
+    await client.cast(light)
+    await world.settle()
+
+    assert doors.entered == [("heavy", 0), "light"]
+    doors.open(("heavy", 0), ("heavy", 1), "light")
+    await doors.wait(3)
+
+
+async def test_what_a_handler_sets_in_its_context_reaches_no_other_request(
+    world: World, svc: Service
+):
+    """
+    Not the one that gets its place, and none of those that come after a pause for want of places.
+    """
+    tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+    doors, seen = Doors(), []
+
+    @svc.rpc
+    async def work(ctx: Context, n: int) -> None:
+        seen.append(tenant.get())
+        tenant.set(f"of {n}")
+        await doors.pass_(n)
+
+    life = await world.start(svc, max_accepted=1)
+    client = await world.client(svc)
+    for n in range(3):
+        await client.cast(work, n=n)
+    await doors.wait(1)
+    doors.open(0)
+    await doors.wait(2)
+    await asyncio.sleep(31)
+    assert world.broker.waiting("compute") == 1
+
+    doors.open(1, 2, 3)
+    await client.cast(work, n=3)
+    await life.hears("task.finished", 4)
+    assert seen == ["nobody"] * 4
+
+
+async def test_a_slot_is_free_when_its_handler_has_returned(world: World, svc: Service):
+    """
+    A store that is slow to take an outcome holds up its caller and its resource, not the lane.
+    """
+    doors = Doors()
+
+    @svc.rpc(resource="vm", max_running=1)
+    async def change(ctx: Context, vm: str, n: int) -> None:
+        await doors.pass_((vm, n))
+
+    life = await world.start(svc, max_running=1)
+    client = await world.client(svc)
+    first = await client.cast(change, vm="v1", n=0)
+    await doors.wait(1)
+    await client.cast(change, vm="v1", n=1)
+    await client.cast(change, vm="v2", n=0)
+    life.plan(Point.FINISH, Fault.REFUSED, times=3)
+    doors.open(("v1", 0))
+    await world.settle()
+
+    assert (doors.entered, world.state(first)) == ([("v1", 0), ("v2", 0)], "running")
+    doors.open(("v2", 0), ("v1", 1))
+    await life.hears("task.finished", 3)
+    assert doors.entered == [("v1", 0), ("v2", 0), ("v1", 1)]
+
+
+async def test_who_takes_a_slot_is_on_record_behind_the_outcome_of_who_had_it(
+    world: World, svc: Service
+):
+    """
+    Killed when the next has just begun, the service has its predecessor's outcome on record.
+    """
+    doors = Doors()
+
+    @svc.rpc(max_running=1)
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    ids = [await client.cast(work, n=n) for n in range(2)]
+    await world.settle()
+    life.process.dies_at = (Point.BEGIN, "after")
+    doors.open(0)
+    await world.until(lambda: not life.process.lives)
+
+    assert [world.state(one) for one in ids] == ["succeeded", "running"]
+    assert doors.entered == [0]
+
+
+async def test_full_requests_do_not_hold_up_ops(world: World, svc: Service):
+    """
+    Each lane has its own places and slots.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    @svc.ops
+    async def ping(ctx: Context) -> str:
+        return "pong"
+
+    await world.start(svc, max_accepted=1, max_running=1)
+    client = await world.client(svc)
+    for _ in range(3):
+        await client.cast(work)
+    await doors.wait(1)
+
+    assert await client.prepare(timeout=1).call(ping) == "pong"
+    doors.open("work")
+
+
+async def test_tasks_of_a_resource_go_one_by_one_in_order(world: World, svc: Service):
+    """
+    One line a resource, first in, first out; other resources pass by; tokens only rise.
+    """
+    doors, tokens = Doors(), []
+
+    @svc.rpc(resource="vm")
+    async def change(ctx: Context, vm: str, n: int) -> None:
+        tokens.append((vm, n, ctx.fence))
+        await doors.pass_((vm, n))
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    for n in range(3):
+        await client.cast(change, vm="v1", n=n)
+    await client.cast(change, vm="v2", n=0)
+    await world.settle()
+    assert doors.entered == [("v1", 0), ("v2", 0)]
+
+    doors.open(*[("v1", n) for n in range(3)], ("v2", 0))
+    await life.hears("task.finished", 4)
+    assert tokens == [("v1", 0, 1), ("v2", 0, 1), ("v1", 1, 2), ("v1", 2, 3)]
+    assert world.rows("SELECT owner FROM lease WHERE owner IS NOT NULL") == []
+
+
+async def test_a_lease_held_by_another_process_is_waited_for_without_a_slot(
+    world: World, svc: Service
+):
+    """
+    The task stays accepted, others run past it, and it starts when the lease is free.
+    """
+    doors = Doors()
+
+    @svc.rpc(resource="vm")
+    async def change(ctx: Context, vm: str, who: str) -> str:
+        await doors.pass_(who)
+        return f"{who} {ctx.fence}"
+
+    await world.start(svc, instance="a", host="a", max_running=1)
+    await world.start(svc, instance="b", host="b", max_running=1)
+    client = await world.client(svc)
+    first = asyncio.create_task(client.prepare(host="a").call(change, vm="v", who="a"))
+    await doors.wait(1)
+    second = asyncio.create_task(client.prepare(host="b").call(change, vm="v", who="b"))
+    other = asyncio.create_task(client.prepare(host="b").call(change, vm="w", who="other"))
+    assert await doors.wait(2) == ["a", "other"]
+
+    doors.open("a", "b", "other")
+    assert await asyncio.gather(first, second, other) == ["a 1", "b 2", "other 1"]
+
+
+async def test_a_task_whose_caller_left_while_the_lease_was_away_expires(
+    world: World, svc: Service
+):
+    """
+    Waiting for a lease ends with the caller's patience: ERRORED(expired), no handler.
+    """
+    doors = Doors()
+
+    @svc.rpc(resource="vm")
+    async def change(ctx: Context, vm: str, who: str) -> None:
+        await doors.pass_(who)
+
+    await world.start(svc, instance="a", host="a")
+    await world.start(svc, instance="b", host="b")
+    client = await world.client(svc)
+    await client.prepare(host="a").cast(change, vm="v", who="a")
+    await doors.wait(1)
+
+    with pytest.raises((CallTimeoutError, TaskInterruptedError)):
+        await client.prepare(host="b", timeout=5, request_id="late").call(change, vm="v", who="b")
+    await world.until(lambda: world.state("late") == "errored", within_s=3)
+
+    assert world.task("late")["reason"] == "expired"
+    doors.open("a")
+    await asyncio.sleep(5)
+    assert doors.entered == ["a"]
+
+
+async def test_a_further_lease_never_waits(world: World, svc: Service):
+    """
+    ctx.lease raises LeaseHeld, naming the task that has it; free, it is granted and given back.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def take(ctx: Context, who: str) -> int:
+        async with ctx.lease("volume", "vol-1") as guard:
+            await doors.pass_(who)
+            return guard.token
+
+    await world.start(svc)
+    client = await world.client(svc)
+    first = asyncio.create_task(client.prepare(request_id="holder").call(take, who="a"))
+    await doors.wait(1)
+    with pytest.raises(LeaseHeld, match=r"volume:vol-1 is held by task holder"):
+        await client.call(take, who="b")
+    doors.open("a", "c")
+
+    assert await first == 1
+    assert await client.call(take, who="c") == 2
+
+
+async def test_a_guessed_token_brings_nothing_to_light(world: World, svc: Service):
+    """
+    A call that says it comes from the task that holds the resource is refused, and is not told
+    which task that is: a token is a small number.
+    """
+    doors = Doors()
+
+    @svc.rpc(resource="vm")
+    async def work(ctx: Context, vm: str) -> None:
+        await doors.pass_(vm)
+
+    await world.start(svc)
+    client = await world.client(svc)
+    await client.prepare(request_id="holder-9f31").cast(work, vm="v")
+    await doors.wait(1)
+    token = world.task("holder-9f31")["token"]
+    forged = {"gracekit_lease": {"kind": "vm", "id": "v", "token": token}}
+    with pytest.raises(LeaseHeld, match="its own caller holds and would wait with") as told:
+        await client.prepare(context=forged).call(work, vm="v")
+    doors.open("v")
+
+    assert "holder-9f31" not in "".join([str(told.value), *told.value.__notes__])
+
+
+async def test_reading_pauses_while_much_is_not_accepted_yet(world: World, svc: Service):
+    """
+    Here for a slow commit. What was accepted counts no more, and the rest is read.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def keep(ctx: Context, n: int, text: str) -> None:
+        await doors.pass_(n)
+
+    life = await world.start(svc, prefetch_bytes=1000)
+    client = await world.client(svc)
+    life.faults.delay_s = 5.0
+    life.plan(Point.ACCEPT_AND_BEGIN, Fault.DELAY)
+    for n in (1, 2, 3):
+        await client.cast(keep, n=n, text="x" * 2000)
+    await world.settle()
+
+    assert (doors.entered, world.broker.waiting("compute")) == ([], 2)
+    assert await doors.wait(3) == [1, 2, 3]
+    doors.open(1, 2, 3)
+
+
+async def test_a_pause_of_reading_that_lasts_is_told(world: World, svc: Service):
+    """
+    A commit that takes a minute holds the lane up: the service says so, and is not ready.
+    """
+
+    @svc.rpc
+    async def keep(ctx: Context, n: int, text: str) -> None:
+        """Done at once."""
+
+    life = await world.start(svc, prefetch_bytes=1000)
+    client = await world.client(svc)
+    life.faults.delay_s = 60.0
+    life.plan(Point.ACCEPT_AND_BEGIN, Fault.DELAY)
+    await client.cast(keep, n=1, text="x" * 2000)
+    await life.hears("service.deaf")
+    why = life.runtime.not_ready
+    await life.hears("service.hears")
+
+    assert why is not None
+    assert re.fullmatch(
+        r"requests cannot be read: 2\d+ bytes wait to be accepted, and 1000 may", why
+    )
+    assert life.runtime.not_ready is None
+
+
+async def test_every_instance_has_its_copy_of_a_fanout(world: World, svc: Service):
+    """
+    One fanout, one task an instance, each deduped by itself.
+    """
+    seen = []
+
+    @svc.rpc
+    async def refresh(ctx: Context, tag: str) -> None:
+        seen.append(ctx.request_id)
+
+    lives = [
+        await world.start(svc, host=f"node-{n}", instance=f"node-{n}-0", max_accepted=9)
+        for n in range(3)
+    ]
+    client = (await world.client(svc)).prepare(request_id="f")
+    await client.fanout(refresh, tag="x")
+    for life in lives:
+        await life.hears("task.finished")
+    await client.fanout(refresh, tag="x")
+    await world.until(lambda: world.tally().get("duplicate") == 3)
+
+    assert seen == ["f", "f", "f"]
+    recipients = world.rows("SELECT recipient, route, target FROM task ORDER BY recipient")
+    assert recipients == [
+        {"recipient": f"node-{n}-0", "route": "fanout", "target": f"node-{n}-0"} for n in range(3)
+    ]
+
+
+async def test_a_directed_request_goes_to_its_host_alone(world: World, svc: Service):
+    """
+    The directed queue is that host's; to an unknown host nothing is kept.
+    """
+
+    @svc.rpc
+    async def where(ctx: Context) -> str:
+        return ctx.request_id
+
+    one = await world.start(svc, host="node-1", instance="node-1-0")
+    two = await world.start(svc, host="node-2", instance="node-2-0")
+    client = await world.client(svc)
+    for host in ("node-2", "node-2", "node-1"):
+        await client.prepare(host=host).call(where)
+
+    assert len(one.told("task.finished")) == 1
+    assert len(two.told("task.finished")) == 2
+    targets = world.rows("SELECT target FROM task ORDER BY id")
+    assert [row["target"] for row in targets] == ["node-2", "node-2", "node-1"]
+    with pytest.raises(Undeliverable):
+        await client.prepare(host="nowhere").cast(where)
