@@ -34,10 +34,11 @@ from gracekit.config import EXCHANGE
 from gracekit.process import Process
 from gracekit.rpc.amqp.profiles import PROFILES, Topology
 from gracekit.rpc.transport import Queue, shared_queue
-from gracekit.runtime import MIGRATIONS, Runtime, calm_collector
+from gracekit.run import calm_collector
+from gracekit.runtime import Runtime
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.files import Synchronous
-from gracekit.store.migrate import load_migrations
+from gracekit.store.migrate import MIGRATIONS, load_migrations
 
 QUEUES_OF_A_LANE: Final = 3
 """Shared, directed and fanout: gracekit divides its prefetch among them."""

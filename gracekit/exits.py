@@ -9,6 +9,13 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from gracekit.errors import (
+    AlreadyRunningError,
+    ConfigError,
+    DeclarationError,
+    DependencyError,
+)
+
 
 class ExitCode(enum.IntEnum):
     """What the process tells its supervisor (BSD sysexits where one fits)."""
@@ -56,3 +63,14 @@ def classify(evidence: Evidence) -> Verdict:
             return Verdict.KILLED
         case _:
             return Verdict.FAILED
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """What a process tells its supervisor that ends by *error* before it has served."""
+    match error:
+        case ConfigError() | DeclarationError() | AlreadyRunningError():
+            return ExitCode.CONFIG
+        case DependencyError():
+            return ExitCode.DEPENDENCY
+        case _:
+            return ExitCode.INTERNAL

@@ -1,35 +1,30 @@
 """The Runtime: the only place that builds things.
 
-The start order reads down in `_open` and `_start`, the stop order up in
-`_stop_rest`. `run_service` is the whole life of a process: signals, one
-Runtime, one drain, one exit code.
+The start order reads down in `_join` and `_start`, the stop order up in
+`_stop_rest`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import inspect
 import logging
 import os
 import signal
-import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, cast, get_args
 
 import anyio
 import anyio.to_thread
 
-from gracekit import background, sdnotify, streams
+from gracekit import background, sdnotify
 from gracekit.clock import Clock
 from gracekit.config import Settings, check_queues, did_you_mean, load, shown_url, sqlite_path
 from gracekit.control import Control
@@ -42,22 +37,20 @@ from gracekit.drain import (
     StopRequest,
 )
 from gracekit.errors import (
-    AlreadyRunningError,
     ConfigError,
     ControlOffError,
-    DeclarationError,
     DependencyError,
     GracekitError,
     StoreError,
 )
-from gracekit.exits import ExitCode
+from gracekit.exits import exit_code_of
 from gracekit.leases.epoch import Epoch
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
 from gracekit.leases.members import BEAT_WRITTEN_S, MAX_SLOTS, Members, Seat, take_seat
 from gracekit.periodic import PeriodicJobs
 from gracekit.phase import Phase, ServiceState
-from gracekit.process import STANDARD_ERROR, ForkGuard, Process, leave_at_once, never_in_a_fork
+from gracekit.process import STANDARD_ERROR, ForkGuard, Process, never_in_a_fork
 from gracekit.recovery.reconciler import Reconciler
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
@@ -86,11 +79,9 @@ from gracekit.rpc.transport import (
 )
 from gracekit.service import Service
 from gracekit.signals import DUMP_SIGNAL, HANGUP_SIGNAL, WATCHED_SIGNALS, SignalWatch
-from gracekit.store.bell import Bells
-from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
-from gracekit.store.files import identity_of
-from gracekit.store.migrate import load_migrations
-from gracekit.telemetry import LOGGER, LogFailures, Telemetry, escape, said
+from gracekit.store.engine import Engine
+from gracekit.store.place import StorePlace
+from gracekit.telemetry import LOGGER, LogFailures, Telemetry
 from gracekit.tracker.claims import Claims
 from gracekit.tracker.history import History
 from gracekit.tracker.holds import Holds
@@ -100,24 +91,17 @@ from gracekit.tracker.stacks import dump
 from gracekit.tracker.task import Lane
 from gracekit.tracker.tracker import Tracker
 
-MIGRATIONS: Final = "gracekit.store.migrations"
 STANDARD_INPUT: Final = 0
 LAST_STEPS: Final = 3
 """Each has `exit_margin_s` once the stop is on record: executors, other tasks, other threads."""
-FLUSH_S: Final = 0.5
-"""What logs and standard streams get at the end of a process."""
 TAKE_BACK_S: Final = 2.0
 """A store that does not answer must not hold a cancelled opening for longer."""
 DISCARD_S: Final = 1800.0
 """Age of adoptions whose fanout queues are removed; older ones are gone by themselves."""
 DEAF_AFTER_S: Final = 30.0
 """A service that could not read its queues for so long is not ready."""
-DEAD_AFTER_FAILURES: Final = 3
-"""A loop that failed so often, and ran nothing in between, will not recover."""
-COLLECT_AFTER: Final = (20_000, 5, 10)
-"""Objects more than before, and collections of the younger; Python's own are 700, 10 and 10."""
 
-_FOREIGN: Final = (
+FOREIGN_CANCELLATION: Final = (
     "something in this process cancelled gracekit's own task: the program ends (by SystemExit in "
     "another task, for example), or it cancels all tasks"
 )
@@ -171,7 +155,8 @@ class Runtime:
         self._process = process or Process()
         self._signals = _Signals(self, self._process) if signals else None
         self._clock = clock or Clock()
-        self._engine = engine or open_store(self.settings, self._process)
+        self._place = StorePlace(self.settings.store_url)
+        self._engine = engine or self._place.engine(self._process)
         self._transport = transport or open_transport(
             self.settings.transport_url,
             process=self._process,
@@ -271,7 +256,7 @@ class Runtime:
                 self._report = await self.coordinator.drain(request)
             except asyncio.CancelledError as error:
                 self.coordinator.survive(error)
-                self.request_stop(source="error", by="cancellation", reason=_FOREIGN)
+                self.request_stop(source="error", by="cancellation", reason=FOREIGN_CANCELLATION)
         self._give_signals_back()
         return self._report
 
@@ -384,7 +369,7 @@ class Runtime:
             self._seat = await take_seat(
                 self._engine,
                 self._process,
-                run_directory(settings),
+                self._place.run_directory,
                 run_id=self.run_id,
                 service=self.service.topic,
                 host=settings.host,
@@ -454,15 +439,14 @@ class Runtime:
         self.journal = Journal(
             self._engine, clock, keep_failed=settings.keep_failed_arguments, **names
         )
-        locks = run_directory(settings)
+        locks = self._place.run_directory
         self.members = Members(self._engine, clock, self._process, lock_directory=locks, **names)
         self.tracker = Tracker()
         self.history = History()
         self.holds = Holds(self.journal, host=settings.host)
         self._leases = leases = Leases(self._engine, clock, run_id=self.run_id)
-        if locks is not None:
-            path = sqlite_path(settings.store_url).absolute()
-            keep = self._transport.keep_mark
+        if locks is not None and self._place.path is not None:
+            keep, path = self._transport.keep_mark, self._place.path
             self._epoch = Epoch(self._engine, path, locks, keep, leases, self.telemetry, clock)
         lines = Lines()
         suspects = Suspects(clock, self.journal.parole, self.telemetry)
@@ -517,7 +501,7 @@ class Runtime:
             instance=self.instance,
         )
         self._pace = pace = Pace()
-        self._bells = Bells(locks, self.run_id)
+        self._bells = self._place.bells(self.run_id)
         custody = Custody(self.journal, leases, self.telemetry, pace)
         turns = Turns(lines, suspects)
         self._waits = LeaseWaits(
@@ -719,7 +703,7 @@ class Runtime:
 
     async def _look_for_foreign_readers(self) -> None:
         """Refuse to share a queue with a living process that keeps what it takes elsewhere."""
-        store, topic = store_identity(self.settings), self.service.topic
+        store, topic = self._place.identity(), self.service.topic
         if store is None:
             return
         queues = [shared_queue(name) for name in (topic, self.settings.ops_topic_of(topic))]
@@ -727,7 +711,7 @@ class Runtime:
         readers = await self._transport.announce(queues, store=store, label=label)
         methods = need_one_store(self.service.methods)
         if readers and methods and not self.settings.accept_unshared_store:
-            seen = foreign_seen(readers, shown_url(self.settings.store_url), methods)
+            seen = foreign_seen(readers, self._place.url, methods)
             raise ConfigError(f"{seen}; {FOREIGN_REMEDY}")
         for reader in readers:
             self.telemetry.emit(
@@ -923,7 +907,7 @@ class Runtime:
 
     async def _stop_after_failed_start(self, error: BaseException) -> DrainReport:
         reason = f"start failed: {error!r}"
-        self.coordinator.fail(reason, _exit_code(error))
+        self.coordinator.fail(reason, exit_code_of(error))
         self.request_stop(source="error", by="start", reason=reason)
         return await self.serve()
 
@@ -1085,192 +1069,6 @@ class _Signals:
         watch.__exit__(None, None, None)
         if not self.for_good and not (report is not None and report.must_die):
             self._process.disarm_alarm()  # after the last signal that could have armed it
-
-
-def run_service(service: Service, settings: Settings | None = None) -> int:
-    """Run *service* until a signal ends it; returns the exit code.
-
-    SystemExit and KeyboardInterrupt that application code raises outside of its handlers
-    do not end the process in the middle: they are logged and ask for a drain, exit code 70.
-
-    Does not return when a handler or a thread never ended: the process then
-    leaves by `os._exit`, so that its leases are freed by its proven death.
-    Ended by INT at a terminal, it re-raises INT. When it returns, stop signals
-    are ignored: nothing but the end of the process is expected to follow.
-    """
-    as_json = settings is not None and settings.log_format == "json"
-    try:
-        runtime = Runtime(service, settings, signals=True)
-        signals = runtime.take_signals(for_good=True)  # a stop may come before there is a loop
-        calm_collector()
-        report = _run_to_the_end(runtime)
-        # The interpreter would wait for either without a limit.
-        if not _threads_ended(runtime.settings.exit_margin_s) or not streams.flush(FLUSH_S):
-            runtime.exit_now(report)
-        # The interpreter's last collections would walk every module: a tenth of a second and more,
-        # in which a supervisor waits. What is frozen is not walked; nothing needs it any more.
-        gc.freeze()
-    except GracekitError as error:
-        why = said(f"gracekit: {type(error).__name__}: {error}", as_json=as_json)
-        return _end_with(_exit_code(error), why)
-    except Exception as error:  # noqa: BLE001 - an on_start of the application, or a fault of ours
-        text = f"gracekit: {type(error).__name__} ended the start:"
-        why = said(text, trace=traceback.format_exc(), as_json=as_json)
-        return _end_with(ExitCode.INTERNAL, why)
-    if signals.first == signal.SIGINT and sys.stdin is not None and sys.stdin.isatty():
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    return int(report.exit_code)
-
-
-def _run_to_the_end(runtime: Runtime) -> DrainReport:
-    """The life of the process on one loop, which nothing but the end of the drain ends.
-
-    `asyncio.run` cancels everything when something raises SystemExit in a callback or in a task
-    that nobody awaits: requests in flight would be lost. Here the loop is entered again, unless
-    it can run nothing: no signal and no drain would get through then.
-    """
-    untold: list[BaseException] = []
-
-    def tell() -> None:
-        while untold:
-            runtime.loop_left(untold.pop(0))
-
-    with asyncio.Runner() as runner:
-        loop = runner.get_loop()
-        life = loop.create_task(_live(runtime), name="gracekit-life")
-        while not life.done():
-            try:
-                loop.run_until_complete(life)
-            except BaseException as error:
-                if life.done():
-                    raise
-                untold.append(error)
-                _leave_dead_loop(untold)
-                loop.call_soon(tell)
-        report = life.result()
-        if not _others_ended(loop, runtime.settings.exit_margin_s):
-            runtime.exit_now(report)
-        return report
-
-
-def _leave_dead_loop(untold: list[BaseException]) -> None:
-    """End the process if the loop failed by itself again and again, and ran nothing in between.
-
-    A callback's Exception never leaves asyncio's loop, only its SystemExit and KeyboardInterrupt;
-    so an OSError is the loop's own, mostly because something closed its descriptors.
-    """
-    own = [error for error in untold if isinstance(error, Exception)]
-    if len(own) >= DEAD_AFTER_FAILURES:
-        leave_at_once(
-            f"gracekit: the event loop cannot run ({escape(repr(own[-1]))}): this process leaves, "
-            "and the next start settles its tasks. Close only descriptors that you have opened."
-        )
-
-
-async def _live(runtime: Runtime) -> DrainReport:
-    """From the opening of the Runtime to the end of its drain."""
-    try:
-        async with runtime:
-            await runtime.serve()
-    except asyncio.CancelledError as error:
-        # A handler that cancels all tasks of the process has cancelled this one; the block drained.
-        if runtime.report is None:
-            raise GracekitError(_FOREIGN) from error
-    report = await runtime.serve()
-    if report.must_die or not await _default_executor_ended(runtime.settings.exit_margin_s):
-        runtime.exit_now(report)
-    return report
-
-
-def _others_ended(loop: asyncio.AbstractEventLoop, within_s: float) -> bool:
-    """End the tasks that the application has left on *loop*; false if one goes on.
-
-    One that swallows its cancellation would keep the process until the alarm, and the exit code
-    that is on record would be lost.
-    """
-    if not (others := asyncio.all_tasks(loop)):
-        return True
-    for task in others:
-        task.cancel()
-    try:
-        _, left = loop.run_until_complete(asyncio.wait(others, timeout=within_s))
-    except BaseException:  # noqa: BLE001 - SystemExit out of one of them: the end is on record
-        return False
-    return not left
-
-
-def _end_with(code: ExitCode, why: str) -> int:
-    """The code to leave with, when standard error has been told why."""
-    if not streams.say(why) or not streams.flush(FLUSH_S):
-        os._exit(int(code))  # nobody reads them, and the interpreter would wait for ever
-    return int(code)
-
-
-def calm_collector() -> None:
-    """Have Python look for cycles seldom, as suits a process with many requests in flight.
-
-    One is some forty objects that live until it ends; hundreds that come and go together set
-    the collector off again and again, for a third of a journaled request's processor time. Cycles
-    are rare, and wait a little longer. What the program has set higher itself stays.
-    """
-    if gc.get_threshold()[0] < COLLECT_AFTER[0]:
-        gc.set_threshold(*COLLECT_AFTER)
-
-
-async def _default_executor_ended(within_s: float) -> bool:
-    """End the threads of `asyncio.to_thread`; false if one goes on.
-
-    `asyncio.run` would wait for it until the alarm, and the exit code would be lost.
-    """
-    closing = asyncio.ensure_future(asyncio.get_running_loop().shutdown_default_executor())
-    done, _ = await asyncio.wait({closing}, timeout=within_s)
-    return bool(done)
-
-
-def _threads_ended(within_s: float) -> bool:
-    """Wait for the threads that the interpreter would wait for without a limit."""
-    deadline = time.monotonic() + within_s
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                return False
-    return True
-
-
-def _exit_code(error: BaseException) -> ExitCode:
-    match error:
-        case ConfigError() | DeclarationError() | AlreadyRunningError():
-            return ExitCode.CONFIG
-        case DependencyError():
-            return ExitCode.DEPENDENCY
-        case _:
-            return ExitCode.INTERNAL
-
-
-def open_store(settings: Settings, process: Process) -> Engine:
-    """The engine that `settings.store_url` names; not started."""
-    migrations = load_migrations(MIGRATIONS)
-    if settings.store_url.startswith("memory:"):
-        return MemoryEngine(migrations, process=process)
-    path = sqlite_path(settings.store_url).absolute()
-    return SqliteEngine(path, migrations, process=process)
-
-
-def store_identity(settings: Settings) -> str | None:
-    """What tells the store from others on this machine; None for one in memory, or not made yet."""
-    if settings.store_url.startswith("memory:"):
-        return None
-    return identity_of(sqlite_path(settings.store_url).absolute())
-
-
-def run_directory(settings: Settings) -> Path | None:
-    """Where the run locks of a store are: beside it; None for a store in memory."""
-    if settings.store_url.startswith("memory:"):
-        return None
-    path = sqlite_path(settings.store_url).absolute()
-    return path.with_name(f"{path.name}-runs")
 
 
 @cache

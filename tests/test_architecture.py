@@ -31,7 +31,7 @@ FLOORS: Final = (
     {"recovery"},
     {"drain"},
     {"control"},
-    {"service", "runtime"},
+    {"service", "runtime", "run"},
     {"doctor"},
     {"cli"},
     {"testing"},  # may import anything; nothing imports it
@@ -44,7 +44,7 @@ SAME_FLOOR: Final = (
     _GROUND,
     {"background", "config", "telemetry", "tracing", "sdnotify"},
     _ABOVE_REQUESTS,
-    {"service", "runtime"},
+    {"service", "runtime", "run"},
 )
 
 # What an embedded user must not pay for: broker, command line, terminal.

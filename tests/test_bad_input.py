@@ -52,9 +52,9 @@ from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.oslo_wire import MAX_RESULT_BYTES, decode_reply
 from gracekit.rpc.plain import MAX_FAR_NUMBERS, MAX_LONG_DIGITS, MAX_NODES
 from gracekit.rpc.transport import reply_queue
-from gracekit.runtime import MIGRATIONS, run_service
+from gracekit.run import run_service
 from gracekit.store.engine import SqliteEngine
-from gracekit.store.migrate import load_migrations
+from gracekit.store.migrate import MIGRATIONS, load_migrations
 from tests.rpc.kit import Inbox
 from tests.scale import scale
 from tests.service.kit import Life, PlayedProcess, World

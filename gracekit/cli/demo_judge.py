@@ -23,9 +23,8 @@ from gracekit.cli.demo_files import (
 )
 from gracekit.cli.demo_service import START
 from gracekit.exits import ExitCode
-from gracekit.runtime import MIGRATIONS
 from gracekit.store.batch import Row
-from gracekit.store.migrate import load_migrations
+from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.reader import StoreReader
 from gracekit.tracker.journal import from_json
 from gracekit.tracker.task import TERMINAL, OnInterrupt, TaskState

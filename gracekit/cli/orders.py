@@ -40,9 +40,9 @@ from gracekit.leases.leases import Leases
 from gracekit.leases.members import Run
 from gracekit.process import Point, Process
 from gracekit.request.outcomes import ordered
-from gracekit.runtime import open_store
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
+from gracekit.store.place import StorePlace
 from gracekit.tracker.orders import (
     DONE,
     ENDS,
@@ -151,7 +151,7 @@ def retry(options: Options, /, *, task_id: str, reason: str, yes: bool) -> None:
 @contextlib.asynccontextmanager
 async def open_writing(settings: Settings) -> AsyncIterator[Engine]:
     """The store, opened for one order."""
-    engine = open_store(settings, Process())
+    engine = StorePlace(settings.store_url).engine(Process())
     await engine.start()
     try:
         yield engine

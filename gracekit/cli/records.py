@@ -16,15 +16,13 @@ from typing import Any, Final, Self
 
 from gracekit.cli.text import counts, duration, plural
 from gracekit.clock import age_s
-from gracekit.config import Settings, did_you_mean, sqlite_path
+from gracekit.config import Settings, did_you_mean
 from gracekit.errors import ConfigError
 from gracekit.exits import Verdict, classify
 from gracekit.leases.members import Run, judge_run, list_runs
 from gracekit.life import Judgement
 from gracekit.process import Process
-from gracekit.runtime import MIGRATIONS
-from gracekit.store.bell import ring
-from gracekit.store.migrate import load_migrations
+from gracekit.store.place import StorePlace
 from gracekit.store.reader import StoreReader
 from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
@@ -113,14 +111,15 @@ class Records:
     """
 
     def __init__(self, settings: Settings) -> None:
-        if settings.store_url.startswith("memory:"):
-            raise ConfigError(
-                f"{settings.store_url} is the memory of one process; name a file with --store"
-            )
-        self.path: Path = sqlite_path(settings.store_url).absolute()
-        self.engine = StoreReader(self.path, schema=len(load_migrations(MIGRATIONS)))
+        place = StorePlace(settings.store_url)
+        reader = place.reader()
+        if reader is None or place.path is None or place.run_directory is None:
+            raise ConfigError(f"{place.url} is the memory of one process; name a file with --store")
+        self.path: Path = place.path
+        self.run_directory: Path = place.run_directory
+        self.engine: StoreReader = reader
+        self._bells = place.bells()
         self._process = Process()
-        self.run_directory = self.path.with_name(f"{self.path.name}-runs")
 
     def __enter__(self) -> Self:
         self.engine.open()
@@ -159,8 +158,7 @@ class Records:
     async def ring_living(self, service: str) -> bool:
         """Let living runs of *service* look at once; false if there is none."""
         living = [run for run in await self.living() if run.service == service]
-        for run in living:
-            ring(self.run_directory / f"{run.run_id}.bell")
+        self._bells.ring(run.run_id for run in living)
         return bool(living)
 
     async def unfinished(self) -> Mapping[str | None, Unfinished]:

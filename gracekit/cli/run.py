@@ -18,7 +18,7 @@ from gracekit.cli.options import config_option, json_option, setting_flags
 from gracekit.config import Settings, load, variable_name
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.exits import ExitCode
-from gracekit.runtime import run_service
+from gracekit.run import run_service
 from gracekit.telemetry import LogFormat, logging_around, said
 
 

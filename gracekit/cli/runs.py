@@ -16,7 +16,7 @@ from gracekit.errors import ConflictError, GracekitError
 from gracekit.leases.members import Run, gone
 from gracekit.life import Answer, Judgement
 from gracekit.process import Process
-from gracekit.runtime import open_store
+from gracekit.store.place import StorePlace
 
 LISTED: Final = 5
 
@@ -50,7 +50,7 @@ def declare_gone(options: Options, /, *, word: str, reason: str) -> None:
 
 async def _declare(records: Records, options: Options, word: str, reason: str) -> Run:
     run = await _find(records, word)
-    engine, clock = open_store(options.settings, Process()), Clock()
+    engine, clock = StorePlace(options.settings.store_url).engine(Process()), Clock()
     await engine.start()
     try:
         await engine.commit(gone(run, by=who(), reason=reason, at=clock.wall()))

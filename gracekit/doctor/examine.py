@@ -31,9 +31,9 @@ from gracekit.doctor.finding import Finding, fail, skip, told
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.exits import ExitCode
 from gracekit.rpc.sqlite import QUEUES_SCHEMA
-from gracekit.runtime import MIGRATIONS, store_identity
 from gracekit.service import Service
-from gracekit.store.migrate import load_migrations
+from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.place import StorePlace
 
 Check = Callable[[], "Finding | Iterable[Finding]"]
 Findings = Iterator[Finding]
@@ -161,7 +161,7 @@ def _host_checks() -> tuple[Check, ...]:
 def _runs(settings: Settings) -> tuple[runs.Runs, list[Finding]]:
     """The runs of the store, or none and why."""
     nothing = runs.Runs(living=(), doubtful=(), all=())
-    path = _file(settings.store_url)
+    path = StorePlace(settings.store_url).path
     if path is None or not path.is_file():
         return nothing, []
     try:
@@ -174,7 +174,7 @@ def _runs(settings: Settings) -> tuple[runs.Runs, list[Finding]]:
 
 
 def _store(settings: Settings, found: runs.Runs) -> Findings:
-    path = _file(settings.store_url)
+    path = StorePlace(settings.store_url).path
     if path is None:
         yield _no_file("store", settings.store_url)
         return
@@ -214,7 +214,7 @@ def _transport(settings: Settings, found: runs.Runs, service: Service | None) ->
     if not path.is_file():  # opening a pipe would wait for ever; `place` has told
         return
     known = len(load_migrations(QUEUES_SCHEMA))
-    store = store_identity(settings)
+    store = StorePlace(settings.store_url).identity()
 
     def inside(look: database.Look) -> Iterator[Check]:
         yield lambda: database.check_schema(look, known, QUEUE_TABLES)
@@ -232,7 +232,7 @@ def _broker(settings: Settings, found: runs.Runs, service: Service | None) -> Fi
     # Here and not above: its client takes a tenth of a second to load, and files need none.
     from gracekit.doctor.rabbit import Visit  # noqa: PLC0415
 
-    visit = Visit(settings, found, service, store=store_identity(settings))
+    visit = Visit(settings, found, service, store=StorePlace(settings.store_url).identity())
     yield from _in("transport", visit.check_url, visit.check_nodes)
     scene = visit.scene
     if scene is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gracekit.config import Settings, shown_url
+from gracekit.config import Settings
 from gracekit.doctor.database import Look
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.doctor.runs import Runs
@@ -15,6 +15,7 @@ from gracekit.rpc import sqlite_rows as rows
 from gracekit.rpc.readers import FOREIGN_REMEDY, Reader, foreign_seen, need_one_store
 from gracekit.service import Service
 from gracekit.store.bell import bells_directory
+from gracekit.store.place import StorePlace
 
 SHOWN: Final = 5
 _NAMELESS: Final = (
@@ -101,7 +102,7 @@ def judge(
         if not methods:
             seen = "another store shares the queue, and no method of ours minds"
             return ok(check, seen)
-    seen = foreign_seen(foreign, shown_url(settings.store_url), methods)
+    seen = foreign_seen(foreign, StorePlace(settings.store_url).url, methods)
     if settings.accept_unshared_store:
         return warn(check, f"{seen}; accept_unshared_store = true", FOREIGN_REMEDY)
     if service is None:

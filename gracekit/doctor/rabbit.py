@@ -21,6 +21,7 @@ from gracekit.exits import ExitCode
 from gracekit.rpc.amqp.profiles import OSLO_OPTIONS
 from gracekit.rpc.amqp.url import Broker, read_url
 from gracekit.service import Service
+from gracekit.store.place import StorePlace
 
 STOPPED: Final = "see the broker's log, and run doctor again"
 ALLOW: Final = (
@@ -99,7 +100,7 @@ class Visit:
                 self.broker,
                 things_of(self._topics, self.broker.exchange, self._store),
                 [topic.shared for topic in self._topics],
-                None if self._settings.store_url.startswith("memory:") else self._store,
+                None if StorePlace(self._settings.store_url).path is None else self._store,
             )
         )
         some = any(node.error is None for node in picture.nodes)
@@ -269,7 +270,7 @@ class Scene:
     def check_readers(self) -> Finding:
         """Readers of our shared queues that keep what they take in another store."""
         check = "foreign readers"
-        if self._settings.store_url.startswith("memory:"):
+        if StorePlace(self._settings.store_url).path is None:
             return skip(check, "a store in memory is nobody else's, and a start does not ask")
         if not self._topics:
             return skip(check, "no queue is known to be ours", "name the MODULE:ATTR")

@@ -93,12 +93,14 @@ class Bells:
 
     Args:
         directory: Where they hang; None for a store that no other process sees.
-        run_id: Whose is ours.
+        run_id: Whose is ours; None for who only rings.
     """
 
-    def __init__(self, directory: Path | None, run_id: str) -> None:
+    def __init__(self, directory: Path | None, run_id: str | None) -> None:
         self._directory = directory
-        self._own = None if directory is None else Bell(self._path(directory, run_id))
+        self._own = (
+            None if directory is None or run_id is None else Bell(self._path(directory, run_id))
+        )
 
     def _path(self, directory: Path, run_id: str) -> Path:
         return directory / f"{run_id}.bell"

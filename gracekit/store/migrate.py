@@ -17,6 +17,9 @@ import apsw
 
 from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
 
+MIGRATIONS: Final = "gracekit.store.migrations"
+"""The schema of the store; the queue of the sqlite transport has one of its own."""
+
 _NAME: Final = re.compile(r"(\d+)\D.*\.sql")
 
 

@@ -41,12 +41,11 @@ from gracekit.rpc.transport import (
     ReadFailure,
     Settlement,
 )
-from gracekit.runtime import MIGRATIONS
 from gracekit.signals import SignalWatch
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import MemoryEngine, Rows
 from gracekit.store.handlers import read
-from gracekit.store.migrate import load_migrations
+from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.testing.faults import NO_FAULTS, Fault, Faults
 from gracekit.testing.loop import VirtualLoop, owner
 

@@ -20,9 +20,8 @@ from gracekit.cli.records import Records
 from gracekit.cli.status import not_ready
 from gracekit.leases.members import Run
 from gracekit.process import Process
-from gracekit.runtime import MIGRATIONS
 from gracekit.store.engine import SqliteEngine
-from gracekit.store.migrate import load_migrations
+from gracekit.store.migrate import MIGRATIONS, load_migrations
 from tests.cli.kit import PATIENCE_S, Running, Started, gracekit, write_service
 
 pytestmark = pytest.mark.process

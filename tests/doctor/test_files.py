@@ -18,8 +18,8 @@ from gracekit.doctor.examine import Case, examine
 from gracekit.doctor.finding import Finding, Level
 from gracekit.exits import ExitCode
 from gracekit.rpc.sqlite import QUEUES_SCHEMA
-from gracekit.runtime import MIGRATIONS, store_identity
-from gracekit.store.migrate import load_migrations
+from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.place import StorePlace
 from tests.doctor.kit import levels, one
 
 SCHEMA = len(load_migrations(MIGRATIONS))
@@ -407,7 +407,7 @@ def readers(settings: Settings, path: Path, service: Service | None) -> list[Fin
     if store.exists():
         found = runs.read_runs(store, schema=SCHEMA)
     with database.Look(path) as look:
-        identity = store_identity(settings)
+        identity = StorePlace(settings.store_url).identity()
         return list(queues.check_readers(settings, look, identity, found, service))
 
 

@@ -9,8 +9,7 @@ from gracekit import (
     Done,
     Service,
 )
-from gracekit.runtime import MIGRATIONS
-from gracekit.store.migrate import load_migrations
+from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.tracker.task import TERMINAL, TaskState
 from tests.service.kit import World
 

@@ -11,10 +11,9 @@ from gracekit import Context, Done, GracekitError, Retry, Service
 from gracekit.errors import ConflictError, TaskCancelledError, TaskInterruptedError
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
-from gracekit.runtime import MIGRATIONS
 from gracekit.store.batch import Batch
 from gracekit.store.engine import MemoryEngine
-from gracekit.store.migrate import load_migrations
+from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.testing.ports import PlayedProcess
 from gracekit.tracker.orders import (
     ENDS,

@@ -9,10 +9,9 @@ import pytest
 from gracekit.clock import Clock
 from gracekit.errors import GracekitError
 from gracekit.process import Point, Process
-from gracekit.runtime import MIGRATIONS
 from gracekit.store.batch import Batch
 from gracekit.store.engine import MemoryEngine
-from gracekit.store.migrate import load_migrations
+from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.tracker.holds import Hold, Holds
 from gracekit.tracker.journal import Journal
 

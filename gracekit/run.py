@@ -1,0 +1,186 @@
+"""The life of a process that runs one service: signals, one Runtime, one drain, one exit code.
+
+What a program or library does to the loop, to other tasks and to threads must not keep the process
+from ending, nor change the exit code that is on record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import Final
+
+from gracekit import streams
+from gracekit.config import Settings
+from gracekit.drain import DrainReport
+from gracekit.errors import GracekitError
+from gracekit.exits import ExitCode, exit_code_of
+from gracekit.process import leave_at_once
+from gracekit.runtime import FOREIGN_CANCELLATION, Runtime
+from gracekit.service import Service
+from gracekit.telemetry import escape, said
+
+FLUSH_S: Final = 0.5
+"""What logs and standard streams get at the end of a process."""
+DEAD_AFTER_FAILURES: Final = 3
+"""A loop that failed so often, and ran nothing in between, will not recover."""
+COLLECT_AFTER: Final = (20_000, 5, 10)
+"""Objects more than before, and collections of the younger; Python's own are 700, 10 and 10."""
+
+
+def run_service(service: Service, settings: Settings | None = None) -> int:
+    """Run *service* until a signal ends it; returns the exit code.
+
+    SystemExit and KeyboardInterrupt that application code raises outside of its handlers
+    do not end the process in the middle: they are logged and ask for a drain, exit code 70.
+
+    Does not return when a handler or a thread never ended: the process then
+    leaves by `os._exit`, so that its leases are freed by its proven death.
+    Ended by INT at a terminal, it re-raises INT. When it returns, stop signals
+    are ignored: nothing but the end of the process is expected to follow.
+    """
+    as_json = settings is not None and settings.log_format == "json"
+    try:
+        runtime = Runtime(service, settings, signals=True)
+        signals = runtime.take_signals(for_good=True)  # a stop may come before there is a loop
+        calm_collector()
+        report = _run_to_the_end(runtime)
+        # The interpreter would wait for either without a limit.
+        if not _threads_ended(runtime.settings.exit_margin_s) or not streams.flush(FLUSH_S):
+            runtime.exit_now(report)
+        # The interpreter's last collections would walk every module: a tenth of a second and more,
+        # in which a supervisor waits. What is frozen is not walked; nothing needs it any more.
+        gc.freeze()
+    except GracekitError as error:
+        why = said(f"gracekit: {type(error).__name__}: {error}", as_json=as_json)
+        return _end_with(exit_code_of(error), why)
+    except Exception as error:  # noqa: BLE001 - an on_start of the application, or a fault of ours
+        text = f"gracekit: {type(error).__name__} ended the start:"
+        why = said(text, trace=traceback.format_exc(), as_json=as_json)
+        return _end_with(ExitCode.INTERNAL, why)
+    if signals.first == signal.SIGINT and sys.stdin is not None and sys.stdin.isatty():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    return int(report.exit_code)
+
+
+def _run_to_the_end(runtime: Runtime) -> DrainReport:
+    """The life of the process on one loop, which nothing but the end of the drain ends.
+
+    `asyncio.run` cancels everything when something raises SystemExit in a callback or in a task
+    that nobody awaits: requests in flight would be lost. Here the loop is entered again, unless
+    it can run nothing: no signal and no drain would get through then.
+    """
+    untold: list[BaseException] = []
+
+    def tell() -> None:
+        while untold:
+            runtime.loop_left(untold.pop(0))
+
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        life = loop.create_task(_live(runtime), name="gracekit-life")
+        while not life.done():
+            try:
+                loop.run_until_complete(life)
+            except BaseException as error:
+                if life.done():
+                    raise
+                untold.append(error)
+                _leave_dead_loop(untold)
+                loop.call_soon(tell)
+        report = life.result()
+        if not _others_ended(loop, runtime.settings.exit_margin_s):
+            runtime.exit_now(report)
+        return report
+
+
+def _leave_dead_loop(untold: list[BaseException]) -> None:
+    """End the process if the loop failed by itself again and again, and ran nothing in between.
+
+    A callback's Exception never leaves asyncio's loop, only its SystemExit and KeyboardInterrupt;
+    so an OSError is the loop's own, mostly because something closed its descriptors.
+    """
+    own = [error for error in untold if isinstance(error, Exception)]
+    if len(own) >= DEAD_AFTER_FAILURES:
+        leave_at_once(
+            f"gracekit: the event loop cannot run ({escape(repr(own[-1]))}): this process leaves, "
+            "and the next start settles its tasks. Close only descriptors that you have opened."
+        )
+
+
+async def _live(runtime: Runtime) -> DrainReport:
+    """From the opening of the Runtime to the end of its drain."""
+    try:
+        async with runtime:
+            await runtime.serve()
+    except asyncio.CancelledError as error:
+        # A handler that cancels all tasks of the process has cancelled this one; the block drained.
+        if runtime.report is None:
+            raise GracekitError(FOREIGN_CANCELLATION) from error
+    report = await runtime.serve()
+    if report.must_die or not await _default_executor_ended(runtime.settings.exit_margin_s):
+        runtime.exit_now(report)
+    return report
+
+
+def _others_ended(loop: asyncio.AbstractEventLoop, within_s: float) -> bool:
+    """End the tasks that the application has left on *loop*; false if one goes on.
+
+    One that swallows its cancellation would keep the process until the alarm, and the exit code
+    that is on record would be lost.
+    """
+    if not (others := asyncio.all_tasks(loop)):
+        return True
+    for task in others:
+        task.cancel()
+    try:
+        _, left = loop.run_until_complete(asyncio.wait(others, timeout=within_s))
+    except BaseException:  # noqa: BLE001 - SystemExit out of one of them: the end is on record
+        return False
+    return not left
+
+
+def _end_with(code: ExitCode, why: str) -> int:
+    """The code to leave with, when standard error has been told why."""
+    if not streams.say(why) or not streams.flush(FLUSH_S):
+        os._exit(int(code))  # nobody reads them, and the interpreter would wait for ever
+    return int(code)
+
+
+def calm_collector() -> None:
+    """Have Python look for cycles seldom, as suits a process with many requests in flight.
+
+    One is some forty objects that live until it ends; hundreds that come and go together set
+    the collector off again and again, for a third of a journaled request's processor time. Cycles
+    are rare, and wait a little longer. What the program has set higher itself stays.
+    """
+    if gc.get_threshold()[0] < COLLECT_AFTER[0]:
+        gc.set_threshold(*COLLECT_AFTER)
+
+
+async def _default_executor_ended(within_s: float) -> bool:
+    """End the threads of `asyncio.to_thread`; false if one goes on.
+
+    `asyncio.run` would wait for it until the alarm, and the exit code would be lost.
+    """
+    closing = asyncio.ensure_future(asyncio.get_running_loop().shutdown_default_executor())
+    done, _ = await asyncio.wait({closing}, timeout=within_s)
+    return bool(done)
+
+
+def _threads_ended(within_s: float) -> bool:
+    """Wait for the threads that the interpreter would wait for without a limit."""
+    deadline = time.monotonic() + within_s
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                return False
+    return True

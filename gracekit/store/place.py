@@ -1,0 +1,58 @@
+"""What a store URL means: the one place that reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from gracekit.config import shown_url, sqlite_path
+from gracekit.process import Process
+from gracekit.store.bell import Bells
+from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
+from gracekit.store.files import identity_of
+from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.reader import StoreReader
+
+
+class StorePlace:
+    """Where a store is, and what stands beside it.
+
+    Attributes:
+        url: As messages show it: without secrets.
+        path: Its file, through no symbolic link of its directory; None for one in memory.
+        run_directory: Where its runs have their locks and bells; None for one in memory, which no
+            other process sees.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url: Final = shown_url(url)
+        self.path: Final[Path | None] = (
+            None if url.startswith("memory:") else sqlite_path(url).absolute()
+        )
+        self.run_directory: Final[Path | None] = (
+            None if self.path is None else self.path.with_name(f"{self.path.name}-runs")
+        )
+
+    def engine(self, process: Process) -> Engine:
+        """The engine of the store; not started."""
+        migrations = load_migrations(MIGRATIONS)
+        if self.path is None:
+            return MemoryEngine(migrations, process=process)
+        return SqliteEngine(self.path, migrations, process=process)
+
+    def reader(self) -> StoreReader | None:
+        """One that only looks; None for a store in memory."""
+        if self.path is None:
+            return None
+        return StoreReader(self.path, schema=len(load_migrations(MIGRATIONS)))
+
+    def bells(self, run_id: str | None = None) -> Bells:
+        """The bells of the store's runs; that of *run_id* can be hung."""
+        return Bells(self.run_directory, run_id)
+
+    def identity(self) -> str | None:
+        """What tells the store from others on this machine.
+
+        None for one in memory, or not made yet.
+        """
+        return None if self.path is None else identity_of(self.path)
