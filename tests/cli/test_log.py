@@ -187,16 +187,18 @@ from gracekit import Context, Service
 
 svc = Service("compute")
 
+# Each line is one write: a thread and the loop print at the same moment.
+
 
 async def until_drain(ctx: Context) -> None:
-    print("began", ctx.method, flush=True)
+    print(f"began {ctx.method}\\n", end="", flush=True)
     while not ctx.draining:
         await asyncio.sleep(0.01)
 
 
 @svc.rpc(resource="vm", on_interrupt="retry")
 async def moves(ctx: Context, vm: str) -> None:
-    print("began moves", flush=True)
+    print("began moves\\n", end="", flush=True)
     await asyncio.sleep(1000)
 
 
@@ -213,21 +215,21 @@ async def fails(ctx: Context) -> None:
 
 @svc.rpc
 async def copies(ctx: Context) -> None:
-    print("began copies", flush=True)
+    print("began copies\\n", end="", flush=True)
     async for _ in ctx.steps(range(1000000)):
         await asyncio.sleep(0.01)
 
 
 @svc.rpc
 def stays(ctx: Context) -> None:
-    print("began stays", flush=True)
+    print("began stays\\n", end="", flush=True)
     while True:
         time.sleep(0.01)
 
 
 @svc.rpc(on_interrupt="requeue")
 async def asks(ctx: Context) -> None:
-    print("began asks", flush=True)
+    print("began asks\\n", end="", flush=True)
     await asyncio.sleep(1000)
 """
 
