@@ -37,8 +37,8 @@ LEFT_OUT: Final = ("dnspython", "eventlet")
 
 _SHADOWING: Final = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}  # could hide the pins
 
-# Three on two processors take 12 minutes instead of 15, but have not proven to be as reliable yet.
-WORKERS: Final = ("-n", "2")
+# On two processors, as the tests wait for half of their time.
+WORKERS: Final = ("-n", "3")
 TYPED: Final = ("gracekit", "examples", "benchmarks", "tests/typing")
 
 NO_PIP: Final = "this Python has no pip: apt-get install python3-pip (or your system's like)"
