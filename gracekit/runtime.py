@@ -47,7 +47,6 @@ from gracekit.exits import exit_code_of
 from gracekit.leases.epoch import Epoch
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
-from gracekit.leases.members import BEAT_WRITTEN_S, MAX_SLOTS, Members, Seat, take_seat
 from gracekit.periodic import PeriodicJobs
 from gracekit.phase import Phase, ServiceState
 from gracekit.process import STANDARD_ERROR, ForkGuard, Process, never_in_a_fork
@@ -77,6 +76,8 @@ from gracekit.rpc.transport import (
     fanout_queue,
     shared_queue,
 )
+from gracekit.runs.members import BEAT_WRITTEN_S, Members
+from gracekit.runs.seat import MAX_SLOTS, Seat, take_seat
 from gracekit.service import Service
 from gracekit.signals import DUMP_SIGNAL, HANGUP_SIGNAL, WATCHED_SIGNALS, SignalWatch
 from gracekit.store.engine import Engine

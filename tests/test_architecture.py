@@ -25,7 +25,7 @@ FLOORS: Final = (
     _GROUND,
     {"background", "config", "telemetry", "tracing", "sdnotify"},
     {"store"},
-    {"rpc", "tracker", "leases"},
+    {"rpc", "tracker", "leases", "runs"},
     {"request"},  # here rpc, tracker and leases meet
     _ABOVE_REQUESTS,
     {"recovery"},
@@ -36,7 +36,7 @@ FLOORS: Final = (
     {"cli"},
     {"testing"},  # may import anything; nothing imports it
 )
-SISTERS: Final = {"rpc", "tracker", "leases"}
+SISTERS: Final = {"rpc", "tracker", "leases", "runs"}
 ENTRANCES: Final = {"", "__main__"}  # `gracekit` itself and `python -m gracekit`: they only point
 
 # The words of the ground floor name each other, and the upper rooms are one flat each.

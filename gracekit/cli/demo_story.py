@@ -43,10 +43,10 @@ from gracekit.clock import Clock
 from gracekit.config import PREFIX, Settings, variable_name
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
-from gracekit.leases.members import list_runs
 from gracekit.process import Process as ThisProcess
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import directed_queue, shared_queue
+from gracekit.runs.run import list_runs
 from gracekit.store.reader import StoreReader
 from gracekit.tracker.task import TERMINAL
 

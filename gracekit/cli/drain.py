@@ -24,7 +24,7 @@ from gracekit.cli.verbs import find
 from gracekit.config import parse_duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.exits import Verdict
-from gracekit.leases.members import Run
+from gracekit.runs.run import Run
 
 HANDED_OVER: Final = 3
 DETACHED: Final = 130

@@ -37,9 +37,9 @@ from gracekit.errors import (
     UnknownCommitError,
 )
 from gracekit.leases.leases import Leases
-from gracekit.leases.members import Run
 from gracekit.process import Point, Process
 from gracekit.request.outcomes import ordered
+from gracekit.runs.run import Run
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
 from gracekit.store.place import StorePlace

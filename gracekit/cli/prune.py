@@ -18,11 +18,12 @@ from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock, age_s
 from gracekit.config import parse_duration
 from gracekit.errors import GracekitError
-from gracekit.leases.members import Run, slot_name
 from gracekit.life import LifeLock, Lock, LockFile, look_at_lock
 from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import Queue, Transport, directed_queue
+from gracekit.runs.run import Run
+from gracekit.runs.seat import slot_name
 from gracekit.store.schema import IS_OPEN
 
 _WANTED: Final = f"""

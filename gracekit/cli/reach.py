@@ -26,12 +26,12 @@ from gracekit.errors import (
     StoreError,
     Undeliverable,
 )
-from gracekit.leases.members import Run
 from gracekit.process import Process
 from gracekit.request.arrivals import CONTROL_NAMESPACE
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import Transport
+from gracekit.runs.run import Run
 
 STATUS_TIMEOUT_S: Final = 2.0
 VERB_TIMEOUT_S: Final = 5.0

@@ -19,9 +19,9 @@ from gracekit.clock import age_s
 from gracekit.config import Settings, did_you_mean
 from gracekit.errors import ConfigError
 from gracekit.exits import Verdict, classify
-from gracekit.leases.members import Run, judge_run, list_runs
 from gracekit.life import Judgement
 from gracekit.process import Process
+from gracekit.runs.run import Run, judge_run, list_runs
 from gracekit.store.place import StorePlace
 from gracekit.store.reader import StoreReader
 from gracekit.store.schema import IS_OPEN

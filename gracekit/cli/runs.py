@@ -13,9 +13,9 @@ from gracekit.cli.records import Records, is_named, label
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock
 from gracekit.errors import ConflictError, GracekitError
-from gracekit.leases.members import Run, gone
 from gracekit.life import Answer, Judgement
 from gracekit.process import Process
+from gracekit.runs.run import Run, gone
 from gracekit.store.place import StorePlace
 
 LISTED: Final = 5

@@ -21,8 +21,8 @@ from gracekit.cli.subject import Subject, find
 from gracekit.cli.text import duration, json_text, safe
 from gracekit.clock import age_s
 from gracekit.errors import GracekitError
-from gracekit.leases.members import Run
 from gracekit.request.outcomes import failure_from
+from gracekit.runs.run import Run
 
 _NAMES: Final = (
     "id", "request_id", "recipient", "service", "lane", "queue", "route", "target", "namespace",

@@ -24,9 +24,9 @@ from gracekit.cli.records import (
 from gracekit.cli.text import counts, duration, json_text, paint, safe, table
 from gracekit.clock import age_s
 from gracekit.errors import DependencyError
-from gracekit.leases.members import Run, run_as_json
 from gracekit.life import Answer as LifeAnswer
 from gracekit.life import Judgement
+from gracekit.runs.run import Run, run_as_json
 
 LAST_EXITS: Final = 5
 SHOW_GONE_S: Final = 3600.0

@@ -25,11 +25,11 @@ from gracekit.cli.show import show
 from gracekit.cli.status import LONGEST_WHY
 from gracekit.cli.text import duration, json_text, safe, table
 from gracekit.clock import age_s
-from gracekit.leases.members import Run
 from gracekit.life import Answer as LifeAnswer
 from gracekit.life import Judgement
 from gracekit.request.suspects import SUSPECTED
 from gracekit.rpc.oslo_wire import MAX_NAME
+from gracekit.runs.run import Run
 from gracekit.store.batch import Row, Value
 from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.task import TRANSIENT, Lane, TaskState

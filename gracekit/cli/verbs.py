@@ -14,7 +14,7 @@ from gracekit.cli.reach import Desk
 from gracekit.cli.records import Records, choose
 from gracekit.cli.text import json_text, safe
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
-from gracekit.leases.members import Run
+from gracekit.runs.run import Run
 
 TIMEOUT_S: Final = 10.0
 """A close of intake waits for the transport's confirmation, 5 s by default."""

@@ -16,10 +16,10 @@ from gracekit.doctor.database import Look
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.exits import ExitCode
 from gracekit.leases.epoch import mark_of, read_mark
-from gracekit.leases.members import Run, judge_run, list_runs
 from gracekit.life import Judgement
 from gracekit.process import Process
 from gracekit.request.suspects import SUSPECTED
+from gracekit.runs.run import Run, judge_run, list_runs
 from gracekit.store.reader import StoreReader
 from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState

@@ -1,1 +1,1 @@
-"""Who may act: runs and proof of life, lease rows with tokens, lines in the process."""
+"""Who may act: lease rows with fencing tokens, the epoch of the store, lines in the process."""

@@ -10,12 +10,13 @@ from functools import partial
 from gracekit.errors import ConflictError
 from gracekit.exits import Verdict
 from gracekit.leases.leases import Leases
-from gracekit.leases.members import Members, Run
 from gracekit.life import Judgement
 from gracekit.process import Point
 from gracekit.recovery.beside import Beside
 from gracekit.request.pace import Pace
 from gracekit.request.waits import LEASE_BEAT_S
+from gracekit.runs.members import Members
+from gracekit.runs.run import Run
 from gracekit.store.batch import Batch
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.claims import Claims

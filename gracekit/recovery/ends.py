@@ -12,7 +12,6 @@ from gracekit.clock import Clock
 from gracekit.config import Settings
 from gracekit.errors import ConflictError, InvalidArgumentsError, TaskInterruptedError
 from gracekit.leases.leases import Guard, Leases
-from gracekit.leases.members import Members
 from gracekit.process import Point
 from gracekit.recovery.gates import Gates
 from gracekit.recovery.hooks import Hooks
@@ -22,6 +21,7 @@ from gracekit.request.pace import Pace
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
 from gracekit.rpc.offer import can_serve
+from gracekit.runs.members import Members
 from gracekit.store.batch import Batch
 from gracekit.telemetry import Telemetry, masked
 from gracekit.tracker.claims import Claims

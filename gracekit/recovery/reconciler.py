@@ -19,7 +19,6 @@ from gracekit.dispatcher import Dispatcher
 from gracekit.errors import StoreError
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
-from gracekit.leases.members import Members
 from gracekit.process import Point, Threads
 from gracekit.recovery.adoption import Adoption
 from gracekit.recovery.beside import AGAIN_AFTER_S, Beside
@@ -38,6 +37,7 @@ from gracekit.request.seats import Seats
 from gracekit.request.suspects import Suspects
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import MethodTable
+from gracekit.runs.members import Members
 from gracekit.store.batch import Batch
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.claims import Claims

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.errors import Draining, GracekitError, InvalidArgumentsError, RpcError, StoreError
-from gracekit.leases.members import Members, Run
 from gracekit.request.answers import Answers
 from gracekit.request.deliveries import GIVE_BACK_PAUSE_S, settle
 from gracekit.request.lanes import LaneGate
@@ -21,6 +20,8 @@ from gracekit.request.outcomes import succeeded
 from gracekit.rpc.message import ReplyAddress, Request
 from gracekit.rpc.offer import can_serve
 from gracekit.rpc.transport import Delivery, Queue, QueueKind
+from gracekit.runs.members import Members
+from gracekit.runs.run import Run
 from gracekit.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Journal
 from gracekit.tracker.task import Lane

@@ -18,8 +18,8 @@ from gracekit import RpcClient
 from gracekit.cli.main import cli
 from gracekit.cli.records import Records
 from gracekit.cli.status import not_ready
-from gracekit.leases.members import Run
 from gracekit.process import Process
+from gracekit.runs.run import Run
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from tests.cli.kit import PATIENCE_S, Running, Started, gracekit, write_service

@@ -8,7 +8,7 @@ import pytest
 
 from gracekit import Context, RpcClient, Runtime, Service, Settings
 from gracekit.errors import ConfigError
-from gracekit.leases.members import slot_name
+from gracekit.runs.seat import slot_name
 
 
 @pytest.fixture

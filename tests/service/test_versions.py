@@ -10,12 +10,12 @@ import pytest
 
 from gracekit import Context, Done, RemoteError, Service
 from gracekit.errors import GracekitError
-from gracekit.leases.members import BACK_WITHIN_S
 from gracekit.life import Answer, Judgement
 from gracekit.life import Life as Recorded
 from gracekit.request.refusals import FIRST_PAUSE_S, LONGEST_PAUSE_S, PASS_ON_FOR_S, Detour
 from gracekit.rpc.message import Request
 from gracekit.rpc.transport import Delivery
+from gracekit.runs.members import BACK_WITHIN_S
 from tests.service.kit import Life, World
 
 pytestmark = pytest.mark.looptime

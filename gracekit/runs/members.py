@@ -1,0 +1,302 @@
+"""Members: this run among the runs of its service, and which of those are proven dead.
+
+A member is one instance of a service; a run is one life of its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from gracekit.clock import Clock
+from gracekit.exits import Evidence, Verdict, classify
+from gracekit.life import Answer, Judgement, read_note
+from gracekit.process import Point, Process
+from gracekit.runs.run import COLUMNS, Run, judge_run, list_open, run_of
+from gracekit.runs.seat import ENDED, STOPPING, Seat, lock_name
+from gracekit.store.batch import Batch
+from gracekit.store.engine import Engine
+
+OFFERS: Final = 20
+"""So many different versions are remembered."""
+BEAT_WRITTEN_S: Final = 15.0
+"""A sign of life is written so often, and a change of phase at once: at one a second an idle
+service wrote 0.4 GB a day."""
+BACK_WITHIN_S: Final = 300.0
+"""So long after the end of a run, its instance may be about to start again."""
+_JOIN: Final = """
+INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, pid_ns, time_ns,
+    pid, start_ticks, lock_path, lock_file, phase, topic, ops_topic, transport, methods,
+    started_at, beat_at, schema)
+SELECT ?, ?, ?, ?, 1 + coalesce(max(generation), 0), ?, ?, ?, ?, ?, ?, ?, ?, 'starting',
+    ?, ?, ?, ?, ?, ?, (SELECT user_version FROM pragma_user_version)
+FROM run WHERE service = ? AND instance = ? RETURNING generation"""
+
+
+class Members:
+    """This run among the runs of its service."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        process: Process,
+        *,
+        run_id: str,
+        service: str,
+        lock_directory: Path | None,
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._process = process
+        self.run_id = run_id
+        self._service = service
+        self._lock_directory = lock_directory
+        self._beaten: tuple[str, float] | None = None  # phase on record, and loop time of that
+
+    async def join(
+        self,
+        *,
+        host: str,
+        seat: Seat,
+        version: str,
+        topic: str,
+        ops_topic: str,
+        transport: str,
+        methods: str | None = None,
+    ) -> int:
+        """Write this run down; returns its generation, which counts the runs of the instance.
+
+        *methods* says what it serves, in words that only those who act on requests read.
+        """
+        now = self._clock.wall()
+        me = seat.identity
+        batch = Batch(Point.JOIN)
+        batch.ask(
+            _JOIN,
+            self.run_id,
+            self._service,
+            host,
+            seat.instance,
+            version,
+            *(me.boot_id, me.pid_ns, me.time_ns, me.pid, me.start_ticks),
+            str(seat.lock_path),
+            None if seat.lock_file is None else str(seat.lock_file),
+            topic,
+            ops_topic,
+            transport,
+            methods,
+            now,
+            now,
+            self._service,
+            seat.instance,
+            expect=1,
+        )
+        rows = await self._engine.commit(batch)
+        return int(rows[0][0][0] or 1)
+
+    async def beat(self, phase: str, *, written_s: float = BEAT_WRITTEN_S) -> str | None:
+        """Look whether this run may act, and refresh what listings show.
+
+        Args:
+            phase: Of the service; a new one is written at once.
+            written_s: Seconds after which a sign of life is written again.
+
+        Returns:
+            Why this run may not act any more, as a sentence; None if it may. Others have taken
+            its rows over, at the word of an operator.
+        """
+        await self._show(phase, written_s)
+        rows = await self._engine.query(
+            "SELECT gone_by, gone_reason, adopted_by FROM run WHERE run_id = ?", self.run_id
+        )
+        for gone_by, reason, adopted_by in rows:
+            if gone_by is not None:
+                return f"{gone_by!s} said that this run is gone: {reason!s}"
+            if adopted_by is not None:
+                return f"run {adopted_by!s} has taken this run's rows over"
+        return None
+
+    async def _show(self, phase: str, written_s: float) -> None:
+        now = self._clock.loop()
+        if self._beaten is not None:
+            shown, since = self._beaten
+            if shown == phase and now - since < written_s:
+                return
+        batch = Batch(Point.JOIN, durable=False)
+        batch.add(
+            "UPDATE run SET beat_at = ?, phase = ? WHERE run_id = ?",
+            *(self._clock.wall(), phase, self.run_id),
+        )
+        await self._engine.commit(batch)
+        self._beaten = phase, now
+
+    def stop_intent(self, *, source: str, by: str, reason: str) -> Batch:
+        """The record that this stop is meant; the first one stands."""
+        self._beaten = None  # it writes the phase, too
+        batch = Batch(Point.STOP_INTENT)
+        batch.add(
+            "UPDATE run SET stop_at = ?, stop_source = ?, stop_by = ?, stop_reason = ?, "
+            "phase = 'draining' WHERE run_id = ? AND stop_at IS NULL",
+            self._clock.wall(),
+            source,
+            by,
+            reason,
+            self.run_id,
+        )
+        return batch
+
+    async def withdraw_stop(self) -> None:
+        """A drain was resumed: no stop is meant any more."""
+        self._beaten = None
+        batch = Batch(Point.WITHDRAW_STOP)
+        batch.add(
+            "UPDATE run SET stop_at = NULL, stop_source = NULL, stop_by = NULL, "
+            "stop_reason = NULL WHERE run_id = ?",
+            self.run_id,
+        )
+        await self._engine.commit(batch)
+
+    async def stop_record(self, exit_code: int, report: dict[str, Any]) -> None:
+        """The last act of a run that ends by itself."""
+        batch = Batch(Point.STOP_RECORD)
+        batch.add(
+            "UPDATE run SET ended_at = ?, exit_code = ?, report = ?, phase = 'stopped' "
+            "WHERE run_id = ?",
+            self._clock.wall(),
+            exit_code,
+            json.dumps(report),
+            self.run_id,
+        )
+        await self._engine.commit(batch)
+
+    def judge(self, run: Run) -> Judgement:
+        """Whether *run* may still act."""
+        if run.run_id == self.run_id:
+            return Judgement(Answer.ALIVE, "it is this run")
+        return judge_run(run, self._process, self._lock_directory)
+
+    async def others(self) -> list[Run]:
+        """Runs of this service that have not ended, this one excepted; some may be dead."""
+        runs = await list_open(self._engine, self._service)
+        return [run for run in runs if run.run_id != self.run_id]
+
+    async def siblings(self) -> list[tuple[Run, str | None]]:
+        """Other runs of this service that may serve now or again, with the methods they wrote down.
+
+        They are those that live; those of whom nothing is proven, if they have beaten less than
+        `BACK_WITHIN_S` ago; and those that ended less than that ago and whose instance has no run
+        now: it may be starting again, in an upgrade for example.
+        """
+        since = self._clock.wall() - BACK_WITHIN_S
+        rows = await self._engine.query(
+            f"SELECT {COLUMNS}, methods FROM run WHERE service = ? "  # noqa: S608 - a constant
+            "AND (coalesce(ended_at, adopted_at) IS NULL OR coalesce(ended_at, adopted_at) >= ?) "
+            "ORDER BY generation DESC",
+            self._service,
+            since,
+        )
+        known = [(run_of(row[:-1]), None if row[-1] is None else str(row[-1])) for row in rows]
+        found = [one for one in known if not self._is_silent(one[0], since)]
+        living = [
+            one for one in found if one[0].ended_at is None and not self.judge(one[0]).is_dead
+        ]
+        last: dict[str, tuple[Run, str | None]] = {}
+        for one in found:
+            last.setdefault(one[0].instance, one)
+        for run, _ in living:
+            last.pop(run.instance, None)
+        others = [one for one in living if one[0].run_id != self.run_id]
+        return [*others, *last.values()]
+
+    def _is_silent(self, run: Run, since: float) -> bool:
+        return (
+            run.beat_at < since
+            and run.ended_at is None
+            and self.judge(run).answer is Answer.NOT_PROVEN
+        )
+
+    async def offers(self) -> list[str]:
+        """What runs on record have served, as texts of `gracekit.rpc.offer`; newest first."""
+        rows = await self._engine.query(
+            "SELECT methods FROM run WHERE service = ? AND methods IS NOT NULL "
+            "GROUP BY methods ORDER BY max(started_at) DESC LIMIT ?",
+            self._service,
+            OFFERS,
+        )
+        return [str(methods) for (methods,) in rows]
+
+    async def survey(self) -> tuple[list[Run], list[tuple[Run, Judgement]]]:
+        """Runs of this service that are not yet adopted, this one excepted, oldest first.
+
+        Returns:
+            Those proven dead, and those of whom nothing is proven.
+        """
+        dead, doubtful = list[str](), list[tuple[Run, Judgement]]()
+        for run in await self._not_adopted():
+            judgement = self.judge(run)
+            if judgement.is_dead:
+                dead.append(run.run_id)
+            elif not judgement.is_alive:
+                doubtful.append((run, judgement))
+        # Read again: it may have written its stop record, and ended, since its row was read.
+        ended = [run for run in await self._not_adopted() if run.run_id in dead] if dead else []
+        return ended, doubtful
+
+    async def _not_adopted(self) -> list[Run]:
+        rows = await self._engine.query(
+            f"SELECT {COLUMNS} FROM run "  # noqa: S608 - a constant
+            "WHERE service = ? AND adopted_at IS NULL AND run_id <> ? ORDER BY started_at",
+            self._service,
+            self.run_id,
+        )
+        return list(map(run_of, rows))
+
+    async def ended_badly(self, *, since: float) -> list[Run]:
+        """Runs of this service that were adopted from that wall time on, but for drained ones."""
+        rows = await self._engine.query(
+            f"SELECT {COLUMNS} FROM run "  # noqa: S608 - a constant
+            "WHERE service = ? AND adopted_at >= ? AND verdict <> ?",
+            self._service,
+            since,
+            Verdict.DRAINED.value,
+        )
+        return list(map(run_of, rows))
+
+    def forget(self, run: Run) -> None:
+        """Remove the lock file of a run that was adopted: nobody asks for it any more."""
+        if (path := self._lock_of(run)) is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _evidence_of(self, run: Run) -> Evidence:
+        """What its row says; where that says nothing of a stop, the note in its lock file."""
+        path = self._lock_of(run)
+        note = "" if path is None or run.exit_code is not None else read_note(path)
+        code = note.removeprefix(ENDED)
+        if note.startswith(ENDED) and code.isdecimal():
+            return replace(run.evidence, exit_code=int(code))
+        return replace(run.evidence, stop_begun=run.evidence.stop_begun or note == STOPPING)
+
+    def _lock_of(self, run: Run) -> Path | None:
+        """Its own lock file, as this process sees it; an older gracekit wrote none."""
+        if self._lock_directory is None or run.lock_path.name != lock_name(run.run_id):
+            return None
+        return self._lock_directory / run.lock_path.name
+
+    def add_adoption(self, batch: Batch, run: Run) -> Verdict:
+        """Write the verdict on a dead run, once; a second adopter's batch rolls back."""
+        verdict = classify(self._evidence_of(run))
+        batch.add(
+            "UPDATE run SET adopted_at = ?, adopted_by = ?, verdict = ? "
+            "WHERE run_id = ? AND adopted_at IS NULL",
+            self._clock.wall(),
+            self.run_id,
+            verdict.value,
+            run.run_id,
+            expect=1,
+        )
+        return verdict

@@ -1,0 +1,153 @@
+"""Runs on record: one row for each life of a process, and how it is judged.
+
+Who lives is judged by `gracekit.life`, and by nothing else. Beats are for display: no run is
+declared dead by a clock.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gracekit.exits import Evidence, Verdict
+from gracekit.life import Answer, Identity, Judgement, Life, LockFile
+from gracekit.process import Point, Process
+from gracekit.store.batch import Batch, Row
+from gracekit.store.engine import Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One life of a process, as stored.
+
+    Attributes:
+        run_id: 32 hex digits.
+        instance: Slot that it fills, unique among living runs of the service.
+        identity: Its process.
+        lock_path: File whose lock proves that it lives, as the run itself saw it.
+        lock_file: Which file that was; None where an older gracekit wrote the row.
+        phase: ServiceState, for display.
+        beat_at: Wall time of the last beat on record, some `BEAT_WRITTEN_S` old at most while it
+            lives. It proves nothing, as clocks jump and loops block.
+        stop_at: Wall time of its stop-intent; None if none stands.
+        exit_code: Of its stop record; None if it wrote none.
+        verdict: How it ended; None until it was classified.
+        gone_by: Operator who said that it is gone; None if nobody did.
+    """
+
+    run_id: str
+    service: str
+    host: str
+    instance: str
+    generation: int
+    identity: Identity
+    lock_path: Path
+    lock_file: LockFile | None
+    phase: str
+    topic: str
+    ops_topic: str
+    transport: str
+    started_at: float
+    beat_at: float
+    stop_at: float | None
+    stop_source: str | None
+    stop_reason: str | None
+    ended_at: float | None
+    exit_code: int | None
+    report: dict[str, Any] | None
+    verdict: Verdict | None
+    adopted_at: float | None
+    gone_by: str | None
+    gone_reason: str | None
+
+    @property
+    def life(self) -> Life:
+        """What it is judged alive or dead by."""
+        return Life(identity=self.identity, lock_name=self.lock_path.name, lock_file=self.lock_file)
+
+    @property
+    def evidence(self) -> Evidence:
+        """What its end is judged by."""
+        return Evidence(stop_begun=self.stop_at is not None, exit_code=self.exit_code)
+
+
+COLUMNS: Final = (
+    "run_id, service, host, instance, generation, boot_id, pid_ns, time_ns, pid, start_ticks, "
+    "lock_path, lock_file, phase, topic, ops_topic, transport, started_at, beat_at, "
+    "stop_at, stop_source, stop_reason, ended_at, exit_code, report, verdict, adopted_at, "
+    "gone_by, gone_reason"
+)
+_IDENTITY: Final = ("boot_id", "pid_ns", "time_ns", "pid", "start_ticks")
+
+
+def run_of(row: Row) -> Run:
+    """The run in a row of COLUMNS."""
+    names = [name.strip() for name in COLUMNS.split(",")]
+    values: dict[str, Any] = dict(zip(names, row, strict=True))
+    values["identity"] = Identity(**{name: values.pop(name) for name in _IDENTITY})
+    values["lock_path"] = Path(values["lock_path"])
+    lock_file = values["lock_file"]
+    values["lock_file"] = None if lock_file is None else LockFile.from_text(lock_file)
+    values["report"] = None if values["report"] is None else json.loads(values["report"])
+    values["verdict"] = None if values["verdict"] is None else Verdict(values["verdict"])
+    return Run(**values)
+
+
+def judge_run(run: Run, process: Process, directory: Path | None) -> Judgement:
+    """Whether *run* may still act: its process lives, and its record does not end it.
+
+    *directory* is that of the run locks, as this process sees it.
+    """
+    if run.adopted_at is not None:
+        return Judgement(Answer.DEAD, "it was classified, and its rows were taken over")
+    if run.report is not None and run.report.get("left"):
+        # Also while its process goes on: nothing of the run can act any more.
+        return Judgement(Answer.DEAD, "its stop record says that nothing of it is left")
+    if run.gone_by is not None:
+        return Judgement(Answer.DEAD, f"{run.gone_by} said that it is gone: {run.gone_reason}")
+    return process.judge(run.life, directory)
+
+
+async def list_runs(engine: Engine, *, service: str | None = None, limit: int = 100) -> list[Run]:
+    """Runs on record, newest first; of one service, or of all."""
+    rows = await engine.query(
+        f"SELECT {COLUMNS} FROM run WHERE ? IS NULL OR service = ? "  # noqa: S608 - a constant
+        "ORDER BY started_at DESC, generation DESC LIMIT ?",
+        service,
+        service,
+        limit,
+    )
+    return [run_of(row) for row in rows]
+
+
+async def list_open(engine: Engine, service: str) -> list[Run]:
+    """Runs of *service* that have neither ended nor been adopted; some may be dead."""
+    rows = await engine.query(
+        f"SELECT {COLUMNS} FROM run "  # noqa: S608 - a constant
+        "WHERE service = ? AND ended_at IS NULL AND adopted_at IS NULL",
+        service,
+    )
+    return [run_of(row) for row in rows]
+
+
+def gone(run: Run, *, by: str, reason: str, at: float) -> Batch:
+    """An operator's word that a run is gone; refused if somebody was quicker."""
+    batch = Batch(Point.ADOPT)
+    batch.add(
+        "UPDATE run SET gone_at = ?, gone_by = ?, gone_reason = ? "
+        "WHERE run_id = ? AND adopted_at IS NULL AND gone_at IS NULL",
+        *(at, by, reason, run.run_id),
+        expect=1,
+    )
+    return batch
+
+
+def run_as_json(run: Run) -> dict[str, Any]:
+    """The run as plain data for `--json`."""
+    data = asdict(run)
+    data["lock_path"] = str(run.lock_path)
+    data["lock_file"] = None if run.lock_file is None else str(run.lock_file)
+    data["verdict"] = run.verdict.value if run.verdict else None
+    return data

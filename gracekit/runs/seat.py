@@ -1,0 +1,135 @@
+"""Seats: the slot that a run fills, and the locks that say so."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from gracekit.errors import AlreadyRunningError
+from gracekit.life import Identity, LifeLock
+from gracekit.process import Process
+from gracekit.runs.run import judge_run, list_open
+from gracekit.store.engine import Engine
+from gracekit.store.files import make_directory
+
+MAX_SLOTS: Final = 1000
+_LONGEST_SLOT: Final = 200
+# Notes in a lock file.
+STOPPING: Final = "stopping"
+ENDED: Final = "ended with "
+
+
+class Seat:
+    """A slot that this process has taken: who it is there, and the locks that say so.
+
+    The slot's lock keeps a second run of the instance out, also one of an older gracekit. The
+    run's own proves its life, on a file that no other run ever uses.
+
+    Attributes:
+        instance: Name of the slot.
+        identity: This process, read when it took the seat.
+        lock_path: Of the run's own lock; empty without a directory.
+        lock_file: On which file that is.
+    """
+
+    def __init__(
+        self, instance: str, identity: Identity, slot: LifeLock | None, own: LifeLock | None
+    ) -> None:
+        self.instance = instance
+        self.identity = identity
+        self.lock_path = Path() if own is None else own.path
+        self.lock_file = None if own is None else own.file
+        self._slot = slot
+        self._own = own
+
+    def trouble(self) -> str | None:
+        """Why others cannot see any more that this run lives, as a sentence; None if they can."""
+        locks = [lock for lock in (self._own, self._slot) if lock is not None]
+        return next((seen for lock in locks if (seen := lock.trouble()) is not None), None)
+
+    def note_stop(self, code: int | None = None) -> None:
+        """Note that a stop has begun, or ended with *code*, in case the store cannot take it."""
+        self._note(STOPPING if code is None else f"{ENDED}{code}")
+
+    def clear_note(self) -> None:
+        """The store has taken the stop-intent, or the stop was withdrawn."""
+        self._note("")
+
+    def _note(self, text: str) -> None:
+        if self._own is not None:
+            self._own.write_note(text)
+
+    def leave(self, *, is_recorded: bool) -> None:
+        """Give the locks up; may be called twice.
+
+        Args:
+            is_recorded: Whether the run's end is on record, so that nobody asks for its lock.
+        """
+        if self._own is not None:
+            self._own.release(remove=is_recorded)
+        if self._slot is not None:
+            self._slot.release()
+
+
+async def take_seat(
+    engine: Engine,
+    process: Process,
+    directory: Path | None,
+    *,
+    run_id: str,
+    service: str,
+    host: str,
+    instance: str | None,
+) -> Seat:
+    """Take the slot *instance*, or the first free one of `{host}-{n}`.
+
+    Without a *directory* for the locks no other process sees the store.
+
+    Raises:
+        AlreadyRunningError: the instance lives, or all slots are taken.
+        ConfigError: *directory* or a lock in it is not ours, or no lock can be taken there.
+    """
+    if directory is not None:
+        make_directory(directory)  # also before it is asked who lives
+    identity = process.identify()
+    runs = await list_open(engine, service)
+    taken = {run.instance for run in runs if judge_run(run, process, directory).is_alive}
+    names: Iterable[str] = [instance] if instance else (f"{host}-{n}" for n in range(MAX_SLOTS))
+    for name in names:
+        if name in taken:
+            continue
+        if directory is None:
+            return Seat(name, identity, None, None)
+        slot = LifeLock(directory / slot_name(service, name))
+        if slot.acquire():
+            own = LifeLock(directory / lock_name(run_id))
+            if own.acquire():
+                return Seat(name, identity, slot, own)
+            slot.release()
+    if instance:
+        raise AlreadyRunningError(
+            f"instance {instance!r} of service {service!r} is running: two runs of one instance "
+            "would answer for the same rows; stop it, or set GRACEKIT_INSTANCE to another name"
+        )
+    raise AlreadyRunningError(f"all {MAX_SLOTS} slots of service {service!r} on {host!r} are taken")
+
+
+def slot_name(service: str, instance: str) -> str:
+    """Name of the file whose lock keeps a second run of the instance out.
+
+    Names of services and instances hold what no file name may; `%40` stands
+    for `@`, and a digest for the rest of what is too long.
+    """
+    name = f"{quote(service, safe='')}@{quote(instance, safe='')}"
+    if len(name) > _LONGEST_SLOT:
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        name = f"{name[: _LONGEST_SLOT - len(digest)]}%-{digest}"  # `quote` writes no "%-"
+    return f"{name}.lock"
+
+
+def lock_name(run_id: str) -> str:
+    """Name of the file whose lock proves the life of a run."""
+    return f"{run_id}.lock"
