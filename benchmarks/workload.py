@@ -82,9 +82,11 @@ class Sender:
         self._transport = transport
         self._ids = numbered(name)
         self._waiting: dict[str, asyncio.Future[None]] = {}
-        self._remove = runtime.tracker.remove
+        assert runtime.wired is not None
+        tracker = runtime.wired.tracker
+        self._remove = tracker.remove
         # The product has no need to know when a task leaves; a benchmark of one at a time has.
-        runtime.tracker.remove = self._removed  # type: ignore[method-assign]
+        tracker.remove = self._removed  # type: ignore[method-assign]
 
     def _removed(self, task: TrackedTask) -> None:
         self._remove(task)

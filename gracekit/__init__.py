@@ -1,7 +1,7 @@
 """gracekit: the runtime for long-running RPC services that stop, crash and restart safely."""
 
 from gracekit.config import Settings
-from gracekit.drain import DrainReport
+from gracekit.drain.report import DrainReport
 from gracekit.errors import (
     CallTimeoutError,
     ConfigError,

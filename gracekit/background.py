@@ -19,6 +19,9 @@ FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 10.0
 """Also the time after which work that has not failed counts as well again."""
 
+LONGEST_END_S: Final = 1.0
+"""Work that swallows its cancellation is not waited for any longer."""
+
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -36,6 +39,31 @@ def need_loop() -> None:
 def start(work: Work, name: str, *, telemetry: Telemetry, clock: Clock) -> asyncio.Task[None]:
     """Do *work* in a task of its own until it returns or the task is cancelled; see `keep_on`."""
     return asyncio.create_task(keep_on(work, name, telemetry=telemetry, clock=clock), name=name)
+
+
+class Background:
+    """A part that does *work* from its start to its stop; see `keep_on`."""
+
+    def __init__(self, work: Work, name: str, *, telemetry: Telemetry, clock: Clock) -> None:
+        self._work = work
+        self._name = name
+        self._telemetry = telemetry
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to work."""
+        if self._task is None:
+            self._task = start(self._work, self._name, telemetry=self._telemetry, clock=self._clock)
+
+    async def stop(self) -> None:
+        """Cancel the work, and wait for its end."""
+        task = self._task
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task}, timeout=LONGEST_END_S)
+            if self._task is task:
+                self._task = None
 
 
 async def keep_on(work: Work, name: str, *, telemetry: Telemetry, clock: Clock) -> None:

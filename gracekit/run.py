@@ -18,7 +18,7 @@ from typing import Final
 
 from gracekit import streams
 from gracekit.config import Settings
-from gracekit.drain import DrainReport
+from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode, exit_code_of
 from gracekit.process import leave_at_once
@@ -48,7 +48,7 @@ def run_service(service: Service, settings: Settings | None = None) -> int:
     as_json = settings is not None and settings.log_format == "json"
     try:
         runtime = Runtime(service, settings, signals=True)
-        signals = runtime.take_signals(for_good=True)  # a stop may come before there is a loop
+        signals = runtime.take_signals()  # a stop may come before there is a loop
         calm_collector()
         report = _run_to_the_end(runtime)
         # The interpreter would wait for either without a limit.

@@ -16,22 +16,29 @@ from gracekit import errors
 
 PACKAGE: Final = Path(__file__).resolve().parent.parent / "gracekit"
 
-_GROUND: Final = {"errors", "exits", "clock", "phase", "signals", "streams", "life", "process"}
-_ABOVE_REQUESTS: Final = {"dispatcher", "periodic"}
+_GROUND: Final = {
+    "errors", "exits", "version", "clock", "phase", "signals", "streams", "life", "process",
+    "parts",
+}  # fmt: skip
+_BESIDE_ALL: Final = {
+    "background", "config", "telemetry", "tracing", "sdnotify", "stop_signals",
+}  # fmt: skip
+_ABOVE_REQUESTS: Final = {"dispatcher", "periodic", "hooks"}
+_FACE: Final = {"service", "built", "order", "wiring", "runtime", "run"}
 
 # From the ground up. A module imports from the floors below its own; modules of one floor do not
 # know each other, except inside one package (store, rpc, ...) and where SAME_FLOOR allows it.
 FLOORS: Final = (
     _GROUND,
-    {"background", "config", "telemetry", "tracing", "sdnotify"},
+    _BESIDE_ALL,
     {"store"},
     {"rpc", "tracker", "leases", "runs"},
     {"request"},  # here rpc, tracker and leases meet
     _ABOVE_REQUESTS,
     {"recovery"},
     {"drain"},
-    {"control"},
-    {"service", "runtime", "run"},
+    {"control", "upkeep"},
+    _FACE,
     {"doctor"},
     {"cli"},
     {"testing"},  # may import anything; nothing imports it
@@ -42,9 +49,9 @@ ENTRANCES: Final = {"", "__main__"}  # `gracekit` itself and `python -m gracekit
 # The words of the ground floor name each other, and the upper rooms are one flat each.
 SAME_FLOOR: Final = (
     _GROUND,
-    {"background", "config", "telemetry", "tracing", "sdnotify"},
+    _BESIDE_ALL,
     _ABOVE_REQUESTS,
-    {"service", "runtime", "run"},
+    _FACE,
 )
 
 # What an embedded user must not pay for: broker, command line, terminal.

@@ -99,7 +99,7 @@ class Site:
         assert await view.call("add", a=1, b=2) == 3
         assert await view.prepare(ops=True).call("ping") == "pong"
         await self.world.settle()
-        assert len(self.life.runtime.tracker) == 0
+        assert len(self.life.runtime.wired.tracker) == 0
         assert self.world.broker.waiting("compute") == 0
         assert self.world.rows("SELECT * FROM reply") == []
         self.world.check_accounts()

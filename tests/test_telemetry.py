@@ -276,7 +276,7 @@ async def test_a_runtime_that_has_stopped_can_be_forgotten():
     settings = Settings(transport_url="memory://", store_url="memory://")
     runtime = Runtime(Service("compute"), settings, broker=MemoryBroker())
     async with runtime:
-        tracker = weakref.ref(runtime.tracker)
+        tracker = weakref.ref(runtime.wired.tracker)
     del runtime
     gc.collect()
 

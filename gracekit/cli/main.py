@@ -111,7 +111,7 @@ def exit_code_of(error: GracekitError) -> int:
 
 def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:  # noqa: FBT001
     if asked:
-        from gracekit.runtime import package_version  # noqa: PLC0415 - only when asked
+        from gracekit.version import package_version  # noqa: PLC0415 - only when asked
 
         click.echo(f"gracekit {package_version()}")
         ctx.exit()

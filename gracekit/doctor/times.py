@@ -16,7 +16,7 @@ from gracekit.config import (
     rules,
 )
 from gracekit.doctor.finding import Finding, Level, ok, warn
-from gracekit.drain import ALARM_AFTER_HARD_LIMIT_S
+from gracekit.drain.coordinator import ALARM_AFTER_HARD_LIMIT_S
 
 
 def check_settings(settings: Settings) -> Iterator[Finding]:

@@ -79,6 +79,13 @@ def open_transport(
     )
 
 
+def written_url(url: str) -> str:
+    """A transport URL as records keep it: it means the same from another directory, no secrets."""
+    if url.startswith("sqlite:"):
+        return f"sqlite:///{sqlite_path(url).absolute()}"
+    return shown_url(url)
+
+
 def _memory(url: str, process: Process, broker: MemoryBroker | None) -> MemoryTransport:
     if broker is None:
         raise ConfigError(

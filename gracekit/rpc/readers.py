@@ -7,11 +7,13 @@ that a request, or a resource, is theirs alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gracekit.errors import ConfigError
 from gracekit.rpc.methods import Method
+from gracekit.telemetry import Telemetry
 
 _NEEDS_ONE_STORE: Final = frozenset({"error", "probe"})
 _SHOWN: Final = 5
@@ -70,3 +72,47 @@ def _listed(names: Iterable[str]) -> str:
     known = sorted(names)
     more = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
     return ", ".join(known[:_SHOWN]) + more
+
+
+class ForeignReaders:
+    """Looks at a start who else reads the shared queues, into another store.
+
+    Args:
+        announce: Says that this process reads them; returns who does so into another store.
+        store: As messages name it.
+        methods: What is served.
+        accepts: Whether methods that need one store may be served all the same.
+    """
+
+    def __init__(
+        self,
+        announce: Callable[[], Awaitable[list[Reader]]],
+        telemetry: Telemetry,
+        *,
+        store: str,
+        methods: Iterable[Method[Any, Any]],
+        accepts: bool,
+    ) -> None:
+        self._announce = announce
+        self._telemetry = telemetry
+        self._store = store
+        self._methods = methods
+        self._accepts = accepts
+
+    async def start(self) -> None:
+        """Announce ourselves, and log every foreign reader.
+
+        Raises:
+            ConfigError: there is one, and a method needs one store.
+        """
+        readers = await self._announce()
+        methods = need_one_store(self._methods)
+        if readers and methods and not self._accepts:
+            raise ConfigError(f"{foreign_seen(readers, self._store, methods)}; {FOREIGN_REMEDY}")
+        for reader in readers:
+            self._telemetry.emit(
+                "reader.foreign", queue=reader.queue, by=reader.label, store=reader.store
+            )
+
+    async def stop(self) -> None:
+        """Nothing: the announcement goes with the connection."""

@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import apsw
 
@@ -175,6 +175,7 @@ class SqliteEngine(_Breakable):
         self._open = False  # they take jobs
         self._changing = asyncio.Lock()
         self._files: dict[Path, str] = {}  # those that are open, and what tells each from others
+        self._ending: list[Worker[Any, Any]] = []
         self._writer: Worker[Batch, Rows]  # both from start to start
         self._reader: Worker[Query, list[Row]]
 
@@ -187,11 +188,13 @@ class SqliteEngine(_Breakable):
             self._pid = _Current.pid
             self._writer = Worker(f"{self.path.name}-writer", self._open_writer)
             self._reader = Worker(f"{self.path.name}-reader", self._open_reader)
-            await self._writer.start()
             try:
+                await self._writer.start()
                 await self._reader.start()
             except BaseException:
-                self._writer.end()
+                self._ending += [worker for worker in (self._reader, self._writer) if worker.begun]
+                for worker in self._ending:
+                    worker.end()
                 raise
             self._files = self._open_files()
             self._started = self._open = True
@@ -204,9 +207,11 @@ class SqliteEngine(_Breakable):
             self._open = False
             if self._started:
                 # The writer last: it empties the WAL, which an open reader would prevent.
-                await self._reader.stop()
-                await self._writer.stop()
+                self._ending += [self._reader, self._writer]
                 self._started = False
+            while self._ending:  # also those of a start that was cancelled
+                await self._ending[0].stop()
+                del self._ending[0]
 
     async def commit(self, batch: Batch) -> Rows:
         """See `Engine.commit`."""

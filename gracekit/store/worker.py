@@ -42,6 +42,9 @@ class Worker(Generic[J, A]):
     Args:
         name: Of the thread.
         open_handler: Called on the thread; what it raises, `start` raises.
+
+    Attributes:
+        begun: Whether there is a thread, or was one.
     """
 
     def __init__(self, name: str, open_handler: Callable[[], Handler[J, A]]) -> None:
@@ -51,15 +54,13 @@ class Worker(Generic[J, A]):
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self.begun = False
 
     async def start(self) -> None:
-        """Return when the handler is open; cancelled, the thread closes it and ends."""
+        """Return when the handler is open; cancelled, `stop` is due all the same."""
         self._thread.start()
-        try:
-            await self._opened
-        except asyncio.CancelledError:
-            self.end()
-            raise
+        self.begun = True
+        await self._opened
 
     def end(self) -> None:
         """Ask the thread to do what is queued and end; does not wait."""

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from gracekit.config import Settings, did_you_mean, load
-from gracekit.drain import DrainReport
+from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
 from gracekit.process import Phase, Point
 from gracekit.rpc.client import RpcClient
@@ -399,7 +399,7 @@ class InMemoryService(Caller):
                  WHERE service = ? AND (finished_at IS NULL OR errored_due = 1) ORDER BY id"""
         rows = self.machine.rows(sql, self.service.topic)
         found = [f"{row['method']} {row['request_id']} {row['state']}" for row in rows]
-        tracked = self.runtime.tracker if self.runtime.built else ()
+        tracked = self.runtime.wired.tracker if self.runtime.wired else ()
         known = {row["request_id"] for row in rows}
         found += [f"{task} in flight" for task in tracked if task.request_id not in known]
         waiting = {name: self.machine.broker.waiting(name) for name in self._queues()}

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import apsw
 
 from gracekit.config import Settings
-from gracekit.drain import DrainReport
+from gracekit.drain.report import DrainReport
 from gracekit.life import Identity
 from gracekit.process import Phase, Point
 from gracekit.rpc.client import RpcClient

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
 from gracekit.config import Settings
-from gracekit.drain import DrainReport
+from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
 from gracekit.service import Service
 from gracekit.testing.faults import Faults, PlannedFaults

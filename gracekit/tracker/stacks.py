@@ -7,13 +7,17 @@ for nothing and runs no code of the application.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import linecache
+import os
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from gracekit.process import STANDARD_ERROR
 from gracekit.telemetry import escape
 from gracekit.tracker.task import TrackedTask
 from gracekit.tracker.tracker import Tracker
@@ -55,6 +59,50 @@ def dump(
             lines.append(f"thread {escape(thread.name, longest=LONGEST)}{what}")
             lines += _shown(_stack(frames[thread.ident or 0]))
     return "\n".join([*lines, "--- end ---", ""])
+
+
+class StackDump:
+    """Writes tasks and stacks to standard error, in a thread of its own.
+
+    Beside the loop, which may be blocked, and beside the thread that asks: standard error may be
+    a pipe that nobody reads, and the next signal must get through.
+
+    Args:
+        title: First line, when it is asked for.
+        tracker: As in `dump`, when it is asked for.
+        callers: As in `dump`.
+    """
+
+    def __init__(
+        self,
+        title: Callable[[], str],
+        tracker: Callable[[], Tracker | None],
+        *,
+        callers: Collection[CodeType],
+    ) -> None:
+        self._title = title
+        self._tracker = tracker
+        self._callers = callers
+        self._thread: threading.Thread | None = None
+
+    def write(self) -> None:
+        """Write them soon, from any thread; nothing while the last ones are being written."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._write, name="gracekit-stacks", daemon=True)
+            self._thread.start()
+
+    def _write(self) -> None:
+        text = dump(
+            self._tracker(),
+            now=time.monotonic(),  # what loop.time() is; a virtual loop has no signals
+            loop_thread=threading.main_thread().ident or 0,  # signals are the main thread's
+            title=self._title(),
+            callers=self._callers,
+        )
+        rest = text.encode(errors="backslashreplace")
+        with contextlib.suppress(OSError):
+            while rest:  # not by a logger: the blocked thread may hold its lock
+                rest = rest[os.write(STANDARD_ERROR, rest) :]
 
 
 def _tasks(tracker: Tracker | None) -> list[TrackedTask]:

@@ -277,7 +277,7 @@ async def test_the_state_is_told_to_anybody(world: World, svc: Service, doors: D
     with pytest.raises(TypeError, match="names no run"):
         await asking(client).call("status")
     assert world.rows("SELECT * FROM task") == []
-    assert len(life.runtime.tracker) == 0
+    assert len(life.runtime.wired.tracker) == 0
 
 
 async def test_the_state_is_asked_on_the_ops_topic_only(world: World, svc: Service):

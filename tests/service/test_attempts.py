@@ -142,7 +142,7 @@ async def test_a_task_that_is_thrown_away_with_its_loop_has_no_outcome(
     client = await world.client(svc)
     request_id = await client.cast(work)
     await doors.wait(1)
-    (task,) = life.runtime.tracker
+    (task,) = life.runtime.wired.tracker
     assert task.handler is not None
     if cancelled:
         task.handler.cancel()

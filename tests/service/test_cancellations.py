@@ -307,7 +307,7 @@ async def test_a_thread_goes_on_when_the_task_around_it_is_cancelled(world: Worl
     for task, who in list(world._owners.items()):
         if who is life and isinstance(task, asyncio.Task) and "Threads" in repr(task.get_coro()):
             task.cancel()
-    handler = life.runtime.tracker.get("r").handler  # type: ignore[union-attr]
+    handler = life.runtime.wired.tracker.get("r").handler  # type: ignore[union-attr]
     assert handler is not None
     handler.cancel()
     await world.settle()
@@ -514,7 +514,7 @@ async def test_a_foreign_cancellation_of_a_wait_says_nothing_of_the_attempt_afte
     )
     await world.until(lambda: world.state("b") == "accepted")
     await asyncio.sleep(1.5)
-    waiting = other.runtime.tracker.get("b")
+    waiting = other.runtime.wired.tracker.get("b")
     assert waiting is not None
     assert waiting.handler is not None
     waiting.handler.cancel()

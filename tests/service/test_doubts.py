@@ -156,7 +156,7 @@ async def claimed_in_flight(world: World, svc: Service, doors: Doors) -> Life:
     await client.prepare(request_id="t").cast(work)
     await doors.wait(1)
     world.disk.execute("UPDATE task SET state = 'accepted', owner = NULL")
-    life.runtime._pace.poke()
+    life.runtime.wired.pace.poke()
     await asyncio.sleep(10)
     return life
 
@@ -235,7 +235,7 @@ async def test_an_ack_that_fails_costs_nothing(world: World, svc: Service, polic
     for _ in range(2):
         assert await client.prepare(timeout=5).call(work) == 3
     await world.settle()
-    assert life.runtime.tracker.running == 0
+    assert life.runtime.wired.tracker.running == 0
     report = await life.drain()
     assert (report.exit_code, report.waited_s) == (0, pytest.approx(0, abs=0.1))
     assert world.broker.waiting("compute") == 1

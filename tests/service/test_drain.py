@@ -18,7 +18,7 @@ from gracekit import (
     ServiceState,
     Settings,
 )
-from gracekit.drain import DrainReport
+from gracekit.drain.report import DrainReport
 from gracekit.process import Point
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.testing.ports import PlayedProcess, PlayedTransport
@@ -449,7 +449,7 @@ async def test_a_second_signal_of_the_right_kind_goes_to_the_deadline(world: Wor
     life.ask_to_stop()
     await life.hears("intake.closed")
     asked_at = now()
-    life.runtime.coordinator.force()
+    life.runtime.wired.coordinator.force()
     report = await life.wait_end()
 
     assert now() - asked_at < 1

@@ -12,7 +12,7 @@ from gracekit import (
     Context,
     Service,
 )
-from gracekit.drain import ALARM_AFTER_HARD_LIMIT_S
+from gracekit.drain.coordinator import ALARM_AFTER_HARD_LIMIT_S
 from gracekit.process import Point
 from tests.service.kit import Doors, Fault, World, now, run_row
 
@@ -149,7 +149,7 @@ async def test_whatever_hangs_leaves_room_for_the_stop_record(world: World, svc:
     await (await world.client(svc)).prepare(request_id="s").cast(stubborn)
     await begun.wait()
     life.runtime.telemetry.subscribe(
-        lambda _, fields: cut_at.append(now()) if fields.get("step") == "stop" else None
+        lambda _, fields: cut_at.append(now()) if fields.get("step") == "stop of hooks" else None
     )
     life.faults.delay_s = 3600.0
     life.plan(Point.HAND_OVER, Fault.DELAY)

@@ -15,8 +15,8 @@ from gracekit import (
     Service,
     ServiceState,
 )
-from gracekit.control import MAX_PAGE
-from gracekit.drain import StopRequest
+from gracekit.control.verbs import MAX_PAGE
+from gracekit.drain.report import StopRequest
 from gracekit.errors import RunEndedError
 from gracekit.process import Point
 from gracekit.rpc.oslo_wire import MAX_NAME
@@ -94,14 +94,14 @@ async def test_nothing_begins_behind_a_gate_that_was_shut(world: World, svc: Ser
     life.plan(Point.ACCEPT_AND_BEGIN, Fault.DELAY)
     await client.cast(work)
     await asyncio.sleep(1)
-    await life.runtime.coordinator.quiet()
+    await life.runtime.wired.coordinator.quiet()
     await asyncio.sleep(60)
     assert starts == []
     assert world.rows("SELECT state, cut FROM task") == [
         {"state": "handed_over", "cut": "safe_point"}
     ]
 
-    await life.runtime.coordinator.resume()
+    await life.runtime.wired.coordinator.resume()
     await life.hears("task.finished")
     assert len(starts) == 1
 
@@ -295,7 +295,7 @@ async def test_of_a_signal_and_an_operator_before_the_drain_begins_the_shorter_c
     asked = StopRequest(
         source="operator", by="ann", reason="", final=False, at=now(), timeout_s=timeout_s
     )
-    life.runtime.coordinator.request_stop(asked)
+    life.runtime.wired.coordinator.request_stop(asked)
     life.ask_to_stop()
     report = await life.wait_end()
 
@@ -320,7 +320,7 @@ async def test_a_signal_right_after_a_resume_is_not_lost(world: World, svc: Serv
     await doors.wait(1)
     await world.verb(life, "drain")
     await life.hears("intake.closed")
-    await life.runtime.coordinator.resume()
+    await life.runtime.wired.coordinator.resume()
     life.ask_to_stop()
     doors.open("work")
     report = await life.wait_end()
@@ -364,11 +364,11 @@ async def test_the_status_of_many_tasks_is_paged_and_each_page_fits(world: World
     for n in range(number):
         named = client.prepare(request_id=f"{worst}{n:04d}")
         await named.cast(hold, thing=f"{n}{chr(34) * 250}")
-    await world.until(lambda: len(life.runtime.tracker) == number)
+    await world.until(lambda: len(life.runtime.wired.tracker) == number)
 
     first = await world.verb(life, "status")
     await world.verb(life, "cancel", task_id=first["tasks"][0]["task_id"])
-    await world.until(lambda: len(life.runtime.tracker) == number - 1)
+    await world.until(lambda: len(life.runtime.wired.tracker) == number - 1)
     second = await world.verb(life, "status", after=first["next"])
     third = await world.verb(life, "status", after=second["next"], limit=10**9)
     one = await world.verb(life, "status", task_id=second["tasks"][3]["task_id"])
@@ -394,12 +394,12 @@ async def test_a_resume_whose_first_consume_fails_tries_again(world: World, svc:
 
     life = await world.start(svc)
     client = await world.client(svc)
-    await life.runtime.coordinator.quiet()
+    await life.runtime.wired.coordinator.quiet()
     life.plan("consume", Fault.REFUSED)
-    await life.runtime.coordinator.resume()
+    await life.runtime.wired.coordinator.resume()
 
     assert await client.prepare(timeout=30).call(work) == 1
-    assert not life.runtime.reconciler.is_paused()
+    assert not life.runtime.wired.reconciler.is_paused()
 
 
 async def test_a_stop_that_comes_while_intake_reopens_stands(world: World, svc: Service):
@@ -416,15 +416,15 @@ async def test_a_stop_that_comes_while_intake_reopens_stands(world: World, svc: 
     client = await world.client(svc)
     await client.cast(work)
     await doors.wait(1)
-    await life.runtime.coordinator.quiet()
+    await life.runtime.wired.coordinator.quiet()
     life.faults.delay_s = 0.2
     life.plan("consume", Fault.DELAY)
-    resuming = world.spawn_as(life, life.runtime.coordinator.resume())
+    resuming = world.spawn_as(life, life.runtime.wired.coordinator.resume())
     await asyncio.sleep(0.1)
     life.ask_to_stop()
     await asyncio.sleep(1)
 
     assert life.runtime.phase.state is ServiceState.DRAINING
-    assert life.runtime.reconciler.is_paused()
+    assert life.runtime.wired.reconciler.is_paused()
     doors.open("work")
     await asyncio.wait({resuming})

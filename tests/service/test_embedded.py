@@ -65,7 +65,7 @@ async def test_a_stop_asked_for_while_it_opens_is_honoured(world: World, svc: Se
     life = world.life(svc)
     opening = world.spawn_as(life, life.runtime.__aenter__())
     await asyncio.sleep(0)
-    assert not life.runtime.built
+    assert life.runtime.wired is None
 
     life.runtime.request_stop()
     report = await world.run_as(life, life.runtime.serve())
@@ -208,7 +208,6 @@ async def test_serve_of_a_runtime_that_did_not_open_ends(world: World, svc: Serv
     """
     await world.start(svc, instance="one")
     life = world.life(svc, instance="one")
-    life.runtime._lock = None
     opening = world.spawn_as(life, life.runtime.open())
     await asyncio.sleep(0)
     serving = world.spawn_as(life, life.runtime.serve())
@@ -336,7 +335,7 @@ async def test_an_unknown_source_of_a_stop_is_refused_with_a_hint(svc: Service):
         runtime.request_stop(source="operater")  # type: ignore[arg-type]
 
     async with runtime:
-        assert not runtime.coordinator.stop_requested
+        assert not runtime.wired.coordinator.stop_requested
 
 
 # -- what the program may ask ----------------------------------------------------------------

@@ -57,7 +57,7 @@ async def order_fail(world: World, life: Life) -> None:
 
 
 async def cancel_its_task(world: World, life: Life) -> None:
-    (task,) = life.runtime.tracker
+    (task,) = life.runtime.wired.tracker
     assert task.handler is not None
     task.handler.cancel()
 
@@ -181,7 +181,7 @@ async def test_a_cancelled_step_of_gracekit_leaves_no_start_without_an_end(
     await (await world.client(svc)).prepare(request_id="t").cast(work)
     await life.hears("task.started")
     await world.until(lambda: world.state("t") == "running")
-    (task,) = life.runtime.tracker
+    (task,) = life.runtime.wired.tracker
     assert task.handler is not None
     task.handler.cancel()
     await life.drain()
@@ -205,5 +205,5 @@ async def test_attempts_of_requeue_methods_are_history(world: World, svc: Servic
     await client.cast(work, s=3)
     await life.hears("task.started", 6)
 
-    (task,) = life.runtime.tracker
+    (task,) = life.runtime.wired.tracker
     assert task.expected_end(now := asyncio.get_running_loop().time()) == pytest.approx(now + 4)

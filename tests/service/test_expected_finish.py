@@ -141,7 +141,7 @@ async def test_threads_use_the_history_too(world: World, svc: Service):
     client = await world.client(svc)
     for _ in range(5):
         await client.prepare(timeout=1e6).call(count)
-    life.runtime.history.of(None, "count").add(5e6)
+    life.runtime.wired.history.of(None, "count").add(5e6)
     await client.prepare(request_id="c").cast(count)
     await life.hears("task.started", 6)
     report = await life.drain()
@@ -158,7 +158,7 @@ async def test_a_start_learns_from_the_journal(world: World, svc: Service):
     await first.drain()
     life = await world.start(svc)
 
-    durations = life.runtime.history.of(None, "copy")
+    durations = life.runtime.wired.history.of(None, "copy")
     assert durations.expected(0.0) == pytest.approx(10, abs=0.1)
     assert durations.expected(11.0) is None
 

@@ -93,8 +93,8 @@ async def peer(world: World) -> AsyncIterator[Peer]:
     """What is over has left nothing behind."""
     yield await Peer(world).start()
     for life in world.lives:
-        if life.process.lives and not len(life.runtime.tracker):
-            assert life.runtime.dispatcher._heartbeats._beats == {}
+        if life.process.lives and not len(life.runtime.wired.tracker):
+            assert life.runtime.wired.dispatcher._heartbeats._beats == {}
 
 
 def sleeper(svc: Service, **options: Any) -> None:
@@ -515,7 +515,7 @@ async def test_none_follows_a_fault_of_the_dispatch(world: World, svc: Service, 
     def raises(*_: object) -> None:
         raise RuntimeError("planted")
 
-    life.runtime.dispatcher._turns.leave = raises
+    life.runtime.wired.dispatcher._turns.leave = raises
     await world.until(lambda: bool(life.told("dispatch.failed")))
     await world.settle()
     heard = len(peer.beats())
@@ -533,7 +533,7 @@ async def test_a_fault_in_a_heartbeat_does_not_end_those_to_come(
     world.expects_faults = True
     sleeper(svc)
     life = await world.start(svc)
-    answers = life.runtime._answers
+    answers = life.runtime.wired.answers
     real, met = answers.beat, []
 
     async def fails_once(*args: object, **kwargs: object) -> bool:

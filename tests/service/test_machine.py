@@ -297,7 +297,7 @@ class ServiceMachine(RuleBasedStateMachine):
         assert self.world.broker.waiting("compute") == 0
         assert self.world.rows("SELECT * FROM lease WHERE owner IS NOT NULL") == []
         assert self.world.rows("SELECT * FROM reply") == []
-        assert len(self.life.runtime.tracker) == 0
+        assert len(self.life.runtime.wired.tracker) == 0
         assert all(call.done() for call in self.calls)
         report = await self.life.drain()
         assert report.exit_code == 0

@@ -23,7 +23,7 @@ from gracekit.tracker.orders import (
     refusal_of,
     state_of,
 )
-from gracekit.tracker.task import _NEXT, Order, Verb
+from gracekit.tracker.task import _NEXT, Lane, Order, Verb
 from tests.service.kit import Doors, Fault, Life, World
 
 pytestmark = pytest.mark.looptime
@@ -238,7 +238,7 @@ async def test_a_task_in_line_is_cancelled_before_it_starts(
     await client.prepare(request_id="first").cast(work, vm="v")
     await doors.wait(1)
     if lease_elsewhere:
-        await life.runtime.requests.close_intake()
+        await life.runtime.wired.servers[Lane.REQUESTS].close_intake()
         life = await world.start(svc, instance="other")
     calls = [
         asyncio.create_task(client.prepare(request_id=name).call(work, vm="v"))
@@ -370,11 +370,11 @@ async def test_a_task_that_the_drain_has_cut_is_not_cancelled_again(world: World
     await life.hears("task.started")
     life.ask_to_stop()
     await asyncio.sleep(5.5)
-    task = life.runtime.tracker.get("w")
+    task = life.runtime.wired.tracker.get("w")
     assert task is not None
     word = Order(verb=Verb.CANCEL, by="ann", reason="")
     with pytest.raises(GracekitError, match=r"being cancelled already \(drain deadline\)"):
-        await life.runtime.control._orders.carry_out("w", "", word)
+        await life.runtime.wired.control._orders.carry_out("w", "", word)
     await life.wait_end()
 
     assert world.state("w") == "handed_over"
@@ -410,7 +410,7 @@ async def test_what_cannot_be_ordered_is_refused_with_the_reason(world: World, s
             await order(world, life, verb, "b")
     with pytest.raises(GracekitError, match=r"w .* is running and cannot be retried: only a task"):
         await order(world, life, "retry", "w")
-    (beside,) = [t for t in life.runtime.tracker if t.lane.value == "background"]
+    (beside,) = [t for t in life.runtime.wired.tracker if t.lane.value == "background"]
     with pytest.raises(GracekitError, match="is no request but work beside them"):
         await order(world, life, "cancel", beside.request_id)
     with pytest.raises(TypeError, match="needs task_id"):

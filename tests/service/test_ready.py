@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 
 from gracekit import Context, Service
+from gracekit.periodic import PeriodicJobs
 from gracekit.process import Point
+from gracekit.recovery.reconciler import Reconciler
+from gracekit.runs.members import Members
+from gracekit.tracker.retention import Retention
 from tests.service.kit import Doors, Fault, Life, World
 
 pytestmark = pytest.mark.looptime
@@ -149,7 +153,7 @@ async def test_an_idle_service_writes_next_to_nothing(world: World, svc: Service
         assert world.clock.wall() - run["beat_at"] <= 16
     written = world.disk.total_changes() - before
     await asyncio.sleep(5)  # the next sign of life is not due within a second
-    await life.runtime.coordinator.quiet()
+    await life.runtime.wired.coordinator.quiet()
     await asyncio.sleep(1)
 
     assert written <= 600 / 15 + 600 / 30 + 5  # signs of life, looks of recovery
@@ -157,16 +161,16 @@ async def test_an_idle_service_writes_next_to_nothing(world: World, svc: Service
 
 
 @pytest.mark.parametrize(
-    ("part", "step"),
+    ("kind", "step"),
     [
-        ("members", "beat"),
-        ("_retention", "abandoned"),
-        ("reconciler", "_pause_s"),
-        ("_jobs", "_run_told"),
+        (Members, "beat"),
+        (Retention, "abandoned"),
+        (Reconciler, "_pause_s"),
+        (PeriodicJobs, "_run_told"),
     ],
 )
 async def test_work_beside_requests_goes_on_after_a_fault(
-    world: World, svc: Service, part: str, step: str
+    world: World, svc: Service, monkeypatch: pytest.MonkeyPatch, kind: type, step: str
 ):
     """
     What nobody foresaw ends one round of it, is logged, and the next round comes.
@@ -179,8 +183,7 @@ async def test_work_beside_requests_goes_on_after_a_fault(
         """Declared so that there is a job."""
 
     life = await world.start(svc)
-    owner = getattr(life.runtime, part)
-    real = getattr(owner, step)
+    real = getattr(kind, step)
 
     def fails_once(*args: Any, **kwargs: Any) -> Any:
         rounds.append(step)
@@ -188,7 +191,7 @@ async def test_work_beside_requests_goes_on_after_a_fault(
             raise ZeroDivisionError("nobody foresaw this")
         return real(*args, **kwargs)
 
-    setattr(owner, step, fails_once)
+    monkeypatch.setattr(kind, step, fails_once)
     await asyncio.sleep(200)
 
     (told,) = life.told("background.failed")

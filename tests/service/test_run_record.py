@@ -198,7 +198,7 @@ async def test_what_a_lost_take_may_have_brought_is_not_given_back_from_under_th
     The same task takes again and has it: what was in doubt before is in doubt no more.
     """
     life = await world.start(svc)
-    leases = life.runtime.reconciler._leases
+    leases = life.runtime.wired.reconciler._leases
     life.plan(Point.TAKE_LEASE, Fault.LOST_BEFORE)
     with pytest.raises(UnknownCommitError):
         await world.run_as(life, leases.take(("vm", "v"), "task"))

@@ -31,7 +31,7 @@ async def test_frames_begin_with_the_code_of_the_application(world: World, svc: 
     await (await world.client(svc)).cast(handler)
     await doors.wait(2)
 
-    told = dump(life.runtime.tracker, now=0.0, loop_thread=0, title="x", callers=CALLERS)
+    told = dump(life.runtime.wired.tracker, now=0.0, loop_thread=0, title="x", callers=CALLERS)
 
     first = [
         block.partition("  File ")[2].partition("\n")[0].rpartition("<locals>.")[2]

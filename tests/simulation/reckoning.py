@@ -57,8 +57,8 @@ class Reckoning:
         found += [
             f"{life.name} has {task} in flight"
             for life in self._story.machine.lives
-            if life.process.lives and life.runtime.built
-            for task in life.runtime.tracker
+            if life.process.lives and life.runtime.wired
+            for task in life.runtime.wired.tracker
             if task.lane in {Lane.REQUESTS, Lane.OPS}
         ]
         found += [

@@ -261,18 +261,18 @@ class Story:
                 if rng.random() < 0.3:
                     await asyncio.sleep(rng.random() * 5)
                     life.forced = True
-                    life.runtime.coordinator.force()
+                    life.runtime.wired.coordinator.force()
             case "operator":
                 life.asked_at = self.loop.time()
                 life.ask_to_stop(source="operator", final=False)
                 await asyncio.sleep(rng.random() * 6)
-                await self._try(life, life.runtime.coordinator.resume())
+                await self._try(life, life.runtime.wired.coordinator.resume())
                 await asyncio.sleep(10)
                 self._stop(life)
             case "quiet":
-                await self._try(life, life.runtime.coordinator.quiet())
+                await self._try(life, life.runtime.wired.coordinator.quiet())
                 await asyncio.sleep(rng.random() * 20)
-                await self._try(life, life.runtime.coordinator.resume())
+                await self._try(life, life.runtime.wired.coordinator.resume())
                 await asyncio.sleep(10)
                 self._stop(life)
             case "pause":

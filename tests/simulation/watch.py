@@ -28,7 +28,7 @@ class Watch:
 
     def check_start(self, life: Life, ctx: Context, vm: str | None) -> None:
         """I4, P3, and I17: whose attempt is on record can run, and waits for no thread."""
-        if any(gate.threads.was_full for gate in life.runtime._gates.values()):
+        if any(gate.threads.was_full for gate in life.runtime.wired.gates.values()):
             raise Violation(f"I17: an attempt of {life.name} was on record before it had a thread")
         if self._story.truth.plans[ctx.request_id].policy == "requeue":
             return
@@ -98,7 +98,7 @@ class Watch:
         await asyncio.sleep(10 + self._slack_s)
         if not life.process.lives or not life.closed or life.closings != closing:
             return
-        tracked = {task.request_id for task in life.runtime.tracker}
+        tracked = {task.request_id for task in life.runtime.wired.tracker}
         for delivery in life.transport.taken:  # type: ignore[attr-defined]
             if delivery.settled or "-ops" in delivery.queue.name:
                 continue
@@ -116,7 +116,7 @@ class Watch:
 
     def check_cancel(self, life: Life, ctx: Context) -> None:
         """I5: nothing running is cancelled before the deadline."""
-        task = life.runtime.tracker.get(ctx.request_id)
+        task = life.runtime.wired.tracker.get(ctx.request_id)
         if (
             task is None
             or not task.holds_drain

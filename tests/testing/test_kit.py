@@ -812,7 +812,7 @@ async def test_faults_of_gracekit_end_the_test(svc, monkeypatch):
 
     async def story() -> None:
         async with InMemoryService(svc) as one:
-            monkeypatch.setattr(one.runtime.dispatcher, "_finish", raising)
+            monkeypatch.setattr(one.runtime.wired.dispatcher, "_finish", raising)
             await one.cast(work)
             await one.pass_time(1)
 

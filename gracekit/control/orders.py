@@ -9,9 +9,9 @@ asks is told that it has moved, and reads it again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Final
 
+from gracekit.dispatcher import Dispatcher
 from gracekit.errors import ConflictError, GracekitError, UnknownCommitError
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
@@ -43,7 +43,7 @@ class Orders:
     """Carries out orders in one run.
 
     Args:
-        obey: Cancels a task in flight as its order says.
+        dispatcher: Cancels a task in flight as its order says.
         pace: Recovery is asked to look: a reply or a hook may be due.
     """
 
@@ -51,15 +51,15 @@ class Orders:
         self,
         journal: Journal,
         tracker: Tracker,
+        dispatcher: Dispatcher,
         telemetry: Telemetry,
         *,
-        obey: Callable[[TrackedTask, Order], None],
         pace: Pace,
     ) -> None:
         self._journal = journal
         self._tracker = tracker
         self._telemetry = telemetry
-        self._obey = obey
+        self._dispatcher = dispatcher
         self._pace = pace
 
     async def carry_out(self, request_id: str, recipient: str, order: Order) -> Answer:
@@ -123,7 +123,7 @@ class Orders:
 
     def _order(self, task: TrackedTask, order: Order) -> Answer:
         if task.order is None:  # asked twice, its handler's clean-up is not cut again
-            self._obey(task, order)
+            self._dispatcher.obey(task, order)
             self._tell(task.request_id, task.method, order, task.state)
         return {"state": task.state.value, "asked": True}
 

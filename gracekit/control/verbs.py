@@ -9,17 +9,20 @@ permission decides who may call them.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config import did_you_mean, parse_duration
-from gracekit.drain import ShutdownCoordinator, StopRequest
+from gracekit.control.orders import Orders
+from gracekit.drain.coordinator import ShutdownCoordinator
+from gracekit.drain.report import StopRequest
 from gracekit.errors import InvalidArgumentsError, NoSuchMethodError, RunEndedError
 from gracekit.phase import Phase
-from gracekit.request.orders import Orders
 from gracekit.rpc.message import Request
+from gracekit.telemetry import Telemetry
 from gracekit.tracker.task import Order, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
 
@@ -45,6 +48,7 @@ class Control:
         tracker: Tracker,
         coordinator: ShutdownCoordinator,
         orders: Orders,
+        telemetry: Telemetry,
         clock: Clock,
     ) -> None:
         self._run_id = run_id
@@ -53,7 +57,9 @@ class Control:
         self._tracker = tracker
         self._coordinator = coordinator
         self._orders = orders
+        self._telemetry = telemetry
         self._clock = clock
+        self._interrupted = False  # by one SIGINT, at least
         self._verbs: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {
             "status": self._status,
             "drain": self._drain,
@@ -85,6 +91,24 @@ class Control:
                 f"{self._run_id} now: look at `gracekit status` again"
             )
         return await verb(request.args)
+
+    def obey_signal(self, number: int, at: float) -> None:
+        """A stop signal drains; a second SIGINT, or SIGQUIT, hands over at once.
+
+        Args:
+            number: Of the signal.
+            at: Loop time at which it came.
+        """
+        name = signal.Signals(number).name
+        again, self._interrupted = self._interrupted, self._interrupted or number == signal.SIGINT
+        self._telemetry.emit("signal.received", signal=name)
+        if number == signal.SIGQUIT or (number == signal.SIGINT and again):
+            self._coordinator.force()
+        elif number == signal.SIGINT:
+            self._telemetry.emit("signal.hint", text="Ctrl-C again hands over now")
+        self._coordinator.request_stop(
+            StopRequest(source="signal", by=name, reason=f"signal {name}", final=True, at=at)
+        )
 
     async def _status(self, args: dict[str, Any]) -> Answer:
         """Counts of all tasks in flight, and one page of them.

@@ -1,0 +1,115 @@
+"""What one run of a service is made of, as frozen values: `wiring` builds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gracekit.clock import Clock
+from gracekit.config import Settings
+from gracekit.control.verbs import Control
+from gracekit.dispatcher import Dispatcher
+from gracekit.drain.coordinator import ShutdownCoordinator
+from gracekit.leases.leases import Leases
+from gracekit.leases.lines import Lines
+from gracekit.parts import PartList
+from gracekit.phase import Phase
+from gracekit.process import Process
+from gracekit.recovery.reconciler import Reconciler
+from gracekit.request.answers import Answers
+from gracekit.request.arrivals import Arrivals
+from gracekit.request.context import Services
+from gracekit.request.lanes import LaneGate
+from gracekit.request.pace import Pace
+from gracekit.request.suspects import Suspects
+from gracekit.request.waits import LeaseWaits
+from gracekit.rpc.server import RpcServer
+from gracekit.rpc.transport import Transport
+from gracekit.runs.members import Members
+from gracekit.runs.own import OwnRecord, OwnSeat
+from gracekit.service import Service
+from gracekit.stop_signals import StopSignals
+from gracekit.store.bell import Bells
+from gracekit.store.engine import Engine
+from gracekit.store.place import StorePlace
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.history import History
+from gracekit.tracker.journal import Journal
+from gracekit.tracker.task import Lane
+from gracekit.tracker.tracker import Tracker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What is there before anything is built: what was declared, the four ports, the seat.
+
+    Attributes:
+        signals: None where this Runtime does not own the signals of the process.
+    """
+
+    service: Service
+    settings: Settings
+    process: Process
+    clock: Clock
+    place: StorePlace
+    engine: Engine
+    transport: Transport
+    telemetry: Telemetry
+    phase: Phase
+    seat: OwnSeat
+    signals: StopSignals | None
+
+    @property
+    def topics(self) -> dict[Lane, str]:
+        """What the RPC server of each lane listens to."""
+        topic = self.service.topic
+        return {Lane.REQUESTS: topic, Lane.OPS: self.settings.ops_topic_of(topic)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """What is on record, of this run and of its tasks."""
+
+    journal: Journal
+    members: Members
+    leases: Leases
+    bells: Bells
+    own: OwnRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """The life of requests."""
+
+    services: Services
+    arrivals: Arrivals
+    answers: Answers
+    suspects: Suspects
+    lines: Lines
+    pace: Pace
+    waits: LeaseWaits
+    history: History
+    gates: Mapping[Lane, LaneGate]
+    dispatcher: Dispatcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wired:
+    """One run of a service, built and not started.
+
+    Attributes:
+        parts: All that starts and stops, in its order.
+    """
+
+    record: OwnRecord
+    tracker: Tracker
+    history: History
+    gates: Mapping[Lane, LaneGate]
+    pace: Pace
+    answers: Answers
+    dispatcher: Dispatcher
+    reconciler: Reconciler
+    servers: Mapping[Lane, RpcServer]
+    coordinator: ShutdownCoordinator
+    control: Control
+    parts: PartList

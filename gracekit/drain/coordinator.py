@@ -1,0 +1,458 @@
+"""The owner of a drain: from the request to the stop record.
+
+`ShutdownCoordinator` alone advances the `Phase` of the service from SERVING on. `drain()` reads
+like the eight steps of ARCHITECTURE.md, and every step is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from gracekit import background, sdnotify
+from gracekit.clock import Clock
+from gracekit.config import Settings
+from gracekit.drain.hand_over import HandOver
+from gracekit.drain.parts import Parts
+from gracekit.drain.progress import Forecast, Progress
+from gracekit.drain.report import LISTED_HOLDS, DrainReport, StopRequest
+from gracekit.drain.steps import Steps
+from gracekit.drain.times import SHORTEST_STEP_S, Times
+from gracekit.errors import GracekitError
+from gracekit.exits import ExitCode
+from gracekit.parts import PartList
+from gracekit.phase import Phase, ServiceState
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.holds import Hold
+from gracekit.tracker.task import Lane, TrackedTask
+
+T = TypeVar("T")
+
+RECORD: Final = "record"
+"""Name of the part that writes the stop record, in the list of parts."""
+INTENT_TIMEOUT_S: Final = 1.0
+RECORD_TIMEOUT_S: Final = 1.0
+LAST_STEPS: Final = 3
+"""Each has `exit_margin_s` once the stop is on record: executors, other tasks, other threads."""
+ALARM_AFTER_HARD_LIMIT_S: Final = 0.5
+MOST_AWAITED: Final = 1000
+"""Tasks that the start of a drain names, the oldest: each is a line in the log."""
+_INTAKES: Final = {Lane.REQUESTS: "new-request", Lane.OPS: "ops"}
+HOLD_POLL_S: Final = 0.5
+"""A hold may be ended or lapse in another process, which rings no bell here."""
+
+
+class ShutdownCoordinator:
+    """The owner of every drain of one service.
+
+    Args:
+        phase: The state that it alone advances from SERVING on.
+        parts: What it acts on.
+        settings: Its times.
+    """
+
+    def __init__(
+        self, phase: Phase, parts: Parts, settings: Settings, telemetry: Telemetry, clock: Clock
+    ) -> None:
+        self._phase = phase
+        self._parts = parts
+        self._settings = settings
+        self._telemetry = telemetry
+        self._clock = clock
+        self._report = DrainReport()
+        self._request: StopRequest | None = None
+        self._requested = asyncio.Event()
+        self._resumed = False
+        self._past_return = False
+        self._times = Times(phase, settings, clock)
+        self._steps = Steps(telemetry)
+        self._forecast = Forecast(clock)
+        self._finished_before = 0  # tasks, when the drain began
+
+    # -- what others ask ----------------------------------------------------------------
+
+    def request_stop(self, request: StopRequest) -> None:
+        """Ask for a drain. The first request stands; a final one makes a resumable drain final."""
+        if self._request is None:
+            self._request = request
+        elif request.final and not self._request.final:
+            self._make_final(self._request, request)
+        self._requested.set()
+
+    def _make_final(self, first: StopRequest, final: StopRequest) -> None:
+        """A signal's patience is its sender's: a longer drain has to fit into it from now on."""
+        deadline = min(self._times.deadline_of(first), self._times.deadline_of(final))
+        self._request = replace(first, final=True, timeout_s=deadline - first.at)
+        self._past_return = True
+        self._resumed = False
+        if self._phase.deadline is not None:
+            self._phase.deadline = deadline
+        self._parts.tracker.poke()
+
+    def force(self) -> None:
+        """Go to the deadline step at once: a second INT, or QUIT."""
+        self._report.forced = True
+        self._times.is_cut_short = True
+        self._parts.tracker.poke()
+
+    def fail(self, reason: str, code: ExitCode | None = None) -> None:
+        """The end will not be in order, whatever else happens: exit 70, or *code*."""
+        self._report.failure = self._report.failure or reason
+        self._report.failed_as = code or self._report.failed_as
+
+    def give_up(self, why: str, *, by: str) -> None:
+        """The service cannot go on: drain, and end with exit 70."""
+        self.fail(why)
+        at, reason = self._times.now, why[:200]
+        self.request_stop(StopRequest(source="error", by=by, reason=reason, final=True, at=at))
+
+    async def wait_requested(self) -> StopRequest:
+        """Wait until somebody asks for a stop."""
+        await self._requested.wait()
+        assert self._request is not None
+        return self._request
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a stop was asked for and stands."""
+        return self._request is not None
+
+    async def quiet(self) -> None:
+        """Close intake and go on with what runs; `resume` undoes it."""
+        self._phase.advance(ServiceState.QUIET)
+        self._telemetry.emit("service.quieted")
+        await self._close_intake()
+
+    async def resume(self) -> None:
+        """Undo quiet, or a drain that no signal asked for.
+
+        Raises:
+            GracekitError: the service is not quiet or draining, or it is too late.
+        """
+        state = self._phase.state
+        if state is ServiceState.DRAINING:
+            handed_over = bool(self._parts.dispatcher.unfinished.handed_over)
+            if self._past_return or handed_over or (self._request and self._request.final):
+                raise GracekitError(
+                    "the drain is final: it was asked for by a signal, or a task was handed over, "
+                    "or nothing is left to wait for; start the service again when it has stopped"
+                )
+            self._resumed = True
+            self._parts.tracker.poke()
+            return
+        if state is not ServiceState.QUIET:
+            raise GracekitError(f"the service is {state.value}: there is nothing to resume")
+        await self._reopen()
+
+    # -- one drain ----------------------------------------------------------------------
+
+    async def drain(self, request: StopRequest, order: PartList) -> DrainReport | None:
+        """Stop the service in eight bounded steps.
+
+        Args:
+            request: What asked for it.
+            order: All that starts and stops; those above `RECORD` outlive the stop record.
+
+        Returns:
+            The report; None if the drain was resumed and the service goes on.
+        """
+        await self._insist(partial(self._announce, request))  # 1
+        progress = self._show_progress()
+        try:
+            await self._insist(self._close_intake)  # 2, and 3: periodic jobs and recovery
+            if not await self._insist(partial(self._wait_idle, request)):  # 4
+                await self._withdraw()
+                return None
+            unfinished = self._hand_over()
+            await self._insist(unfinished.hand_over)  # 5
+            await self._insist(unfinished.flush)  # 6
+            await self._insist(partial(self._stop_service, order))  # 7
+            await self._insist(partial(self._record, order))  # 8
+            return self._report
+        finally:
+            progress.cancel()
+
+    async def _insist(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Take a step, again if somebody cancels it: a drain ends only when it is over.
+
+        A program whose loop is torn down, or a handler that cancels every task of the process,
+        cancels the drain's task too. Then there is no time left for waiting.
+        """
+        while True:
+            try:
+                return await step()
+            except asyncio.CancelledError as error:
+                self.survive(error)
+                self.force()
+
+    def survive(self, error: asyncio.CancelledError) -> None:
+        """Go on after a cancellation of gracekit's own task, which gracekit did not ask for."""
+        if self._parts.process.has_ended():
+            raise error
+        self.fail(f"something in this process cancelled gracekit's own task: {error!r}")
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+
+    async def _announce(self, request: StopRequest) -> None:
+        """Step 1: kernel alarm, stop-intent, and then the state that everybody sees."""
+        if self._parts.alarm:
+            left = self._times.hard_limit_after(self._times.deadline_of(request)) - self._times.now
+            self._parts.process.arm_alarm(max(0.1, left + ALARM_AFTER_HARD_LIMIT_S))
+        # The record first: a handler that sees the drain may keep the interpreter to itself from
+        # then on, and nothing could be recorded any more.
+        await self._steps.bounded("stop-intent", self._intend(request), INTENT_TIMEOUT_S)
+        request = self._request or request  # a signal may have made it final and shorter meanwhile
+        if self._phase.state is not ServiceState.DRAINING:  # the step may be taken again
+            self._phase.advance(ServiceState.DRAINING)
+            self._finished_before = self._parts.tracker.finished
+        self._phase.asked_at, self._phase.deadline = request.at, self._times.deadline_of(request)
+        running = [task for task in self._parts.tracker if task.running and task.holds_drain]
+        self._telemetry.emit(
+            "drain.started",
+            source=request.source,
+            by=request.by,
+            in_flight=len(self._parts.tracker),
+            running=len(running),
+            timeout_s=self._phase.drain_timeout,
+        )
+        for task in running[:MOST_AWAITED]:
+            self._tell_awaited(task)
+        if request.final:
+            self._say_stopping()
+
+    def _tell_awaited(self, task: TrackedTask) -> None:
+        self._telemetry.emit(
+            "task.awaited",
+            task_id=task.request_id,
+            method=task.method,
+            channel=task.lane.word,
+            resource=task.resource,
+            attempt=task.attempt,
+            running_s=self._forecast.age_s(task.started_at),
+            safe_point_s=self._forecast.since_s(task.safe_point_at),
+            expected_s=self._forecast.left_s(task),
+        )
+
+    async def _close_intake(self) -> None:
+        """Steps 2 and 3: the gate, then the consumers, then what was under way at the gate."""
+        parts = self._parts
+        parts.dispatcher.close_gate(Lane.REQUESTS)
+        parts.jobs.pause()
+        parts.reconciler.pause()
+        timeout_s = self._settings.cancel_ok_timeout_s + 1
+        # Assign, do not add: the gate lists all since it was opened, also those of a quiet before.
+        self._report.not_started = await self._close_lane(Lane.REQUESTS, timeout_s, timeout_s)
+
+    async def _close_lane(self, lane: Lane, timeout_s: float, gate_s: float) -> list[str]:
+        """Close a lane's intake, and wait for what was under way at its gate.
+
+        Args:
+            lane: Its gate is closed.
+            timeout_s: Bound of the close.
+            gate_s: Bound of the wait at the gate.
+
+        Returns:
+            Request ids that were accepted and will not be started.
+        """
+        dispatcher, times = self._parts.dispatcher, self._times
+        # Idle or not, and before the wait: behind a closed gate a delivery is settled by nobody
+        # and seen again only when the connection drops, or goes back and comes again for ever.
+        closing = self._parts.servers[lane].close_intake()
+        what = f"close of the {_INTAKES[lane]} intake"
+        given_back = await self._steps.bounded(what, closing, times.within(timeout_s)) or 0
+        dispatcher.unfinished.given_back += given_back
+        deadline = times.now + times.within(gate_s)
+        not_started = await dispatcher.wait_gate(lane, deadline=deadline)
+        self._telemetry.emit(
+            "intake.closed",
+            channel=lane.value,
+            given_back=given_back,
+            not_started=len(not_started),
+        )
+        return not_started
+
+    async def _wait_idle(self, request: StopRequest) -> bool:
+        """Step 4: wait for what runs, then for a quiet ops lane; false if resumed."""
+        await self._wait_running()
+        if self._resumed:
+            return False
+        self._past_return = True
+        if not request.final:
+            self._say_stopping()
+        await self._wait_ops_quiet()
+        # One that came by the ops lane and held no drain may have let another begin that does,
+        # or opened a hold, which only the ops lane can end.
+        while not self._idle_wait_over() and await self._is_held():
+            await self._wait_running()
+            await self._wait_ops_quiet()
+        await self._close_ops()
+        await self._wait_running()
+        self._report.waited_s = self._times.now - request.at
+        return True
+
+    async def _wait_running(self) -> None:
+        """Until nothing runs that holds the drain, and no hold is open; or the deadline."""
+        while not self._idle_wait_over():
+            if self._parts.tracker.running or self._parts.dispatcher.is_entering():
+                await self._parts.tracker.wait_change(deadline=self._times.deadline)
+            elif await self._count_holds() != 0:
+                poll = min(self._times.deadline, self._times.now + HOLD_POLL_S)
+                await self._parts.tracker.wait_change(deadline=poll)
+            else:
+                return
+
+    async def _is_held(self) -> bool:
+        return self._parts.tracker.running > 0 or await self._count_holds() != 0
+
+    def _idle_wait_over(self) -> bool:
+        return self._times.is_cut_short or self._resumed or self._times.now >= self._times.deadline
+
+    async def _count_holds(self) -> int | None:
+        """Open holds; None if that cannot be told now, which is no reason to leave."""
+        asking = self._steps.bounded("count of holds", self._parts.holds.mine(), INTENT_TIMEOUT_S)
+        holds: list[Hold] | None = await asking
+        if holds is None:
+            return None
+        self._report.open_holds = len(holds)
+        self._report.holds = [f"{hold.name} {hold.key}" for hold in holds[:LISTED_HOLDS]]
+        return len(holds)
+
+    async def _wait_ops_quiet(self) -> None:
+        """A last ops task may need a callback: its intake closes once its lane was idle."""
+        tracker = self._parts.tracker
+        quiet = min(self._times.deadline, self._times.now + self._settings.ops_quiet_timeout_s)
+        if not self._times.is_cut_short:
+            await tracker.wait_until(
+                lambda: tracker.count(Lane.OPS) == 0 or self._times.is_cut_short, deadline=quiet
+            )
+
+    async def _close_ops(self) -> None:
+        """The ops gate, then its consumers, then what was under way at the gate."""
+        self._parts.dispatcher.close_gate(Lane.OPS)
+        self._report.not_started += await self._close_lane(
+            Lane.OPS, self._settings.cancel_ok_timeout_s, INTENT_TIMEOUT_S
+        )
+
+    async def _stop_service(self, order: PartList) -> None:
+        """Step 7: everything that the stop record does not need, from the last part up."""
+        self._parts.hooks.end_by = self._times.stop_by - 3 / 8 * self._settings.exit_margin_s
+        await order.stop(self._stop_one, by=self._times.stop_by, above=RECORD)
+
+    async def _stop_one(self, what: str, stop: Awaitable[Any], by: float) -> None:
+        await self._steps.bounded(what, stop, self._times.until(by))
+
+    async def _record(self, order: PartList) -> None:
+        """Step 8: the stop record, whose exit code is the report's, and then the store."""
+        if self._phase.state is not ServiceState.STOPPED:  # the step may be taken again
+            self._phase.advance(ServiceState.STOPPED)
+        self._add_unfinished()
+        # Within what is left: the stop record matters more.
+        left = self._times.hard_limit - self._times.now - INTENT_TIMEOUT_S
+        limit = max(SHORTEST_STEP_S, min(INTENT_TIMEOUT_S, left))
+        counting = self._parts.reconciler.count_unfinished()
+        self._report.unfinished = await self._steps.bounded("count of rows", counting, limit)
+        await self._write_record()
+        await order.stop(self._stop_one, by=self._times.now + RECORD_TIMEOUT_S)
+        report = self._report
+        self._telemetry.emit(
+            "drain.finished",
+            waited_s=round(report.waited_s, 3),
+            finished=report.finished,
+            handed_over=len(report.handed_over) + len(report.unclean),
+            not_started=len(report.not_started),
+            given_back=report.given_back,
+            open_holds=report.open_holds,
+            holds=self._report.named_holds,
+            unfinished=report.unfinished,
+            exit_code=int(report.exit_code),
+        )
+
+    async def _write_record(self) -> None:
+        report, parts = self._report, self._parts
+        code = int(report.exit_code)
+        parts.seat.is_kept = report.must_die
+        recording = parts.record.end(code, report.as_json())
+        await self._steps.bounded("stop record", recording, RECORD_TIMEOUT_S)
+        if parts.ends_process:
+            parts.process.exit_within(LAST_STEPS * self._settings.exit_margin_s, code)
+        self._telemetry.tell_left_out(at_once=True)
+        self._telemetry.emit(
+            "service.stopped",
+            service=parts.seat.service,
+            instance=parts.seat.instance,
+            run=parts.seat.run_id,
+            exit_code=code,
+        )
+
+    def _add_unfinished(self) -> None:
+        """What became of requests in this drain: assigned, as the step may be taken again."""
+        unfinished = self._parts.dispatcher.unfinished
+        self._report.finished = self._parts.tracker.finished - self._finished_before
+        self._report.handed_over = list(unfinished.handed_over)
+        self._report.given_back = unfinished.given_back
+        for task in unfinished.unrecorded:
+            self.fail(f"the hand-over of {task} could not be recorded")
+
+    # -- undo ---------------------------------------------------------------------------
+
+    async def _withdraw(self) -> None:
+        self._request = None
+        self._requested.clear()
+        self._resumed = False
+        if self._parts.alarm:
+            self._parts.process.disarm_alarm()
+        await self._steps.bounded(
+            "withdrawal of the stop", self._parts.record.withdraw_stop(), INTENT_TIMEOUT_S
+        )
+        await self._reopen()
+
+    async def _reopen(self) -> None:
+        self._phase.advance(ServiceState.SERVING)
+        self._phase.asked_at = self._phase.deadline = None
+        self._report = DrainReport()
+        self._parts.dispatcher.open_gate(Lane.REQUESTS)
+        # Before the await: a stop that comes meanwhile pauses them again, and that must stand.
+        self._parts.jobs.resume()
+        self._parts.reconciler.resume()
+        await self._parts.servers[Lane.REQUESTS].open_intake()
+        self._telemetry.emit("drain.resumed")
+        self._telemetry.emit("intake.opened", channel=Lane.REQUESTS.value)
+
+    # -- the small print ----------------------------------------------------------------
+
+    def _show_progress(self) -> asyncio.Task[None]:
+        every_s = self._settings.progress_every_s
+        progress = Progress(
+            self._report,
+            self._steps,
+            self._forecast,
+            self._parts.tracker,
+            self._phase,
+            self._telemetry,
+            self._clock,
+            every_s=every_s,
+        )
+        name = "gracekit-progress"
+        return background.start(progress.show, name, telemetry=self._telemetry, clock=self._clock)
+
+    def _hand_over(self) -> HandOver:
+        return HandOver(
+            self._report,
+            self._parts,
+            self._steps,
+            self._times,
+            self._forecast,
+            self._settings,
+            self._telemetry,
+        )
+
+    async def _intend(self, request: StopRequest) -> None:
+        await self._parts.record.intend_stop(
+            source=request.source, by=request.by, reason=request.reason
+        )
+
+    def _say_stopping(self) -> None:
+        sdnotify.stopping(extend_s=3 * self._settings.progress_every_s)

@@ -1,0 +1,122 @@
+"""Steps 5 and 6 of a drain: what still runs at the deadline is handed over to recovery."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gracekit.config import Settings
+from gracekit.drain.parts import Parts
+from gracekit.drain.progress import Forecast
+from gracekit.drain.report import DrainReport
+from gracekit.drain.steps import Steps
+from gracekit.drain.times import SHORTEST_STEP_S, Times
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.journal import TaskRow
+from gracekit.tracker.task import CancelCause, TaskState, TrackedTask
+
+FREE_TRIES: Final = 3
+
+
+class HandOver:
+    """Hands over what one drain could not wait for.
+
+    Args:
+        report: Of the drain; the request ids go there.
+    """
+
+    def __init__(
+        self,
+        report: DrainReport,
+        parts: Parts,
+        steps: Steps,
+        times: Times,
+        forecast: Forecast,
+        settings: Settings,
+        telemetry: Telemetry,
+    ) -> None:
+        self._report = report
+        self._parts = parts
+        self._steps = steps
+        self._times = times
+        self._forecast = forecast
+        self._settings = settings
+        self._telemetry = telemetry
+
+    async def hand_over(self) -> None:
+        """Step 5: cancel what still runs, wait the grace, record the rest as unclean."""
+        tracker = self._parts.tracker
+        self._parts.dispatcher.seal()
+        cause = CancelCause.FORCED if self._report.forced else CancelCause.DRAIN_DEADLINE
+        for task in tracker:
+            if task.running:
+                task.cancel(cause)
+        grace = self._times.now + self._settings.handover_grace_s
+        await tracker.wait_until(lambda: tracker.running + tracker.running_ops == 0, deadline=grace)
+        stuck = [task for task in tracker if task.running]
+        if stuck:
+            await self._hand_over_stuck(stuck)
+
+    async def _hand_over_stuck(self, stuck: list[TrackedTask]) -> None:
+        for task in stuck:
+            self._telemetry.emit(
+                "task.stuck",
+                task_id=task.request_id,
+                method=task.method,
+                channel=task.lane.word,
+                resource=task.resource,
+                attempt=task.attempt,
+                running_s=self._forecast.age_s(task.started_at),
+                safe_point_s=self._forecast.since_s(task.safe_point_at),
+            )
+        ids = [task.request_id for task in stuck]
+        self._report.unclean = list(dict.fromkeys([*self._report.unclean, *ids]))
+        # Of the time for outcomes and replies, which stuck tasks do not have; the freeing of
+        # rows still follows.
+        end = min(self._times.now + 1.0, self._times.flush_by - SHORTEST_STEP_S)
+        handing = self._parts.dispatcher.hand_over_stuck(stuck)
+        await self._steps.bounded("hand-over of stuck tasks", handing, self._times.until(end))
+
+    async def flush(self) -> None:
+        """Step 6: outcomes and replies."""
+        times = self._times
+        end = min(times.now + self._settings.handover_flush_s, times.flush_by)
+        deadline = times.now + times.until(end)
+        await self._parts.dispatcher.wait_flushed(deadline=deadline)
+        await self._free_forgotten(deadline)
+        self._report.leases_kept = self._parts.dispatcher.kept_leases()
+        self._report.left_behind = self._parts.dispatcher.left_behind()
+
+    async def _free_forgotten(self, deadline: float) -> None:
+        """No row of ours stays that nobody works on: a failed commit may have left one.
+
+        Within the time of the flush: a slow store must not eat that of the steps after it.
+        """
+        acted = {*self._report.unclean, *self._parts.dispatcher.unfinished.handed_over}
+        for _ in range(FREE_TRIES):
+            freeing = self._parts.reconciler.free_forgotten(acted)
+            rows = await self._steps.bounded(
+                "freeing of rows", freeing, self._times.until(deadline)
+            )
+            if rows is not None:
+                self._add_forgotten(rows)
+            if rows is not None or self._times.now >= deadline:
+                return
+
+    def _add_forgotten(self, rows: Sequence[TaskRow]) -> None:
+        lists = {
+            TaskState.RUNNING: self._parts.dispatcher.unfinished.handed_over,
+            TaskState.ACCEPTED: self._report.not_started,
+        }
+        for row in rows:  # a HANDED_OVER one was only claimed, to be settled
+            known = lists.get(row.state)
+            if known is not None and row.request_id not in known:
+                known.append(row.request_id)
+                self._telemetry.emit(
+                    "task.not_started",
+                    task_id=row.request_id,
+                    method=row.method,
+                    channel=row.lane.word,
+                    resource=row.resource,
+                    attempt=row.attempts,
+                )

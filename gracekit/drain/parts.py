@@ -1,0 +1,41 @@
+"""What a drain acts on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gracekit.dispatcher import Dispatcher
+from gracekit.hooks import Hooks
+from gracekit.periodic import PeriodicJobs
+from gracekit.process import Process
+from gracekit.recovery.reconciler import Reconciler
+from gracekit.rpc.server import RpcServer
+from gracekit.runs.own import OwnRecord, OwnSeat
+from gracekit.tracker.holds import Holds
+from gracekit.tracker.task import Lane
+from gracekit.tracker.tracker import Tracker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a drain acts on.
+
+    Attributes:
+        servers: The RPC server of each lane.
+        alarm: Whether the kernel alarm may be armed: only where the Runtime owns the signals.
+        ends_process: Whether the process ends with the service.
+    """
+
+    tracker: Tracker
+    dispatcher: Dispatcher
+    servers: Mapping[Lane, RpcServer]
+    jobs: PeriodicJobs
+    reconciler: Reconciler
+    holds: Holds
+    hooks: Hooks
+    seat: OwnSeat
+    record: OwnRecord
+    process: Process
+    alarm: bool
+    ends_process: bool

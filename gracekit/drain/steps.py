@@ -1,0 +1,43 @@
+"""The bounded steps of a drain: whatever one of them does, the next one is taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Final
+
+from gracekit.telemetry import Telemetry
+
+SLOW_STEP_S: Final = 1.0
+"""A step that takes longer is logged while it goes on."""
+
+
+class Steps:
+    """Takes one step at a time.
+
+    Attributes:
+        under_way: Name of the step that is being taken; None between steps.
+    """
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self.under_way: str | None = None
+
+    async def bounded(self, what: str, step: Awaitable[Any], timeout_s: float) -> Any:
+        """Take a step; if it fails or takes too long that is logged, and None is returned."""
+        loop, self.under_way = asyncio.get_running_loop(), what
+        slow = loop.call_later(SLOW_STEP_S, self._report_slow, what, timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await step
+        except TimeoutError:
+            self._telemetry.emit("drain.step_failed", step=what, error=f"took over {timeout_s:g} s")
+        except Exception as error:  # noqa: BLE001 - whatever fails, the rest must still happen
+            self._telemetry.emit("drain.step_failed", step=what, error=repr(error))
+        finally:
+            slow.cancel()
+            self.under_way = None
+        return None
+
+    def _report_slow(self, step: str, limit_s: float) -> None:
+        self._telemetry.emit("drain.waiting", step=step, limit_s=round(limit_s, 1))

@@ -1,0 +1,76 @@
+"""When each step of a drain has to end, so that the stop record still has its time."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gracekit.clock import Clock
+from gracekit.config import Settings
+from gracekit.drain.report import StopRequest
+from gracekit.phase import Phase
+
+SHORTEST_STEP_S: Final = 0.25
+"""What a step gets at least, even past the deadline."""
+
+
+class Times:
+    """The moments of one drain as loop times, and what is left until them in seconds.
+
+    Attributes:
+        is_cut_short: Whether a second signal has ended all waiting.
+    """
+
+    def __init__(self, phase: Phase, settings: Settings, clock: Clock) -> None:
+        self._phase = phase
+        self._settings = settings
+        self._clock = clock
+        self.is_cut_short = False
+
+    @property
+    def now(self) -> float:
+        """Loop time."""
+        return self._clock.loop()
+
+    @property
+    def deadline(self) -> float:
+        """When tasks are cancelled; a signal may have brought it nearer since the drain began."""
+        assert self._phase.deadline is not None
+        return self._phase.deadline
+
+    @property
+    def hard_limit(self) -> float:
+        """When the process should have ended."""
+        return self.hard_limit_after(self.deadline)
+
+    @property
+    def flush_by(self) -> float:
+        """When outcomes and replies have left, or are left to the next start."""
+        return self.hard_limit - self._settings.exit_margin_s
+
+    @property
+    def stop_by(self) -> float:
+        """When each step before the record has ended, or is cut.
+
+        The record then has a quarter of the margin, and the time from the hard limit to the alarm.
+        """
+        return self.hard_limit - self._settings.exit_margin_s / 4
+
+    def deadline_of(self, request: StopRequest) -> float:
+        """The deadline that *request* asks for."""
+        wait = self._settings.drain_timeout_s if request.timeout_s is None else request.timeout_s
+        return request.at + wait
+
+    def hard_limit_after(self, deadline: float) -> float:
+        """The hard limit of a drain with that deadline."""
+        return deadline + self._settings.hard_limit_s - self._settings.drain_timeout_s
+
+    def until(self, end: float) -> float:
+        """Seconds that a step gets which must end at *end*."""
+        return max(SHORTEST_STEP_S, end - self.now)
+
+    def within(self, limit_s: float) -> float:
+        """At most *limit_s*, and not past the deadline: the hand-over must still fit."""
+        end = self.now + limit_s
+        if self._phase.deadline is not None:
+            end = min(end, self._phase.deadline)
+        return SHORTEST_STEP_S if self.is_cut_short else self.until(end)

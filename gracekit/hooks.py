@@ -1,0 +1,106 @@
+"""The hooks of a service: `on_start` before it takes requests, `on_stop` when nothing runs."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import anyio.to_thread
+
+from gracekit.clock import Clock
+from gracekit.errors import GracekitError
+from gracekit.process import never_in_a_fork
+from gracekit.telemetry import Telemetry
+
+SHORTEST_S: Final = 0.1
+"""What each `on_stop` gets at least, even past the moment by which all should have ended."""
+
+Hook = Callable[[], Any]
+
+
+class Hooks:
+    """The `on_start` and `on_stop` hooks of one service, each called in the order of declaration.
+
+    Args:
+        start_timeout_s: Bound of each `on_start`.
+        stop_timeout_s: Bound of each `on_stop`.
+
+    Attributes:
+        end_by: Loop time by which all `on_stop` should have ended; None while no drain says so.
+    """
+
+    def __init__(
+        self,
+        start_hooks: Sequence[Hook],
+        stop_hooks: Sequence[Hook],
+        telemetry: Telemetry,
+        clock: Clock,
+        *,
+        start_timeout_s: float,
+        stop_timeout_s: float,
+    ) -> None:
+        self._to_start = list(start_hooks)
+        self._to_stop = list(stop_hooks)
+        self._telemetry = telemetry
+        self._clock = clock
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._starting = asyncio.Lock()
+        self._stopping = asyncio.Lock()  # not the same: an `on_start` may hang
+        self.end_by: float | None = None
+
+    async def start(self) -> None:
+        """Call each `on_start` that has not been called.
+
+        Raises:
+            GracekitError: one took too long.
+            Exception: what one of them raised.
+        """
+        async with self._starting:
+            while self._to_start:
+                await self._call_start(self._to_start[0])
+                del self._to_start[0]
+
+    async def _call_start(self, hook: Hook) -> None:
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await _call(hook)
+        except TimeoutError as error:
+            raise GracekitError(
+                f"on_start hook {_name(hook)}() took over {self._start_timeout_s:g} s: make it "
+                "faster or raise GRACEKIT_START_TIMEOUT"
+            ) from error
+
+    async def stop(self) -> None:
+        """Call each `on_stop` that has not been called; what one raises is logged."""
+        async with self._stopping:
+            while self._to_stop:
+                hook = self._to_stop[0]
+                try:
+                    async with asyncio.timeout(self._left_s()):
+                        await _call(hook)
+                except Exception as error:  # noqa: BLE001 - the application's; we stop all the same
+                    self._telemetry.emit("hook.failed", hook=_name(hook), error=repr(error))
+                del self._to_stop[0]
+
+    def _left_s(self) -> float:
+        if self.end_by is None:
+            return self._stop_timeout_s
+        return max(SHORTEST_S, min(self._stop_timeout_s, self.end_by - self._clock.loop()))
+
+
+async def _call(hook: Hook) -> None:
+    try:
+        if inspect.iscoroutinefunction(hook):
+            await hook()
+        else:
+            await anyio.to_thread.run_sync(never_in_a_fork(hook), abandon_on_cancel=True)
+    except (SystemExit, KeyboardInterrupt) as error:
+        # Out of a task it would end the loop, and with it the drain.
+        raise RuntimeError(f"{_name(hook)}() raised {error!r}") from error
+
+
+def _name(hook: Hook) -> str:
+    return getattr(hook, "__name__", repr(hook))

@@ -1,0 +1,193 @@
+"""This process's own run: its seat at the store, and its row from the join to the stop record."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gracekit.clock import Clock
+from gracekit.errors import StoreError
+from gracekit.process import ForkGuard, Process
+from gracekit.runs.members import Members
+from gracekit.runs.seat import Seat, take_seat
+from gracekit.store.bell import Bells
+from gracekit.store.engine import Engine
+from gracekit.store.place import StorePlace
+
+TAKE_BACK_S: Final = 2.0
+"""A store that does not answer must not hold a cancelled opening for longer."""
+
+
+class OwnSeat:
+    """The store, and this run's seat at it.
+
+    Attributes:
+        service: Its topic.
+        run_id: Of this run; empty before the start.
+        is_kept: Whether the seat stays taken when this stops: then only the death of the process
+            proves that nothing of the run acts any more.
+        is_recorded: Whether the end of the run is on record.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        place: StorePlace,
+        process: Process,
+        clock: Clock,
+        *,
+        service: str,
+        host: str,
+        instance: str | None,
+    ) -> None:
+        self._engine = engine
+        self._place = place
+        self._process = process
+        self._clock = clock
+        self.service = service
+        self._host = host
+        self._wanted = instance
+        self._seat: Seat | None = None
+        self._fork_guard: ForkGuard | None = None
+        self._changing = asyncio.Lock()
+        self.run_id = ""
+        self.is_kept = False
+        self.is_recorded = False
+
+    async def start(self) -> None:
+        """Open the store and take a seat.
+
+        Raises:
+            ConfigError: the store cannot be used as configured.
+            AlreadyRunningError: a run of this instance lives.
+        """
+        async with self._changing:
+            if self._seat is not None:
+                return
+            await self._engine.start()
+            try:
+                self._seat = await self._take()
+            except BaseException:
+                await self._leave()
+                raise
+
+    async def _take(self) -> Seat:
+        self._fork_guard = self._process.guard_forks(asyncio.get_running_loop())
+        self.run_id = self.run_id or self._clock.new_id()
+        return await take_seat(
+            self._engine,
+            self._process,
+            self._place.run_directory,
+            run_id=self.run_id,
+            service=self.service,
+            host=self._host,
+            instance=self._wanted,
+        )
+
+    async def stop(self) -> None:
+        """Close the store, then leave the seat: nothing of ours is on its way to the store then."""
+        async with self._changing:
+            await self._leave()
+
+    async def _leave(self) -> None:
+        await self._engine.stop()
+        if self.is_kept:
+            return
+        if self._seat is not None:
+            self._seat.leave(is_recorded=self.is_recorded)
+        if self._fork_guard is not None:
+            self._fork_guard.end()
+
+    @property
+    def taken(self) -> Seat:
+        """The seat, once it is taken."""
+        assert self._seat is not None, "start() first"
+        return self._seat
+
+    @property
+    def instance(self) -> str:
+        """Name of the slot; empty before the start."""
+        return "" if self._seat is None else self._seat.instance
+
+
+class OwnRecord:
+    """The row of this run.
+
+    Args:
+        written: What the row says of the run, as arguments of `Members.join`.
+        cancelled: What the row says of a run whose start was cancelled: exit code and report.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        seat: OwnSeat,
+        members: Members,
+        bells: Bells,
+        *,
+        written: Mapping[str, Any],
+        cancelled: tuple[int, dict[str, Any]],
+    ) -> None:
+        self._engine = engine
+        self._seat = seat
+        self._members = members
+        self._bells = bells
+        self._written = written
+        self._cancelled = cancelled
+        self._joining = asyncio.Lock()
+        self._has_joined = False
+
+    async def start(self) -> None:
+        """Join; cancelled meanwhile, take back what the commit may still bring.
+
+        A row of a run that never began, of a process that lives, would keep the instance.
+        """
+        async with self._joining:
+            if not self._has_joined:
+                await self._join()
+                self._has_joined = True
+
+    async def _join(self) -> None:
+        seat = self._seat.taken
+        joining = asyncio.ensure_future(self._members.join(seat=seat, **self._written))
+        try:
+            await asyncio.shield(joining)
+        except asyncio.CancelledError:
+            with contextlib.suppress(StoreError, TimeoutError):  # then the row waits for our death
+                async with asyncio.timeout(TAKE_BACK_S):
+                    await joining
+                    await self._members.stop_record(*self._cancelled)
+            raise
+
+    async def stop(self) -> None:
+        """Nothing: `end` has written the last record, which needs the report of the drain."""
+
+    async def intend_stop(self, *, source: str, by: str, reason: str) -> None:
+        """Record that a stop is meant."""
+        batch = self._members.stop_intent(source=source, by=by, reason=reason)
+        self._seat.taken.note_stop()  # the commit may fail, or wait for longer than we live
+        await self._engine.commit(batch)
+        self._seat.taken.clear_note()
+
+    def intend_stop_from_thread(self, *, by: str, timeout_s: float) -> None:
+        """As `intend_stop`, for a signal, from a thread: also while the loop is blocked."""
+        batch = self._members.stop_intent(source="signal", by=by, reason=f"signal {by}")
+        with contextlib.suppress(StoreError):
+            self._engine.commit_from_thread(batch, timeout_s=timeout_s)
+
+    async def withdraw_stop(self) -> None:
+        """No stop is meant any more."""
+        self._seat.taken.clear_note()
+        await self._members.withdraw_stop()
+
+    async def end(self, exit_code: int, report: dict[str, Any]) -> None:
+        """Write the stop record, and ring the siblings: what this run has left is theirs."""
+        try:
+            await self._members.stop_record(exit_code, report)
+            self._seat.is_recorded = True
+        finally:
+            if not self._seat.is_recorded:
+                self._seat.taken.note_stop(exit_code)
+        self._bells.ring(run.run_id for run in await self._members.others())

@@ -1,0 +1,129 @@
+"""The process's stop signals while one Runtime has them: from their thread to its loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from gracekit.process import Process
+from gracekit.signals import DUMP_SIGNAL, HANGUP_SIGNAL, WATCHED_SIGNALS, SignalWatch
+from gracekit.telemetry import Telemetry
+
+STANDARD_INPUT: Final = 0
+
+
+class StopSignals:
+    """Watches the signals of a service, from `take` to `give_back`.
+
+    Args:
+        on_stop: Called on the loop with each stop signal and the loop time at which it came.
+        on_first: Called with the first one, in the signal thread: the loop may be blocked.
+        on_dump: Called in the signal thread when somebody asks for the stacks.
+
+    Attributes:
+        for_good: Whether the process ends with the service.
+        first: Number of the first stop signal; None before it.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        telemetry: Telemetry,
+        *,
+        on_stop: Callable[[int, float], None],
+        on_first: Callable[[int], None],
+        on_dump: Callable[[], None],
+    ) -> None:
+        self._process = process
+        self._telemetry = telemetry
+        self._on_stop = on_stop
+        self._on_first = on_first
+        self._on_dump = on_dump
+        self._watch: SignalWatch | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._came: deque[tuple[int, float]] = deque()  # and not yet handed on
+        self._has_terminal = False
+        self.for_good = False
+        self.first: int | None = None
+
+    def take(self, *, for_good: bool = False) -> None:
+        """Watch them, from the main thread; once. Those that come before `follow` wait.
+
+        Args:
+            for_good: The process ends with the service: then they are ignored at the end, and the
+                alarm stays.
+
+        Raises:
+            DeclarationError: this is not the main thread, or another Runtime has the signals.
+        """
+        if self._watch is None:
+            self.for_good = for_good
+            # Now: a terminal that has been closed is none any more.
+            self._has_terminal = os.isatty(STANDARD_INPUT)
+            watch = self._process.watch_signals(self._arrive)
+            watch.__enter__()
+            self._watch = watch
+
+    def follow(self) -> None:
+        """Hand them on, on the loop that runs here."""
+        self._loop = asyncio.get_running_loop()
+        self._deliver()
+
+    def keep(self) -> None:
+        """A handler of the application, or a library, may have taken or ignored them."""
+        if self._watch is not None:
+            for number, by in self._watch.take_back().items():
+                self._telemetry.emit("signal.taken", signal=number.name, by=by)
+
+    def _arrive(self, number: int) -> None:
+        """In the signal thread."""
+        if number == DUMP_SIGNAL:
+            self._on_dump()
+            return
+        if number == HANGUP_SIGNAL and not self._has_terminal:
+            self._call_soon(self._ignore_hangup)
+            return
+        # What loop.time() is; a virtual loop has no signals.
+        self._came.append((number, time.monotonic()))
+        self._call_soon(self._deliver)
+        if self.first is None:
+            self.first = number
+            self._on_first(number)
+
+    def _call_soon(self, step: Callable[[], None]) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has just closed
+                self._loop.call_soon_threadsafe(step)
+
+    def _deliver(self) -> None:
+        while self._came:
+            self._on_stop(*self._came.popleft())
+
+    def _ignore_hangup(self) -> None:
+        text = "SIGHUP is ignored: there is nothing to reload; SIGTERM drains"
+        self._telemetry.emit("signal.hint", text=text)
+
+    def give_back(self, *, served: bool, must_die: bool) -> None:
+        """Set the old handlers again, and switch the alarm off.
+
+        Args:
+            served: Whether a drain has ended, so that a stop is on record.
+            must_die: Whether only the end of the process frees what it holds: the alarm stays.
+        """
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return
+        if self.for_good and served:
+            # The stop is on record: one more, while the interpreter closes, must not change its
+            # code. The watch leaves alone what has replaced its handlers.
+            for number in WATCHED_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+        watch.__exit__(None, None, None)
+        if not self.for_good and not must_die:
+            self._process.disarm_alarm()  # after the last signal that could have armed it

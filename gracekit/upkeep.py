@@ -1,0 +1,206 @@
+"""What a running service looks after beside its requests: its life, its listings, its old rows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Final
+
+from gracekit import sdnotify
+from gracekit.clock import Clock
+from gracekit.config import Settings
+from gracekit.drain.coordinator import ShutdownCoordinator
+from gracekit.errors import DependencyError, StoreError
+from gracekit.leases.epoch import Epoch
+from gracekit.leases.leases import Leases
+from gracekit.phase import Phase, ServiceState
+from gracekit.recovery.reconciler import Reconciler
+from gracekit.rpc.server import RpcServer
+from gracekit.rpc.transport import Transport, fanout_queue
+from gracekit.runs.members import BEAT_WRITTEN_S, Members
+from gracekit.runs.own import OwnSeat
+from gracekit.stop_signals import StopSignals
+from gracekit.store.engine import Engine
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.retention import Retention
+from gracekit.tracker.task import Lane
+
+DISCARD_S: Final = 1800.0
+"""Age of adoptions whose fanout queues are removed; older ones are gone by themselves."""
+DEAF_AFTER_S: Final = 30.0
+"""A service that could not read its queues for so long is not ready."""
+
+
+class LifeSigns:
+    """Whether others can see that this run lives, and whether it may still act.
+
+    Args:
+        coordinator: Drains the service where either is lost.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        seat: OwnSeat,
+        members: Members,
+        reconciler: Reconciler,
+        coordinator: ShutdownCoordinator,
+        phase: Phase,
+        settings: Settings,
+        telemetry: Telemetry,
+    ) -> None:
+        self._engine = engine
+        self._seat = seat
+        self._members = members
+        self._reconciler = reconciler
+        self._coordinator = coordinator
+        self._phase = phase
+        self._settings = settings
+        self._telemetry = telemetry
+        self._is_lost = False
+
+    async def beat(self) -> None:
+        """Show in the store that the loop turns, for listings; a slow store holds it up."""
+        settings = self._settings
+        # A run whose beat is too old is taken for gone, and its fanout queues are removed.
+        gone_s = min(settings.fanout_gone_after_s, settings.host_gone_after_s)
+        written_s = min(BEAT_WRITTEN_S, gone_s / 4)
+        while True:
+            with contextlib.suppress(StoreError):
+                taken = await self._members.beat(self._phase.state.value, written_s=written_s)
+                if taken is not None:
+                    self._end_lost(taken)
+                    self._coordinator.force()  # its tasks belong to other runs now
+                await self._reconciler.follow_clock()
+            await asyncio.sleep(settings.beat_s)
+
+    def look_at_files(self) -> None:
+        """End this run if its store is another file now, or others cannot see that it lives."""
+        self._engine.look_at_files()
+        if (trouble := self._seat.taken.trouble()) is not None:
+            self._end_lost(
+                f"{trouble}: others cannot see that this run lives, and may take its tasks over"
+            )
+
+    def _end_lost(self, why: str) -> None:
+        if not self._is_lost:
+            self._is_lost = True
+            self._telemetry.emit("run.lost", error=why)
+            self._coordinator.give_up(why, by="life")
+
+
+class Watch:
+    """What is looked at each second, whatever the store does; it feeds systemd's watchdog too."""
+
+    def __init__(
+        self,
+        signs: LifeSigns,
+        servers: Mapping[Lane, RpcServer],
+        signals: StopSignals | None,
+        phase: Phase,
+        telemetry: Telemetry,
+        clock: Clock,
+        *,
+        every_s: float,
+    ) -> None:
+        self._signs = signs
+        self._servers = servers
+        self._phase = phase
+        self._telemetry = telemetry
+        self._clock = clock
+        self._signals = signals
+        self._every_s = every_s
+        self._deaf: dict[Lane, str] = {}
+
+    async def watch(self) -> None:
+        """Look until cancelled."""
+        is_watched = sdnotify.watchdog_interval_s() is not None
+        while True:
+            self._signs.look_at_files()
+            self._listen()
+            if self._signals is not None:
+                self._signals.keep()
+            self._telemetry.tell_left_out()
+            self._telemetry.look_for_metrics()
+            if is_watched:
+                sdnotify.watchdog()
+            await asyncio.sleep(self._every_s)
+
+    def _listen(self) -> None:
+        """Notice that a lane cannot be read, or can again."""
+        now, deaf = self._clock.loop(), {}
+        for lane, server in self._servers.items():
+            failure = server.failure
+            if failure is not None and now - failure.since >= DEAF_AFTER_S:
+                deaf[lane] = f"{lane.value} cannot be read: {failure.why}"
+                if lane not in self._deaf:
+                    self._telemetry.emit("service.deaf", channel=lane.value, error=failure.why)
+            elif lane in self._deaf and server.is_open:
+                self._telemetry.emit("service.hears", channel=lane.value)
+        if deaf.keys() != self._deaf.keys():
+            sdnotify.status("; ".join(deaf.values()) or self._phase.state.value)
+        self._deaf = deaf
+        self._phase.deaf = "; ".join(deaf.values()) or None
+
+
+class Tidying:
+    """Removes what nothing needs any more: old rows, abandoned ones, fanout queues of dead runs."""
+
+    def __init__(
+        self,
+        retention: Retention,
+        epoch: Epoch | None,
+        leases: Leases,
+        members: Members,
+        reconciler: Reconciler,
+        transport: Transport,
+        phase: Phase,
+        *,
+        settings: Settings,
+        clock: Clock,
+    ) -> None:
+        self._retention = retention
+        self._epoch = epoch
+        self._leases = leases
+        self._members = members
+        self._reconciler = reconciler
+        self._transport = transport
+        self._phase = phase
+        self._settings = settings
+        self._clock = clock
+
+    async def tidy(self) -> None:
+        """Tidy up every `reconcile_every` until cancelled."""
+        settings, since = self._settings, self._clock.wall() - DISCARD_S
+        noted_at = self._clock.loop()
+        while True:
+            await asyncio.sleep(self._clock.jitter(settings.reconcile_every_s))
+            with contextlib.suppress(StoreError, DependencyError):
+                since = await self._discard_fanouts(since)
+            with contextlib.suppress(StoreError):
+                if self._epoch is not None:
+                    await self._epoch.rise()
+            if self._phase.state is not ServiceState.SERVING:
+                noted_at = self._clock.loop()
+                continue
+            with contextlib.suppress(StoreError):
+                await self._end_abandoned("fanout", settings.fanout_gone_after_s)
+                await self._end_abandoned("directed", settings.host_gone_after_s)
+                now = self._clock.loop()
+                await self._retention.note_consumed(now - noted_at)
+                noted_at = now
+                await self._retention.remove_all_old()
+                await self._leases.remove_old(self._clock.wall() - settings.retention_s)
+
+    async def _discard_fanouts(self, since: float) -> float:
+        """Remove the fanout queues of runs that were adopted since then; returns now."""
+        now = self._clock.wall()
+        for run in await self._members.ended_badly(since=since):
+            topics = (run.topic, run.ops_topic)
+            await self._transport.discard([fanout_queue(topic, run.run_id) for topic in topics])
+        return now
+
+    async def _end_abandoned(self, route: str, gone_s: float) -> None:
+        for row in await self._retention.abandoned(route, gone_s=gone_s):
+            await self._reconciler.end_abandoned(row)

@@ -1,0 +1,319 @@
+"""Builds everything that one run of a service is made of.
+
+`wire` returns a frozen value. Nothing is started here: `order` has the list of what starts when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from gracekit.built import Ground, Records, Requests, Wired
+from gracekit.control.orders import Orders
+from gracekit.control.verbs import Control
+from gracekit.dispatcher import Dispatcher
+from gracekit.drain.coordinator import ShutdownCoordinator
+from gracekit.drain.parts import Parts
+from gracekit.drain.report import DrainReport
+from gracekit.errors import ControlOffError, StoreError
+from gracekit.hooks import Hooks
+from gracekit.leases.leases import Leases
+from gracekit.leases.lines import Lines
+from gracekit.order import in_order
+from gracekit.periodic import PeriodicJobs
+from gracekit.recovery.reconciler import Reconciler
+from gracekit.request.answers import Answers
+from gracekit.request.arrivals import Arrivals
+from gracekit.request.context import Services
+from gracekit.request.custody import Custody
+from gracekit.request.lanes import LaneGate, Turns
+from gracekit.request.pace import Pace
+from gracekit.request.refusals import Detour, Refusals
+from gracekit.request.seats import Seats
+from gracekit.request.suspects import Suspects
+from gracekit.request.waits import LeaseWaits
+from gracekit.rpc import offer
+from gracekit.rpc.connect import written_url
+from gracekit.rpc.message import Request
+from gracekit.rpc.server import Places, RpcServer
+from gracekit.rpc.transport import Queue, directed_queue, fanout_queue, shared_queue
+from gracekit.runs.members import Members
+from gracekit.runs.own import OwnRecord
+from gracekit.tracker.claims import Claims
+from gracekit.tracker.history import History
+from gracekit.tracker.holds import Holds
+from gracekit.tracker.journal import Journal
+from gracekit.tracker.task import Lane
+from gracekit.tracker.tracker import Tracker
+from gracekit.version import package_version
+
+
+def wire(ground: Ground) -> Wired:
+    """Build one run; the seat is taken, and an event loop runs."""
+    verbs = _Verbs(ground)
+    records = _records(ground)
+    requests = _requests(ground, records, verbs)
+    reconciler = _reconciler(ground, records, requests)
+    jobs = _jobs(ground, requests)
+    servers = {lane: _server(ground, lane, requests) for lane in requests.gates}
+    hooks = Hooks(
+        ground.service.start_hooks,
+        ground.service.stop_hooks,
+        ground.telemetry,
+        ground.clock,
+        start_timeout_s=ground.settings.start_timeout_s,
+        stop_timeout_s=ground.settings.stop_hook_timeout_s,
+    )
+    parts = Parts(
+        tracker=requests.services.tracker,
+        dispatcher=requests.dispatcher,
+        servers=servers,
+        jobs=jobs,
+        reconciler=reconciler,
+        holds=requests.services.holds,
+        hooks=hooks,
+        seat=ground.seat,
+        record=records.own,
+        process=ground.process,
+        alarm=ground.signals is not None,
+        ends_process=ground.signals is not None and ground.signals.for_good,
+    )
+    coordinator = ShutdownCoordinator(
+        ground.phase, parts, ground.settings, ground.telemetry, ground.clock
+    )
+    verbs.control = _control(ground, records, requests, coordinator)
+    return Wired(
+        record=records.own,
+        tracker=requests.services.tracker,
+        history=requests.history,
+        gates=requests.gates,
+        pace=requests.pace,
+        answers=requests.answers,
+        dispatcher=requests.dispatcher,
+        reconciler=reconciler,
+        servers=servers,
+        coordinator=coordinator,
+        control=verbs.control,
+        parts=in_order(ground, records, requests, parts, coordinator),
+    )
+
+
+# -- what a run is made of ----------------------------------------------------------------
+
+
+def _records(ground: Ground) -> Records:
+    settings, clock, seat = ground.settings, ground.clock, ground.seat
+    names = {"run_id": seat.run_id, "service": ground.service.topic}
+    locks = ground.place.run_directory
+    members = Members(ground.engine, clock, ground.process, lock_directory=locks, **names)
+    bells = ground.place.bells(seat.run_id)
+    cancelled = DrainReport(failure="the start was cancelled")
+    topics = ground.topics
+    own = OwnRecord(
+        ground.engine,
+        seat,
+        members,
+        bells,
+        written={
+            "host": settings.host,
+            "version": package_version(),
+            "topic": topics[Lane.REQUESTS],
+            "ops_topic": topics[Lane.OPS],
+            "transport": written_url(settings.transport_url),
+            "methods": offer.written(ground.service.methods),
+        },
+        cancelled=(int(cancelled.exit_code), cancelled.as_json()),
+    )
+    return Records(
+        journal=Journal(ground.engine, clock, keep_failed=settings.keep_failed_arguments, **names),
+        members=members,
+        leases=Leases(ground.engine, clock, run_id=seat.run_id),
+        bells=bells,
+        own=own,
+    )
+
+
+def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
+    clock, telemetry, phase = ground.clock, ground.telemetry, ground.phase
+    journal, leases = records.journal, records.leases
+    services = Services(
+        journal=journal,
+        holds=Holds(journal, host=ground.settings.host),
+        leases=leases,
+        tracker=Tracker(),
+        phase=phase,
+        clock=clock,
+        loop=asyncio.get_running_loop(),
+        safe_points=ground.process.safe_points,
+    )
+    answers = Answers(
+        ground.transport,
+        journal,
+        ground.process,
+        telemetry,
+        clock,
+        error_details=ground.settings.error_details,
+    )
+    refusals = Refusals(journal, answers, telemetry, clock, verbs, Detour(records.members, clock))
+    arrivals = Arrivals(
+        ground.service.methods,
+        refusals,
+        phase,
+        ground.settings,
+        clock,
+        instance=ground.seat.instance,
+    )
+    pace, lines = Pace(), Lines()
+    suspects = Suspects(clock, journal.parole, telemetry)
+    custody = Custody(journal, leases, telemetry, pace)
+    turns = Turns(lines, suspects)
+    run_id = ground.seat.run_id
+    waits = LeaseWaits(custody, leases, turns, clock, run_id=run_id, bells=records.bells, pace=pace)
+    history, gates = History(), _gates(ground)
+    dispatcher = Dispatcher(
+        services, arrivals, custody, turns, waits, answers, telemetry, gates=gates, history=history
+    )
+    return Requests(
+        services=services,
+        arrivals=arrivals,
+        answers=answers,
+        suspects=suspects,
+        lines=lines,
+        pace=pace,
+        waits=waits,
+        history=history,
+        gates=gates,
+        dispatcher=dispatcher,
+    )
+
+
+def _gates(ground: Ground) -> dict[Lane, LaneGate]:
+    settings, threads = ground.settings, ground.process.threads
+    return {
+        Lane.REQUESTS: LaneGate(
+            Lane.REQUESTS,
+            Places(settings.max_accepted),
+            Seats(ahead=settings.max_running, total=settings.max_accepted),
+            settings.max_running,
+            threads(settings.threads),
+        ),
+        Lane.OPS: LaneGate(
+            Lane.OPS,
+            Places(settings.ops_max_accepted),
+            Seats(ahead=settings.ops_max_running, total=settings.ops_max_accepted),
+            settings.ops_max_running,
+            threads(settings.ops_threads),
+        ),
+    }
+
+
+def _reconciler(ground: Ground, records: Records, requests: Requests) -> Reconciler:
+    settings, telemetry = ground.settings, ground.telemetry
+
+    def report_damage(error: StoreError) -> None:
+        telemetry.emit("store.error", what="row", error=str(error))
+
+    return Reconciler(
+        requests.services,
+        requests.dispatcher,
+        pace=requests.pace,
+        claims=Claims(
+            records.journal,
+            host=settings.host,
+            instance=ground.seat.instance,
+            on_damage=report_damage,
+        ),
+        members=records.members,
+        arrivals=requests.arrivals,
+        answers=requests.answers,
+        lines=requests.lines,
+        suspects=requests.suspects,
+        methods=ground.service.methods,
+        seats={lane: gate.seats for lane, gate in requests.gates.items()},
+        threads=ground.process.threads(settings.threads),
+        settings=settings,
+        telemetry=telemetry,
+    )
+
+
+def _jobs(ground: Ground, requests: Requests) -> PeriodicJobs:
+    return PeriodicJobs(
+        ground.service.jobs,
+        requests.services,
+        ground.telemetry,
+        ground.process.threads(ground.settings.threads),
+        requests.suspects,
+        requests.pace,
+    )
+
+
+def _server(ground: Ground, lane: Lane, requests: Requests) -> RpcServer:
+    settings = ground.settings
+    return RpcServer(
+        ground.transport,
+        _queues(ground, lane),
+        lambda delivery: requests.dispatcher.take(delivery, lane),
+        requests.gates[lane].places,
+        prefetch=settings.prefetch,
+        prefetch_bytes=settings.prefetch_bytes,
+        wait_s=settings.accept_wait_s,
+        cancel_ok_timeout_s=settings.cancel_ok_timeout_s,
+    )
+
+
+def _queues(ground: Ground, lane: Lane) -> list[Queue]:
+    topic, names = ground.topics[lane], [ground.settings.host]
+    if lane is Lane.OPS and ground.seat.instance not in names:
+        names.append(ground.seat.instance)  # control verbs mean one run, not one host
+    directed = [directed_queue(topic, name) for name in names]
+    return [shared_queue(topic), *directed, fanout_queue(topic, ground.seat.run_id)]
+
+
+# -- the operator -------------------------------------------------------------------------
+
+
+class _Verbs:
+    """Answers control verbs that come by the ops topic.
+
+    Attributes:
+        control: Built last, as its verbs command everything below.
+    """
+
+    def __init__(self, ground: Ground) -> None:
+        self._is_local = ground.transport.is_local
+        self._host = ground.settings.host
+        self.control: Control
+
+    async def __call__(self, request: Request) -> dict[str, Any]:
+        if not self._is_local:
+            raise ControlOffError(
+                f"control verb {request.method[:50]!r} is off on a broker, where anybody may send "
+                f"it: on host {self._host}, `kill -TERM {os.getpid()}` drains this run"
+            )
+        return await self.control(request)
+
+
+def _control(
+    ground: Ground,
+    records: Records,
+    requests: Requests,
+    coordinator: ShutdownCoordinator,
+) -> Control:
+    tracker = requests.services.tracker
+    return Control(
+        run_id=ground.seat.run_id,
+        instance=ground.seat.instance,
+        phase=ground.phase,
+        tracker=tracker,
+        coordinator=coordinator,
+        orders=Orders(
+            records.journal,
+            tracker,
+            requests.dispatcher,
+            ground.telemetry,
+            pace=requests.pace,
+        ),
+        telemetry=ground.telemetry,
+        clock=ground.clock,
+    )
