@@ -23,6 +23,7 @@ from gracekit.leases.lines import Lines
 from gracekit.order import in_order
 from gracekit.periodic import PeriodicJobs
 from gracekit.recovery.reconciler import Reconciler
+from gracekit.recovery.shared import Shared
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.context import Services
@@ -214,10 +215,9 @@ def _reconciler(ground: Ground, records: Records, requests: Requests) -> Reconci
     def report_damage(error: StoreError) -> None:
         telemetry.emit("store.error", what="row", error=str(error))
 
-    return Reconciler(
-        requests.services,
-        requests.dispatcher,
-        pace=requests.pace,
+    shared = Shared(
+        services=requests.services,
+        dispatcher=requests.dispatcher,
         claims=Claims(
             records.journal,
             host=settings.host,
@@ -232,9 +232,11 @@ def _reconciler(ground: Ground, records: Records, requests: Requests) -> Reconci
         methods=ground.service.methods,
         seats={lane: gate.seats for lane, gate in requests.gates.items()},
         threads=ground.process.threads(settings.threads),
+        pace=requests.pace,
         settings=settings,
         telemetry=telemetry,
     )
+    return Reconciler(shared)
 
 
 def _jobs(ground: Ground, requests: Requests) -> PeriodicJobs:

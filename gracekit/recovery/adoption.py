@@ -9,44 +9,28 @@ from functools import partial
 
 from gracekit.errors import ConflictError
 from gracekit.exits import Verdict
-from gracekit.leases.leases import Leases
 from gracekit.life import Judgement
 from gracekit.process import Point
 from gracekit.recovery.beside import Beside
-from gracekit.request.pace import Pace
+from gracekit.recovery.shared import Shared
 from gracekit.request.waits import LEASE_BEAT_S
-from gracekit.runs.members import Members
 from gracekit.runs.run import Run
 from gracekit.store.batch import Batch
-from gracekit.telemetry import Telemetry
-from gracekit.tracker.claims import Claims
-from gracekit.tracker.journal import Journal, TaskRow
+from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import TaskState
-from gracekit.tracker.tracker import Tracker
 
 
 class Adoption:
     """Classifies runs proven dead; never judges one that may still live."""
 
-    def __init__(
-        self,
-        *,
-        journal: Journal,
-        claims: Claims,
-        leases: Leases,
-        members: Members,
-        tracker: Tracker,
-        telemetry: Telemetry,
-        pace: Pace,
-        beside: Beside,
-    ) -> None:
-        self._journal = journal
-        self._claims = claims
-        self._leases = leases
-        self._members = members
-        self._tracker = tracker
-        self._telemetry = telemetry
-        self._pace = pace
+    def __init__(self, shared: Shared, *, beside: Beside) -> None:
+        self._journal = shared.journal
+        self._claims = shared.claims
+        self._leases = shared.leases
+        self._members = shared.members
+        self._tracker = shared.tracker
+        self._telemetry = shared.telemetry
+        self._pace = shared.pace
         self._beside = beside
         self._doubts: dict[str, str] = {}  # runs of whom nothing is proven, and why
         self._looked_after: set[str] = set()  # runs, within the last beat

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Final
 
-from gracekit.clock import Clock
 from gracekit.errors import ConflictError
 from gracekit.recovery.ends import Ends
 from gracekit.recovery.hooks import Hooks
-from gracekit.request.pace import Pace
-from gracekit.request.suspects import Suspects, is_guilty, suspicion
+from gracekit.recovery.shared import Shared
+from gracekit.request.suspects import is_guilty, suspicion
 from gracekit.rpc.methods import Method
-from gracekit.tracker.claims import Claims
-from gracekit.tracker.journal import Journal, TaskRow
-from gracekit.tracker.tracker import Tracker
+from gracekit.tracker.journal import TaskRow
 
 UNKNOWN_CALL_TIMEOUT_S: Final = 60.0
 """A reply of an earlier run is sent if younger than the call's timeout; this where unknown."""
@@ -23,26 +20,15 @@ UNKNOWN_CALL_TIMEOUT_S: Final = 60.0
 class Duties:
     """Each is a list of what is due, and one act for each entry."""
 
-    def __init__(
-        self,
-        *,
-        journal: Journal,
-        claims: Claims,
-        tracker: Tracker,
-        suspects: Suspects,
-        hooks: Hooks,
-        ends: Ends,
-        pace: Pace,
-        clock: Clock,
-    ) -> None:
-        self._journal = journal
-        self._claims = claims
-        self._tracker = tracker
-        self._suspects = suspects
+    def __init__(self, shared: Shared, *, hooks: Hooks, ends: Ends) -> None:
+        self._journal = shared.journal
+        self._claims = shared.claims
+        self._tracker = shared.tracker
+        self._suspects = shared.suspects
         self._hooks = hooks
         self._ends = ends
-        self._pace = pace
-        self._clock = clock
+        self._pace = shared.pace
+        self._clock = shared.clock
 
     async def send_due_replies(self) -> None:
         """Replies that a dead run owed; once, if their caller may still wait."""

@@ -8,24 +8,19 @@ from typing import Any
 
 import msgspec
 
-from gracekit.clock import Clock
-from gracekit.config import Settings
 from gracekit.errors import ConflictError, InvalidArgumentsError, TaskInterruptedError
-from gracekit.leases.leases import Guard, Leases
+from gracekit.leases.leases import Guard
 from gracekit.process import Point
 from gracekit.recovery.gates import Gates
 from gracekit.recovery.hooks import Hooks
-from gracekit.request.answers import Answers
+from gracekit.recovery.shared import Shared
 from gracekit.request.outcomes import errored, failed, outcome_of
-from gracekit.request.pace import Pace
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
 from gracekit.rpc.offer import can_serve
-from gracekit.runs.members import Members
 from gracekit.store.batch import Batch
-from gracekit.telemetry import Telemetry, masked
-from gracekit.tracker.claims import Claims
-from gracekit.tracker.journal import Address, Journal, Outcome, TaskRow, address_of
+from gracekit.telemetry import masked
+from gracekit.tracker.journal import Address, Outcome, TaskRow, address_of
 from gracekit.tracker.task import Reason, TaskState
 
 
@@ -54,32 +49,18 @@ def failed_row(row: TaskRow, reason: object) -> Outcome:
 class Ends:
     """Ends rows that this run has claimed."""
 
-    def __init__(
-        self,
-        *,
-        journal: Journal,
-        claims: Claims,
-        leases: Leases,
-        members: Members,
-        answers: Answers,
-        hooks: Hooks,
-        gates: Gates,
-        pace: Pace,
-        settings: Settings,
-        telemetry: Telemetry,
-        clock: Clock,
-    ) -> None:
-        self._journal = journal
-        self._claims = claims
-        self._leases = leases
-        self._members = members
-        self._answers = answers
+    def __init__(self, shared: Shared, *, hooks: Hooks, gates: Gates) -> None:
+        self._journal = shared.journal
+        self._claims = shared.claims
+        self._leases = shared.leases
+        self._members = shared.members
+        self._answers = shared.answers
         self._hooks = hooks
         self._gates = gates
-        self._pace = pace
-        self._settings = settings
-        self._telemetry = telemetry
-        self._clock = clock
+        self._pace = shared.pace
+        self._settings = shared.settings
+        self._telemetry = shared.telemetry
+        self._clock = shared.clock
         self._left: dict[int, float] = {}  # row id to the loop time until which a sibling has it
 
     async def end(

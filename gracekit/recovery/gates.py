@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gracekit.leases.lines import Kind, Lines
-from gracekit.tracker.claims import Claims
+from gracekit.leases.lines import Kind
+from gracekit.recovery.shared import Shared
 
 Resource = tuple[str, str]
 
@@ -13,9 +13,9 @@ Resource = tuple[str, str]
 class Gates:
     """Places that recovery holds in the lines of resources, one for each."""
 
-    def __init__(self, lines: Lines, claims: Claims) -> None:
-        self._lines = lines
-        self._claims = claims
+    def __init__(self, shared: Shared) -> None:
+        self._lines = shared.lines
+        self._claims = shared.claims
         self._held: set[Resource] = set()
 
     async def hold_all(self) -> None:

@@ -12,18 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gracekit.clock import Clock
-from gracekit.config import Settings
 from gracekit.errors import RpcError
 from gracekit.leases.leases import Guard
-from gracekit.process import Threads
+from gracekit.recovery.shared import Shared
 from gracekit.recovery.verdicts import Done, Fail, ProbeVerdict, Retry, Wait, back_off_s
-from gracekit.request.arrivals import Arrivals
 from gracekit.request.calls import call_hook
-from gracekit.request.context import Context, Services
+from gracekit.request.context import Context
 from gracekit.rpc.failures import words_of
-from gracekit.rpc.methods import Method, MethodTable
-from gracekit.telemetry import Telemetry, masked
+from gracekit.rpc.methods import Method
+from gracekit.telemetry import masked
 from gracekit.tracker.holds import Hold
 from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import Lane, OnInterrupt, TaskState, TrackedTask
@@ -52,29 +49,16 @@ class Subject:
 
 
 class Hooks:
-    """Calls the hooks of one run's methods.
+    """Calls the hooks of one run's methods."""
 
-    Args:
-        threads: For plain hooks: they must not take a thread that a handler was promised.
-    """
-
-    def __init__(
-        self,
-        services: Services,
-        arrivals: Arrivals,
-        threads: Threads,
-        *,
-        methods: MethodTable,
-        settings: Settings,
-        telemetry: Telemetry,
-    ) -> None:
-        self._services = services
-        self._arrivals = arrivals
-        self._threads = threads
-        self._methods = methods
-        self._settings = settings
-        self._telemetry = telemetry
-        self._clock: Clock = services.clock
+    def __init__(self, shared: Shared) -> None:
+        self._services = shared.services
+        self._arrivals = shared.arrivals
+        self._threads = shared.threads
+        self._methods = shared.methods
+        self._settings = shared.settings
+        self._telemetry = shared.telemetry
+        self._clock = shared.clock
         self._asking: set[asyncio.Task[Any]] = set()
 
     @property

@@ -6,35 +6,24 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gracekit.clock import Clock
 from gracekit.recovery.hooks import Hooks
+from gracekit.recovery.shared import Shared
 from gracekit.recovery.verdicts import Done, Wait
-from gracekit.request.pace import Pace
-from gracekit.request.suspects import Suspects, is_guilty, suspicion
+from gracekit.request.suspects import is_guilty, suspicion
 from gracekit.rpc.methods import Method
-from gracekit.telemetry import Telemetry
-from gracekit.tracker.holds import Hold, Holds
+from gracekit.tracker.holds import Hold
 
 
 class LeftHolds:
     """Settles them by the probe of the method that opened them."""
 
-    def __init__(
-        self,
-        *,
-        holds: Holds,
-        suspects: Suspects,
-        hooks: Hooks,
-        pace: Pace,
-        telemetry: Telemetry,
-        clock: Clock,
-    ) -> None:
-        self._holds = holds
-        self._suspects = suspects
+    def __init__(self, shared: Shared, *, hooks: Hooks) -> None:
+        self._holds = shared.holds
+        self._suspects = shared.suspects
         self._hooks = hooks
-        self._pace = pace
-        self._telemetry = telemetry
-        self._clock = clock
+        self._pace = shared.pace
+        self._telemetry = shared.telemetry
+        self._clock = shared.clock
 
     async def settle_all(self) -> None:
         """Each that something is to be done about; in a drain only the ends of lapsed ones."""

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import partial
 from typing import Final
 
 from gracekit.clock import Clock
-from gracekit.config import Settings
-from gracekit.dispatcher import Dispatcher
 from gracekit.errors import StoreError
 from gracekit.leases.leases import Leases
-from gracekit.leases.lines import Lines
-from gracekit.process import Point, Threads
+from gracekit.process import Point
 from gracekit.recovery.adoption import Adoption
 from gracekit.recovery.beside import AGAIN_AFTER_S, Beside
 from gracekit.recovery.duties import Duties
@@ -28,22 +25,12 @@ from gracekit.recovery.gates import Gates
 from gracekit.recovery.hooks import Hooks
 from gracekit.recovery.left_holds import LeftHolds
 from gracekit.recovery.settling import Settling
+from gracekit.recovery.shared import Shared
 from gracekit.recovery.starts import Starts
-from gracekit.request.answers import Answers
-from gracekit.request.arrivals import Arrivals
-from gracekit.request.context import Services
-from gracekit.request.pace import Pace
-from gracekit.request.seats import Seats
-from gracekit.request.suspects import Suspects
 from gracekit.rpc.failures import words_of
-from gracekit.rpc.methods import MethodTable
-from gracekit.runs.members import Members
 from gracekit.store.batch import Batch
-from gracekit.telemetry import Telemetry
-from gracekit.tracker.claims import Claims
 from gracekit.tracker.holds import Holds
 from gracekit.tracker.journal import Journal, TaskRow
-from gracekit.tracker.task import Lane
 
 LAST_GIVE_BACK_S: Final = 1.0
 """A slow store must not eat the time in which a stop is recorded."""
@@ -52,117 +39,32 @@ CLOCK_SET_S: Final = 1.0
 
 
 class Reconciler:
-    """Recovery of one run: when it looks, and in which order.
+    """Recovery of one run: when it looks, and in which order."""
 
-    Args:
-        services: Journal, holds, leases and tracker of the run.
-        pace: What others ask of it.
-        threads: For plain hooks: they must not take a thread that a handler was promised.
-    """
-
-    def __init__(
-        self,
-        services: Services,
-        dispatcher: Dispatcher,
-        *,
-        pace: Pace,
-        claims: Claims,
-        members: Members,
-        arrivals: Arrivals,
-        answers: Answers,
-        lines: Lines,
-        suspects: Suspects,
-        methods: MethodTable,
-        seats: Mapping[Lane, Seats],
-        threads: Threads,
-        settings: Settings,
-        telemetry: Telemetry,
-    ) -> None:
-        self._journal: Journal = services.journal
-        self._holds: Holds = services.holds
-        self._leases: Leases = services.leases
-        self._clock: Clock = services.clock
-        self._claims = claims
-        self._suspects = suspects
-        self._lanes = tuple(seats)
-        self._settings = settings
-        self._telemetry = telemetry
+    def __init__(self, shared: Shared) -> None:
+        self._journal: Journal = shared.journal
+        self._holds: Holds = shared.holds
+        self._leases: Leases = shared.leases
+        self._clock: Clock = shared.clock
+        self._claims = shared.claims
+        self._suspects = shared.suspects
+        self._lanes = tuple(shared.seats)
+        self._settings = shared.settings
+        self._telemetry = shared.telemetry
+        self._pace = shared.pace
         self._look_by = 0.0  # loop time; being rung again and again must not put it off for ever
         self._ahead_s: float | None = None  # of the wall clock, before the time that passes
         self._following = asyncio.Lock()
 
-        journal, leases, clock = self._journal, self._leases, self._clock
-        tracker = services.tracker
-        self._pace = pace
-        self._beside = Beside(pace, telemetry)
-        self._gates = gates = Gates(lines, claims)
-        hooks = Hooks(
-            services, arrivals, threads, methods=methods, settings=settings, telemetry=telemetry
-        )
-        self._adoption = Adoption(
-            journal=journal,
-            claims=claims,
-            leases=leases,
-            members=members,
-            tracker=tracker,
-            telemetry=telemetry,
-            pace=pace,
-            beside=self._beside,
-        )
-        self._ends = ends = Ends(
-            journal=journal,
-            claims=claims,
-            leases=leases,
-            members=members,
-            answers=answers,
-            hooks=hooks,
-            gates=gates,
-            pace=pace,
-            settings=settings,
-            telemetry=telemetry,
-            clock=clock,
-        )
-        self._starts = starts = Starts(
-            journal=journal,
-            claims=claims,
-            dispatcher=dispatcher,
-            seats=seats,
-            gates=gates,
-            hooks=hooks,
-            ends=ends,
-            pace=pace,
-        )
-        self._settling = Settling(
-            journal=journal,
-            claims=claims,
-            leases=leases,
-            suspects=suspects,
-            gates=gates,
-            hooks=hooks,
-            ends=ends,
-            starts=starts,
-            pace=pace,
-            telemetry=telemetry,
-            clock=clock,
-        )
-        self._duties = Duties(
-            journal=journal,
-            claims=claims,
-            tracker=tracker,
-            suspects=suspects,
-            hooks=hooks,
-            ends=ends,
-            pace=pace,
-            clock=clock,
-        )
-        self._left_holds = LeftHolds(
-            holds=self._holds,
-            suspects=suspects,
-            hooks=hooks,
-            pace=pace,
-            telemetry=telemetry,
-            clock=clock,
-        )
+        self._beside = Beside(shared.pace, shared.telemetry)
+        self._gates = gates = Gates(shared)
+        hooks = Hooks(shared)
+        self._adoption = Adoption(shared, beside=self._beside)
+        self._ends = ends = Ends(shared, hooks=hooks, gates=gates)
+        self._starts = starts = Starts(shared, gates=gates, hooks=hooks, ends=ends)
+        self._settling = Settling(shared, gates=gates, hooks=hooks, ends=ends, starts=starts)
+        self._duties = Duties(shared, hooks=hooks, ends=ends)
+        self._left_holds = LeftHolds(shared, hooks=hooks)
 
     # -- life ---------------------------------------------------------------------------
 

@@ -5,25 +5,22 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from gracekit.clock import Clock
 from gracekit.errors import ConflictError
-from gracekit.leases.leases import Guard, Leases
+from gracekit.leases.leases import Guard
 from gracekit.process import Point
 from gracekit.recovery.ends import Ends, errored_row, failed_row, unservable
 from gracekit.recovery.gates import Gates, Resource
 from gracekit.recovery.hooks import Hooks
+from gracekit.recovery.shared import Shared
 from gracekit.recovery.starts import CLAIM_AT_ONCE, Starts
 from gracekit.recovery.verdicts import Done, Fail, Retry, Step, Wait, back_off_s, decide, policy_of
 from gracekit.request.outcomes import succeeded
-from gracekit.request.pace import Pace
-from gracekit.request.suspects import Suspects, suspicion
+from gracekit.request.suspects import suspicion
 from gracekit.request.waits import LEASE_BEAT_S
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
 from gracekit.store.batch import Batch
-from gracekit.telemetry import Telemetry
-from gracekit.tracker.claims import Claims
-from gracekit.tracker.journal import Journal, TaskRow
+from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import OnInterrupt, Reason, TaskState
 
 MOST_WAITS: Final = 10_000
@@ -34,31 +31,19 @@ class Settling:
     """Settles the HANDED_OVER rows that this run has claimed, several at a time."""
 
     def __init__(
-        self,
-        *,
-        journal: Journal,
-        claims: Claims,
-        leases: Leases,
-        suspects: Suspects,
-        gates: Gates,
-        hooks: Hooks,
-        ends: Ends,
-        starts: Starts,
-        pace: Pace,
-        telemetry: Telemetry,
-        clock: Clock,
+        self, shared: Shared, *, gates: Gates, hooks: Hooks, ends: Ends, starts: Starts
     ) -> None:
-        self._journal = journal
-        self._claims = claims
-        self._leases = leases
-        self._suspects = suspects
+        self._journal = shared.journal
+        self._claims = shared.claims
+        self._leases = shared.leases
+        self._suspects = shared.suspects
         self._gates = gates
         self._hooks = hooks
         self._ends = ends
         self._starts = starts
-        self._pace = pace
-        self._telemetry = telemetry
-        self._clock = clock
+        self._pace = shared.pace
+        self._telemetry = shared.telemetry
+        self._clock = shared.clock
         self._at_work: dict[asyncio.Task[None], TaskRow] = {}
         self._waits: dict[int, float] = {}  # row id to the loop time at which its probes began
 

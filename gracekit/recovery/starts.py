@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from gracekit.dispatcher import Dispatcher
 from gracekit.process import Point
 from gracekit.recovery.ends import Ends, unservable
 from gracekit.recovery.gates import Gates, Resource
 from gracekit.recovery.hooks import Hooks
-from gracekit.request.pace import Pace
-from gracekit.request.seats import Seats
+from gracekit.recovery.shared import Shared
 from gracekit.store.batch import Batch
-from gracekit.tracker.claims import Claims
-from gracekit.tracker.journal import Journal, TaskRow
+from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import Lane, TaskState
 
 CLAIM_AT_ONCE: Final = 32
@@ -23,26 +19,15 @@ CLAIM_AT_ONCE: Final = 32
 class Starts:
     """Starts rows that this run has claimed, as many as each lane has seats."""
 
-    def __init__(
-        self,
-        *,
-        journal: Journal,
-        claims: Claims,
-        dispatcher: Dispatcher,
-        seats: Mapping[Lane, Seats],
-        gates: Gates,
-        hooks: Hooks,
-        ends: Ends,
-        pace: Pace,
-    ) -> None:
-        self._journal = journal
-        self._claims = claims
-        self._dispatcher = dispatcher
-        self._seats = seats
+    def __init__(self, shared: Shared, *, gates: Gates, hooks: Hooks, ends: Ends) -> None:
+        self._journal = shared.journal
+        self._claims = shared.claims
+        self._dispatcher = shared.dispatcher
+        self._seats = shared.seats
         self._gates = gates
         self._hooks = hooks
         self._ends = ends
-        self._pace = pace
+        self._pace = shared.pace
 
     async def claim_accepted(self, lane: Lane) -> None:
         """Start ownerless accepted rows, oldest first, until there are none.

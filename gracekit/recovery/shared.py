@@ -1,0 +1,79 @@
+"""What the parts of recovery share: they look at the same rows, and act by the same dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gracekit.clock import Clock
+from gracekit.config import Settings
+from gracekit.dispatcher import Dispatcher
+from gracekit.leases.leases import Leases
+from gracekit.leases.lines import Lines
+from gracekit.process import Threads
+from gracekit.request.answers import Answers
+from gracekit.request.arrivals import Arrivals
+from gracekit.request.context import Services
+from gracekit.request.pace import Pace
+from gracekit.request.seats import Seats
+from gracekit.request.suspects import Suspects
+from gracekit.rpc.methods import MethodTable
+from gracekit.runs.members import Members
+from gracekit.telemetry import Telemetry
+from gracekit.tracker.claims import Claims
+from gracekit.tracker.holds import Holds
+from gracekit.tracker.journal import Journal
+from gracekit.tracker.task import Lane
+from gracekit.tracker.tracker import Tracker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What the parts of recovery share, in one run.
+
+    Attributes:
+        services: What a context needs; journal, holds, leases, tracker and clock are its own.
+        pace: What others ask of recovery.
+        seats: Of each lane: so many recovered rows may wait for it.
+        threads: For plain hooks: they must not take a thread that a handler was promised.
+    """
+
+    services: Services
+    dispatcher: Dispatcher
+    claims: Claims
+    members: Members
+    arrivals: Arrivals
+    answers: Answers
+    lines: Lines
+    suspects: Suspects
+    methods: MethodTable
+    seats: Mapping[Lane, Seats]
+    threads: Threads
+    pace: Pace
+    settings: Settings
+    telemetry: Telemetry
+
+    @property
+    def journal(self) -> Journal:
+        """The rows of the service's tasks."""
+        return self.services.journal
+
+    @property
+    def holds(self) -> Holds:
+        """The holds of the service."""
+        return self.services.holds
+
+    @property
+    def leases(self) -> Leases:
+        """The leases of this run."""
+        return self.services.leases
+
+    @property
+    def tracker(self) -> Tracker:
+        """The tasks in flight."""
+        return self.services.tracker
+
+    @property
+    def clock(self) -> Clock:
+        """Wall time and loop time."""
+        return self.services.clock
