@@ -48,7 +48,7 @@ TABLE: Final[Mapping[str, Sequence[str]]] = {
         "gracekit/dispatcher.py:",
         "gracekit/request/lanes.py:",
         "gracekit/tracker/",
-        "gracekit/telemetry.py:",
+        "gracekit/telemetry/",
     ),
     "handler and what is around it": (
         "gracekit/request/attempt.py:",

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 10.0

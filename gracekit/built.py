@@ -32,7 +32,7 @@ from gracekit.stop_signals import StopSignals
 from gracekit.store.bell import Bells
 from gracekit.store.engine import Engine
 from gracekit.store.place import StorePlace
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import History
 from gracekit.tracker.journal import Journal
 from gracekit.tracker.task import Lane

@@ -30,7 +30,7 @@ from gracekit.request.unjournaled import Unjournaled
 from gracekit.request.waits import LeaseWaits
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.transport import Delivery
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import History
 from gracekit.tracker.journal import Address, Outcome, TaskRow
 from gracekit.tracker.task import Cut, Lane, Order, Reason, TaskState, TrackedTask

@@ -12,7 +12,7 @@ import anyio.to_thread
 from gracekit.clock import Clock
 from gracekit.errors import GracekitError
 from gracekit.process import never_in_a_fork
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 SHORTEST_S: Final = 0.1
 """What each `on_stop` gets at least, even past the moment by which all should have ended."""

@@ -22,7 +22,7 @@ from gracekit.request.context import JobContext, Services
 from gracekit.request.pace import Pace
 from gracekit.request.suspects import Suspects
 from gracekit.rpc.failures import words_of
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Lane, TrackedTask
 
 

@@ -24,7 +24,8 @@ from gracekit.exits import ExitCode, exit_code_of
 from gracekit.process import leave_at_once
 from gracekit.runtime import FOREIGN_CANCELLATION, Runtime
 from gracekit.service import Service
-from gracekit.telemetry import escape, said
+from gracekit.telemetry.logs import said
+from gracekit.telemetry.words import escape
 
 FLUSH_S: Final = 0.5
 """What logs and standard streams get at the end of a process."""

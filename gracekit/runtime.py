@@ -36,7 +36,8 @@ from gracekit.service import Service
 from gracekit.stop_signals import StopSignals
 from gracekit.store.engine import Engine
 from gracekit.store.place import StorePlace
-from gracekit.telemetry import LOGGER, LogFailures, Telemetry
+from gracekit.telemetry.catalogue import LOGGER
+from gracekit.telemetry.telemetry import LogFailures, Telemetry
 from gracekit.tracker.stacks import StackDump
 from gracekit.tracker.tracker import Tracker
 from gracekit.wiring import wire

@@ -13,7 +13,7 @@ from typing import Final
 
 from gracekit.process import Process
 from gracekit.signals import DUMP_SIGNAL, HANGUP_SIGNAL, WATCHED_SIGNALS, SignalWatch
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 STANDARD_INPUT: Final = 0
 

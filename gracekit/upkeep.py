@@ -22,7 +22,7 @@ from gracekit.runs.members import BEAT_WRITTEN_S, Members
 from gracekit.runs.own import OwnSeat
 from gracekit.stop_signals import StopSignals
 from gracekit.store.engine import Engine
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.retention import Retention
 from gracekit.tracker.task import Lane
 

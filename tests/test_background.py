@@ -10,7 +10,7 @@ import pytest
 
 from gracekit import background
 from gracekit.clock import Clock
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 pytestmark = pytest.mark.looptime
 

@@ -23,7 +23,7 @@ from gracekit.errors import (
     GracekitError,
     Undeliverable,
 )
-from gracekit.telemetry import said, take_hooks
+from gracekit.telemetry.logs import said, take_hooks
 
 ERROR: Final = 1
 USAGE: Final = 2

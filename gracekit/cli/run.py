@@ -19,7 +19,7 @@ from gracekit.config import Settings, load, variable_name
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.exits import ExitCode
 from gracekit.run import run_service
-from gracekit.telemetry import LogFormat, logging_around, said
+from gracekit.telemetry.logs import LogFormat, logging_around, said
 
 
 @click.command()

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import click
 
 from gracekit.config import redact_url
-from gracekit.telemetry import LONGEST_TEXT, escape
+from gracekit.telemetry.words import LONGEST_TEXT, escape
 
 _GAP: Final = "  "
 _MINUTE_S: Final = 60

@@ -17,7 +17,7 @@ from gracekit.process import Point
 from gracekit.request.outcomes import ordered
 from gracekit.request.pace import Pace
 from gracekit.store.batch import Batch
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.journal import Journal
 from gracekit.tracker.orders import (
     Case,

@@ -22,7 +22,7 @@ from gracekit.drain.report import StopRequest
 from gracekit.errors import InvalidArgumentsError, NoSuchMethodError, RunEndedError
 from gracekit.phase import Phase
 from gracekit.rpc.message import Request
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Order, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
 

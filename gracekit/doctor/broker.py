@@ -29,7 +29,8 @@ from gracekit.rpc.amqp.transport import find_foreign
 from gracekit.rpc.amqp.url import Broker, Host
 from gracekit.rpc.readers import Reader
 from gracekit.rpc.transport import Queue
-from gracekit.telemetry import LOGGER, Telemetry
+from gracekit.telemetry.catalogue import LOGGER
+from gracekit.telemetry.telemetry import Telemetry
 
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 5.0

@@ -25,7 +25,7 @@ from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
 from gracekit.parts import PartList
 from gracekit.phase import Phase, ServiceState
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.holds import Hold
 from gracekit.tracker.task import Lane, TrackedTask
 

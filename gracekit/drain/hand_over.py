@@ -11,7 +11,7 @@ from gracekit.drain.progress import Forecast
 from gracekit.drain.report import DrainReport
 from gracekit.drain.steps import Steps
 from gracekit.drain.times import SHORTEST_STEP_S, Times
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import CancelCause, TaskState, TrackedTask
 

@@ -10,7 +10,7 @@ from gracekit.clock import Clock
 from gracekit.drain.report import DrainReport
 from gracekit.drain.steps import Steps
 from gracekit.phase import Phase
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import TrackedTask
 from gracekit.tracker.tracker import Tracker
 

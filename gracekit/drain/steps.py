@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, Final
 
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 SLOW_STEP_S: Final = 1.0
 """A step that takes longer is logged while it goes on."""

@@ -20,7 +20,7 @@ from gracekit.process import Point
 from gracekit.store.batch import Batch, Value
 from gracekit.store.engine import Engine
 from gracekit.store.schema import IS_OPEN
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 EPOCH_BITS: Final = 40
 FILE: Final = "mark"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gracekit.request.pace import Pace
 from gracekit.rpc.failures import words_of
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 AGAIN_AFTER_S: Final = 5.0
 """A pass, or what is done beside it, is made again so long after it failed."""

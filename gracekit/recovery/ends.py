@@ -19,7 +19,7 @@ from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
 from gracekit.rpc.offer import can_serve
 from gracekit.store.batch import Batch
-from gracekit.telemetry import masked
+from gracekit.telemetry.words import masked
 from gracekit.tracker.journal import Address, Outcome, TaskRow, address_of
 from gracekit.tracker.task import Reason, TaskState
 

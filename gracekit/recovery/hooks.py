@@ -20,7 +20,7 @@ from gracekit.request.calls import call_hook
 from gracekit.request.context import Context
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
-from gracekit.telemetry import masked
+from gracekit.telemetry.words import masked
 from gracekit.tracker.holds import Hold
 from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import Lane, OnInterrupt, TaskState, TrackedTask

@@ -19,7 +19,7 @@ from gracekit.request.seats import Seats
 from gracekit.request.suspects import Suspects
 from gracekit.rpc.methods import MethodTable
 from gracekit.runs.members import Members
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.claims import Claims
 from gracekit.tracker.holds import Holds
 from gracekit.tracker.journal import Journal

@@ -22,7 +22,7 @@ from gracekit.rpc.failures import failure_of, shown
 from gracekit.rpc.message import Failure, Reply
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_reply
 from gracekit.rpc.transport import Message, Transport, reply_queue
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Journal, Outcome, from_json
 from gracekit.tracker.task import Reason, TaskState
 

@@ -35,7 +35,7 @@ from gracekit.request.outcomes import (
 )
 from gracekit.rpc.failures import is_expected, words_of
 from gracekit.rpc.methods import Method
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import History
 from gracekit.tracker.journal import Outcome
 from gracekit.tracker.task import CancelCause, Cut, Order, TaskState, TrackedTask

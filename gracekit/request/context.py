@@ -29,7 +29,7 @@ from gracekit.request.steps import Steps
 from gracekit.rpc.message import LEASE_KEY, JsonObject, carried_lease
 from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 from gracekit.rpc.plain import dumps, plain
-from gracekit.telemetry import running
+from gracekit.telemetry.logs import running
 from gracekit.tracker.holds import Holds
 from gracekit.tracker.journal import Journal
 from gracekit.tracker.task import CancelCause, TrackedTask

@@ -23,7 +23,7 @@ from gracekit.process import Point
 from gracekit.request.lanes import Job
 from gracekit.request.pace import Pace
 from gracekit.store.batch import Batch, Row
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Journal, Outcome, TaskRow, address_of
 from gracekit.tracker.task import Cut, TaskState, TrackedTask
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gracekit.errors import StoreError
 from gracekit.rpc.transport import Delivery
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.journal import Outcome
 
 GIVE_BACK_PAUSE_S: Final = 0.5

@@ -14,7 +14,7 @@ from gracekit.request.deliveries import GIVE_BACK_PAUSE_S, settle
 from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import Job
 from gracekit.request.outcomes import outcome_of
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Journal
 from gracekit.tracker.tracker import Tracker
 

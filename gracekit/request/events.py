@@ -10,7 +10,8 @@ from gracekit.request.lanes import Job
 from gracekit.request.outcomes import failure_from
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.message import Failure
-from gracekit.telemetry import Telemetry, masked
+from gracekit.telemetry.telemetry import Telemetry
+from gracekit.telemetry.words import masked
 from gracekit.tracker.journal import Outcome
 from gracekit.tracker.task import Cut, TaskState, TrackedTask
 

@@ -16,7 +16,7 @@ from gracekit import background
 from gracekit.clock import Clock
 from gracekit.request.answers import REPLY_TIMEOUT_S, Answers, Sent
 from gracekit.rpc.message import Request
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.journal import Address
 from gracekit.tracker.task import TrackedTask
 

@@ -22,7 +22,7 @@ from gracekit.rpc.offer import can_serve
 from gracekit.rpc.transport import Delivery, Queue, QueueKind
 from gracekit.runs.members import Members
 from gracekit.runs.run import Run
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Journal
 from gracekit.tracker.task import Lane
 

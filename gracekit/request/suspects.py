@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 from gracekit import background
 from gracekit.clock import Clock
 from gracekit.errors import StoreError
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 ALONE_S: Final = 5.0
 """A suspect waits so long at most for others to end, and is alone for so long at most. Whatever

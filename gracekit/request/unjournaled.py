@@ -17,7 +17,7 @@ from gracekit.request.lanes import Job, Turns, Unfinished
 from gracekit.request.outcomes import ordered
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.transport import Delivery
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.journal import Journal, Outcome
 from gracekit.tracker.task import Cut, TaskState
 from gracekit.tracker.tracker import Tracker

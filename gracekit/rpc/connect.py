@@ -20,7 +20,7 @@ from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES
 from gracekit.rpc.sqlite import SqliteTransport
 from gracekit.rpc.transport import Transport
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 
 def open_transport(

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gracekit.errors import ConfigError
 from gracekit.rpc.methods import Method
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 _NEEDS_ONE_STORE: Final = frozenset({"error", "probe"})
 _SHOWN: Final = 5

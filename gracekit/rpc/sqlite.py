@@ -33,7 +33,7 @@ from gracekit.rpc.transport import DeadLetter, Message, OnDelivery, Queue, Queue
 from gracekit.store.bell import Bell, bells_directory
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import load_migrations
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 QUEUES_SCHEMA: Final = "gracekit.rpc.sqlite_schema"
 

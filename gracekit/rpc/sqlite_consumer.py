@@ -22,7 +22,7 @@ from gracekit.rpc.transport import Delivery, OnDelivery, Queue, ReadFailure, Set
 from gracekit.store.batch import Batch, Row
 from gracekit.store.bell import ring
 from gracekit.store.engine import Engine, Rows
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 OTHERS_FIRST_S: Final = 0.25
 """What a reader gives back is for the other readers first: it may be of a version that only one of

@@ -23,7 +23,7 @@ from gracekit.rpc.methods import Method
 from gracekit.rpc.transport import directed_queue, shared_queue
 from gracekit.runtime import Runtime
 from gracekit.service import Service
-from gracekit.telemetry import CATALOGUE, UnknownEventError
+from gracekit.telemetry.catalogue import CATALOGUE, UnknownEventError
 from gracekit.testing.calls import Caller, Pending
 from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.loop import NothingLeftError, VirtualLoop, waiting_at

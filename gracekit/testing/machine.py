@@ -25,7 +25,7 @@ from gracekit.rpc.memory import MemoryBroker
 from gracekit.runtime import Runtime, StopSource
 from gracekit.service import Service
 from gracekit.store.files import open_memory
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.testing.faults import NO_FAULTS, Faults, NoCrash
 from gracekit.testing.loop import VirtualLoop, owner
 from gracekit.testing.ports import (

@@ -20,7 +20,7 @@ from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.sqlite import SqliteTransport
 from gracekit.rpc.transport import Message, Queue
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from tests.crash.service import TOPIC
 from tests.rabbit.broker import Broker
 

@@ -32,7 +32,7 @@ from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import Broker as Address
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.transport import directed_queue, shared_queue
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from tests.cli.kit import gracekit
 from tests.doctor.kit import levels, one
 from tests.rabbit.broker import Broker, Tls, free_ports

@@ -13,7 +13,7 @@ from gracekit.leases.epoch import EPOCH_BITS, Epoch, read_mark
 from gracekit.leases.leases import PATIENCE_S, Guard, LeaseRow, Leases
 from gracekit.process import Point
 from gracekit.store.batch import Batch
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.ports import PlayedEngine, PlayedProcess
 from tests.service.kit import World

@@ -9,7 +9,7 @@ import signal
 import sys
 
 from gracekit import Runtime
-from gracekit.telemetry import configure_logging
+from gracekit.telemetry.logs import configure_logging
 from tests.process.served import effect, svc
 
 LEND = os.environ.get("GRACEKIT_TEST_LEND", "yes") == "yes"

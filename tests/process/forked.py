@@ -7,7 +7,7 @@ import logging
 import os
 
 from gracekit.runtime import Runtime
-from gracekit.telemetry import configure_logging
+from gracekit.telemetry.logs import configure_logging
 from tests.process import served
 
 HOW = "GRACEKIT_TEST_FORKED"

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gracekit import Context, Done, Retry, Service
-from gracekit.telemetry import configure_logging
+from gracekit.telemetry.logs import configure_logging
 
 EFFECTS = "GRACEKIT_TEST_EFFECTS"
 START = "GRACEKIT_TEST_START"

@@ -35,7 +35,7 @@ from gracekit.rpc.amqp.profiles import PROFILES, Topology
 from gracekit.rpc.amqp.publisher import Publisher
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.transport import Queue, QueueKind
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from tests.rabbit.broker import Broker
 from tests.rpc.kit import message
 

@@ -17,7 +17,7 @@ from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import FRAMES, read_url
 from gracekit.rpc.server import Places, RpcServer
 from gracekit.rpc.transport import Delivery, Queue, QueueKind, directed_queue, shared_queue
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from tests.process import served
 from tests.process.helpers import until
 from tests.rabbit.broker import Broker

@@ -13,7 +13,7 @@ from gracekit.errors import ConfigError, DependencyError, Undeliverable
 from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import Message, Queue, Transport, reply_queue, shared_queue
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from tests.rabbit.broker import USER, Broker
 from tests.rabbit.erlang import binary
 

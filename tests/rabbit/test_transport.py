@@ -24,7 +24,7 @@ from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import FRAMES, read_url
 from gracekit.rpc.transport import Queue, QueueKind, directed_queue, fanout_queue, shared_queue
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from tests.process.helpers import until
 from tests.rabbit.broker import Broker
 from tests.rabbit.erlang import binary

@@ -17,7 +17,7 @@ from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.sqlite import SqliteTransport
 from gracekit.rpc.transport import DeadLetter, Delivery, Message, Transport
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 PATIENCE_S = 30.0  # for what must happen; never waited for in full
 FOR_EVER_S = 3600.0  # a safety poll that no test lives to see

@@ -16,7 +16,7 @@ from gracekit.request.deliveries import OWED_BYTES, REMEMBERED, Ended
 from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.oslo_wire import decode_reply
 from gracekit.rpc.transport import Delivery, Queue, QueueKind, reply_queue, shared_queue
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.journal import Address, Outcome
 from gracekit.tracker.task import TaskState
 from tests.rpc.kit import Inbox

@@ -12,7 +12,7 @@ import pytest
 
 from gracekit import Context, Service
 from gracekit.process import Point
-from gracekit.telemetry import LOGGER
+from gracekit.telemetry.catalogue import LOGGER
 from tests.service.kit import Fault, Life, World
 
 pytestmark = pytest.mark.looptime

@@ -17,7 +17,7 @@ from gracekit.errors import (
     TaskCancelledError,
     UnserialisableError,
 )
-from gracekit.telemetry import LOGGER
+from gracekit.telemetry.catalogue import LOGGER
 from tests.service.kit import World
 
 pytestmark = pytest.mark.looptime

@@ -31,7 +31,7 @@ from gracekit.rpc.amqp.intake import Intake
 from gracekit.rpc.amqp.link import Link, is_told
 from gracekit.rpc.amqp.profiles import Topology
 from gracekit.rpc.transport import OnDelivery, Queue, ReadFailure
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 OPEN_TIMEOUT_S: Final = 10.0
 FIRST_PAUSE_S: Final = 0.05

@@ -33,7 +33,7 @@ from gracekit.rpc.amqp.bounds import TROUBLE, bounded, said
 from gracekit.rpc.amqp.channels import FramedChannel, MessageChannel, PlainChannel
 from gracekit.rpc.amqp.url import Broker, Host
 from gracekit.rpc.amqp.wire import Goodbye, Wire, Wires
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 # At DEBUG they log every frame, and at ERROR a message that was returned too late, with the
 # arguments and contexts of requests; of a lost connection they tell users and stacks, where an

@@ -16,7 +16,7 @@ from gracekit.clock import Clock
 from gracekit.rpc.amqp.bounds import bounded
 from gracekit.rpc.amqp.channels import MessageChannel, ReturnedError
 from gracekit.rpc.amqp.link import Link
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 DECLARE_S: Final = 10.0
 CONFIRM_S: Final = 5.0

@@ -27,7 +27,7 @@ from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.outlet import Declare, Outlet
 from gracekit.rpc.amqp.profiles import Topology, fanout_exchange
 from gracekit.rpc.transport import Message, Queue, QueueKind
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 AGAIN_S: Final = 0.25
 """Pause before a publish that failed is sent again."""

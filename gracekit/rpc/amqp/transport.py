@@ -29,7 +29,7 @@ from gracekit.rpc.amqp.url import Broker
 from gracekit.rpc.amqp.wire import MOST
 from gracekit.rpc.readers import Reader
 from gracekit.rpc.transport import OWNED, Delivery, Message, OnDelivery, Queue, reply_queue
-from gracekit.telemetry import Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 
 DELETE_TIMEOUT_S: Final = 1.0
 LOOKS: Final = 3

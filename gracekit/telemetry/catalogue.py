@@ -1,0 +1,265 @@
+"""The catalogue of events: names, levels and fields are the contract with operators."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from gracekit.config import did_you_mean
+from gracekit.errors import GracekitError
+
+LOGGER: Final = "gracekit"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One kind of fact.
+
+    Attributes:
+        name: `noun.past_participle`, stable.
+        level: Of its log line, as in `logging`.
+        meaning: One sentence for operators.
+        fields: What it may carry; `_s` marks seconds.
+        kind: Fields of which each combination is logged once a second, with the number that was
+            left out; None for an event that is always logged.
+    """
+
+    name: str
+    level: int
+    meaning: str
+    fields: frozenset[str]
+    kind: tuple[str, ...] | None = None
+
+
+def _event(
+    name: str, level: int, meaning: str, fields: str = "", *, kind: str | None = None
+) -> Event:
+    split = None if kind is None else tuple(kind.split())
+    return Event(name, level, meaning, frozenset(fields.split()), split)
+
+
+_D, _I, _W, _E, _C = (
+    logging.DEBUG,  # one a request
+    logging.INFO,  # a phase, or a decision about one task that somebody will ask about
+    logging.WARNING,  # somebody waits for something that will not come
+    logging.ERROR,  # a fault that the run survives
+    logging.CRITICAL,  # a fault that ends the run
+)
+_TASK: Final = "task_id method channel resource attempt"
+_EVENTS: Final = (
+    # a service
+    _event("service.starting", _I, "A run begins.", "service instance host run hard_limit_s"),
+    _event("service.doubted", _W, "What it declares will not do what was meant.", "text"),
+    _event("service.serving", _I, "It is ready.", "service instance run took_s"),
+    _event("service.quieted", _I, "Intake is closed, and may be resumed."),
+    _event("service.stopped", _I, "The run is over.", "service instance run exit_code"),
+    _event("signal.received", _I, "A signal came.", "signal"),
+    _event("signal.taken", _W, "Something had replaced its handler; ours is back.", "signal by"),
+    _event("signal.hint", _I, "What another signal would do.", "text"),
+    _event(
+        "loop.left",
+        _E,
+        "SystemExit or KeyboardInterrupt of the application left an asyncio task that is no "
+        "handler's own, or the event loop was stopped; a drain follows.",
+        "error",
+    ),
+    _event("service.deaf", _W, "It cannot read requests, and is not ready.", "channel error"),
+    _event("service.hears", _I, "It reads requests again, and is ready.", "channel"),
+    _event(
+        "hook.failed",
+        _E,
+        "Code of the application raised.",
+        "hook task_id method error",
+        kind="hook",
+    ),
+    _event(
+        "background.failed",
+        _E,
+        "Work beside requests met a fault of gracekit itself; it begins again.",
+        "work error again_s",
+    ),
+    _event(
+        "reader.foreign",
+        _W,
+        "Another process reads a shared queue into another store.",
+        "queue by store",
+    ),
+    # intake
+    _event("intake.opened", _I, "Requests of a lane are taken.", "channel"),
+    _event("intake.closed", _I, "Requests are no longer taken.", "channel given_back not_started"),
+    # a request
+    _event("task.started", _D, "Its handler runs.", _TASK),
+    _event(
+        "task.apart",
+        _W,
+        "It was running when processes died: it begins apart, and other tasks wait for a while.",
+        f"{_TASK} crashes alone for_s",
+    ),
+    _event(
+        "task.interrupted",
+        _W,
+        "Something other than gracekit cancelled its handler: it counts as crashed.",
+        f"{_TASK} error",
+    ),
+    _event("task.finished", _D, "Its handler has ended.", f"{_TASK} outcome ran_s"),
+    _event(
+        "task.result_left_out",
+        _W,
+        "Its work is done, and what it returned cannot be sent: whoever asks is told so.",
+        f"{_TASK} error",
+        kind="method",
+    ),
+    _event(
+        "task.failed",
+        _W,
+        "Its handler raised, or took too long: it is FAILED, and not run again.",
+        f"{_TASK} error ran_s",
+        kind="method error",
+    ),
+    _event(
+        "task.ordered",
+        _I,
+        "An operator's word about a task.",
+        "task_id method verb by reason state",
+    ),
+    _event(
+        "task.rejected",
+        _W,
+        "A request was refused for good.",
+        "task_id method reason error",
+        kind="reason",
+    ),
+    _event("dispatch.failed", _E, "A request met a fault of gracekit itself.", "error", kind=""),
+    _event("reply.given_up", _W, "A reply found no way to its caller.", "queue error", kind=""),
+    _event("heartbeat.lost", _W, "A heartbeat found no way to its caller.", "queue error", kind=""),
+    _event("message.unreadable", _W, "A message was set aside unread.", "queue error", kind=""),
+    # a broker
+    _event("broker.lost", _W, "A connection to the broker ended.", "purpose error"),
+    _event(
+        "broker.silent",
+        _W,
+        "It answered nothing and sent nothing; the connection is cut.",
+        "purpose what waited_s",
+    ),
+    _event("broker.unreachable", _W, "Connecting again failed.", "purpose tries error"),
+    _event("broker.connected", _I, "The broker is connected again.", "purpose tries"),
+    _event("consumer.lost", _W, "A queue is read no more; it will be again.", "queue error"),
+    _event("consumer.refused", _W, "Reading it again failed.", "queue tries error"),
+    _event("consumer.resumed", _I, "A queue is read again.", "queue"),
+    _event(
+        "binding.lost", _W, "An exchange was deleted; it is made and bound again.", "queue exchange"
+    ),
+    _event("binding.refused", _W, "A queue cannot be bound to its exchange.", "queue error"),
+    _event("publish.repeated", _W, "A message was not confirmed and is sent again.", "queue error"),
+    # a drain
+    _event("drain.started", _I, "A stop was asked for.", "source by in_flight running timeout_s"),
+    _event(
+        "task.awaited",
+        _I,
+        "It runs at the start of a drain, which waits for it.",
+        f"{_TASK} running_s safe_point_s expected_s",
+    ),
+    _event(
+        "drain.progress",
+        _I,
+        "What a drain waits for.",
+        "step in_flight running open_holds holds tasks left_s expected_s",
+    ),
+    _event("drain.waiting", _I, "A step takes its time; limit_s is its bound.", "step limit_s"),
+    _event(
+        "drain.step_failed", _E, "A step failed or took too long; the next began.", "step error"
+    ),
+    _event("drain.resumed", _I, "Quiet or a drain was undone."),
+    _event(
+        "drain.finished",
+        _I,
+        "Nothing is in flight any more.",
+        "waited_s finished handed_over not_started given_back open_holds holds unfinished "
+        "exit_code",
+    ),
+    _event("task.stuck", _W, "Cancelled, and did not return.", f"{_TASK} running_s safe_point_s"),
+    _event(
+        "task.handed_over",
+        _I,
+        "Unfinished; the journal has it for the next run.",
+        f"{_TASK} cut running_s safe_point_s cursor",
+    ),
+    _event(
+        "task.not_started",
+        _I,
+        "The journal has it for the next run; no handler of this one works on it.",
+        _TASK,
+    ),
+    _event(
+        "task.given_back",
+        _I,
+        "Its handler was begun and cut; it has no row, and its message goes back to the queue.",
+        f"{_TASK} cut running_s safe_point_s",
+    ),
+    # recovery
+    _event(
+        "run.classified",
+        _I,
+        "How an earlier run ended, and what it left.",
+        "run instance verdict unfinished not_started",
+    ),
+    _event(
+        "run.not_proven",
+        _W,
+        "Nobody can prove whether an earlier run is dead; it is left alone.",
+        "run instance reason",
+    ),
+    _event("task.adopted", _I, "A task that nobody kept has a keeper.", _TASK),
+    _event("task.settled", _I, "Recovery decided.", f"{_TASK} verdict reason"),
+    _event("task.errored", _W, "It will not be run again.", f"{_TASK} reason"),
+    _event("hold.ended", _I, "Not by a request: lapsed, or settled.", "hold key method reason"),
+    _event("clock.set", _W, "The wall clock was set; what waits keeps its length.", "by_s"),
+    # the store
+    _event(
+        "store.error",
+        _E,
+        "A commit or read failed; rows are read again.",
+        "what error",
+        kind="what",
+    ),
+    _event("run.lost", _C, "Others cannot see that this run lives; it ends.", "error"),
+    _event(
+        "store.older",
+        _E,
+        "The store is not the last one that was here: what was recorded since is lost.",
+        "store reason",
+    ),
+    _event("store.broken", _C, "The disk under a file fails; the run ends.", "what error"),
+)
+CATALOGUE: Final = MappingProxyType({event.name: event for event in _EVENTS})
+
+
+class UnknownEventError(GracekitError):
+    """An event or field that the catalogue does not list; add it there first."""
+
+
+@functools.cache  # calls in the code are few, and each is made for every request
+def checked(name: str, fields: tuple[str, ...]) -> Event:
+    """The event of that name, if it may carry these fields.
+
+    Raises:
+        UnknownEventError: the catalogue does not list it or one of the fields.
+    """
+    event = CATALOGUE.get(name)
+    if event is None:
+        raise UnknownEventError(f"no event {name!r}{did_you_mean(name, CATALOGUE)}")
+    for field in fields:
+        if field not in event.fields:
+            hint = did_you_mean(field, event.fields)
+            raise UnknownEventError(f"event {name} has no field {field!r}{hint}")
+    return event
+
+
+# Attributes of our log records that are called otherwise than the field: oslo.log has a meaning of
+# its own for these. A JSON line has the field's name.
+ATTRIBUTES: Final = MappingProxyType(
+    {"instance": "gracekit_instance", "resource": "gracekit_resource"}
+)

@@ -1,0 +1,265 @@
+"""Log lines of a process: text or JSON, written by threads, with the id of the request."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import sys
+import textwrap
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, Final, Literal, Protocol, TextIO
+
+from opentelemetry import trace
+
+from gracekit import streams
+from gracekit.streams import LineHandler
+from gracekit.telemetry.catalogue import ATTRIBUTES, LOGGER
+from gracekit.telemetry.words import INDENT, clean, escape, escaped_lines, word
+
+LogFormat = Literal["auto", "text", "json"]
+
+
+class Running(Protocol):
+    """Who runs here, as log lines name it: the context of a handler or hook."""
+
+    @property
+    def task_id(self) -> str:
+        """The sender's id of the request; of a periodic job its own."""
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+
+
+running: Final[ContextVar[Running | None]] = ContextVar("gracekit_context", default=None)
+"""Set around handlers and hooks by the floor that calls them."""
+
+
+# What every record has; the rest came as extra.
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+# Attribute of a record to key of its JSON line; an application's own attribute of that name stands.
+_KEYS: Final = MappingProxyType(
+    {attribute: name for name, attribute in ATTRIBUTES.items()}
+    | {"gracekit_request_id": "task_id", "gracekit_method": "method"}
+)
+
+
+def configure_logging(
+    log_format: LogFormat = "auto", *, level: int = logging.INFO, stream: TextIO | None = None
+) -> None:
+    """Send all logs of this process to *stream*; for the command line, never for embedded use.
+
+    Where the stream is a file of the system, a thread writes them: one that nobody reads
+    stops neither the event loop nor a drain.
+
+    Args:
+        log_format: `text` lines, `json` lines, or `auto`: text on a terminal.
+        level: Lowest level shown.
+        stream: None for standard output.
+    """
+    _install(_formatting(log_format, sys.stdout if stream is None else stream), level)
+
+
+@contextlib.contextmanager
+def logging_around(
+    log_format: LogFormat = "auto", *, level: int, overrides: bool
+) -> Iterator[None]:
+    """`configure_logging` for a block that loads an application.
+
+    If that configures logging itself, it stands. A bare `basicConfig()` counts for nothing, as
+    `logging.warning()` calls it too. What is logged meanwhile goes the same way as later lines.
+
+    Args:
+        log_format: As there.
+        level: As there.
+        overrides: Let the application's configuration give way.
+    """
+    handler, root = _formatting(log_format, sys.stdout), logging.getLogger()
+    before, ours = root.level, _OurLevel(level)
+    if overrides:
+        _install(handler, level)
+    else:
+        logging.lastResort = handler  # what Python asks as long as the root has no handler
+        root.setLevel(ours)
+    yield
+    _enable()  # `dictConfig` and `fileConfig` disable loggers that are there before them
+    if overrides or not _is_configured(root, ours):
+        _install(handler, level)
+    elif root.level is ours:
+        root.setLevel(before)
+
+
+def _enable() -> None:
+    """Let the loggers of gracekit be heard again."""
+    loggers = logging.getLogger().manager.loggerDict
+    for name in (LOGGER, *(name for name in loggers if name.startswith(f"{LOGGER}."))):
+        logging.getLogger(name).disabled = False
+
+
+class _OurLevel(int):
+    """A level that can be told from an equal one that somebody else has set."""
+
+
+def _is_configured(root: logging.Logger, ours: int) -> bool:
+    match root.handlers:
+        case []:
+            return False
+        case [logging.StreamHandler(stream=sys.stderr, formatter=logging.Formatter() as form)]:
+            return root.level is not ours or form._fmt != logging.BASIC_FORMAT  # noqa: SLF001
+    return True
+
+
+def _install(handler: logging.Handler, level: int) -> None:
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+
+
+def _formatting(log_format: LogFormat, out: TextIO) -> logging.Handler:
+    text = log_format == "text" or (log_format == "auto" and out.isatty())
+    handler = _handler(out)
+    handler.setFormatter(TextFormatter() if text else JsonFormatter())
+    handler.addFilter(RequestFilter())
+    return handler
+
+
+class RequestFilter(logging.Filter):
+    """Gives each log record the request whose handler has logged it; lets all pass.
+
+    Add it to a handler of your own logging, and name `%(gracekit_request_id)s` and
+    `%(gracekit_method)s` in its format; both are empty outside of handlers.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See `logging.Filter`."""
+        here = running.get()
+        record.gracekit_request_id = "" if here is None else here.task_id
+        record.gracekit_method = "" if here is None else here.method
+        return True
+
+
+def _handler(out: TextIO) -> logging.Handler:
+    try:
+        handler = _SafeLines(out)
+    except (OSError, ValueError):  # it is in memory, or closed
+        return logging.StreamHandler(out)
+    if isinstance(out, io.TextIOWrapper):
+        # The handler writes past its buffer: what the application prints must not lag behind.
+        out.reconfigure(line_buffering=True)
+    return handler
+
+
+class _SafeLines(LineHandler):
+    """Says of a record that cannot be formatted what it is, in a line of the log."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """See `logging.Handler`, which prints the traceback and the arguments as they are."""
+        if record.name == LOGGER:
+            return  # ours have no arguments, and this one may be the report of another
+        error, place = sys.exc_info()[1], f"{record.pathname}:{record.lineno}"
+        text = f"a line of logger {record.name} cannot be written ({error!r}): {place}"
+        self.handle(logging.LogRecord(LOGGER, logging.ERROR, __file__, 0, text, (), None))
+
+
+class TextFormatter(logging.Formatter):
+    """`12:00:01 INFO    drain.started source=signal in_flight=3`, in local time."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and a traceback if there is one."""
+        when = time.strftime("%H:%M:%S", time.localtime(record.created))
+        message = escape(record.getMessage(), longest=8192)
+        origin = "" if record.name == LOGGER else f"{escape(record.name)}: "
+        request = "" if record.name == LOGGER else getattr(record, "gracekit_request_id", "")
+        ending = f" task_id={word(clean(request))}" if request else ""
+        line = f"{when} {record.levelname:<7} {origin}{message}{ending}"
+        return f"\n{INDENT}".join((line, *_traceback(record)))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, keys as in docs; times are UTC."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        whole, milliseconds = time.gmtime(record.created), int(record.msecs)
+        entry = {
+            "timestamp": f"{time.strftime('%Y-%m-%dT%H:%M:%S', whole)}.{milliseconds:03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": escape(record.getMessage(), longest=8192),
+        }
+        more = {k: clean(v) for k, v in vars(record).items() if k not in _STANDARD and v != ""}
+        ours = {name: more.pop(key) for key, name in _KEYS.items() if key in more}
+        entry |= {**ours, **more}
+        entry |= _trace()
+        if lines := _traceback(record):
+            entry["exception"] = "\n".join(lines)
+        return json.dumps(entry)
+
+
+def _traceback(record: logging.LogRecord) -> list[str]:
+    """Lines of the exception, each escaped: its message may be wire text."""
+    if record.exc_info and record.exc_info[0] is not None:
+        return escaped_lines("".join(traceback.format_exception(*record.exc_info)))
+    return escaped_lines(textwrap.dedent(record.exc_text or ""))
+
+
+def said(text: str, *, trace: str = "", as_json: bool = False) -> str:
+    """*text*, with a traceback, as a terminal or a log may show it: escaped and redacted.
+
+    The lines after the first are indented, so that none can pass for another's.
+
+    Args:
+        text: May hold words of a peer or of the application.
+        trace: The text of a traceback.
+        as_json: Say it as one line of a JSON log.
+    """
+    if not as_json:
+        return f"\n{INDENT}".join([*escaped_lines(text), *escaped_lines(trace)])
+    record = logging.LogRecord(LOGGER, logging.CRITICAL, __file__, 0, text, (), None)
+    record.exc_text = trace or None
+    return JsonFormatter().format(record)
+
+
+def take_hooks() -> None:
+    """Say what Python would print of an exception that no code has caught; for the command line."""
+
+    def tell(where: str, error: BaseException | None) -> None:
+        if logging.getLogger().handlers:
+            logging.getLogger(LOGGER).critical("%s", where, exc_info=error)
+        else:
+            trace = "" if error is None else "".join(traceback.format_exception(error))
+            streams.say(said(where, trace=trace))
+
+    def in_main(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            sys.__excepthook__(kind, error, trace)
+        else:
+            tell("an exception that nobody caught:", error)
+
+    sys.excepthook = in_main
+    threading.excepthook = lambda args: tell(
+        f"thread {args.thread.name if args.thread else '?'} ended by an exception:", args.exc_value
+    )
+    sys.unraisablehook = lambda args: tell(
+        f"{args.err_msg or 'an exception that cannot be raised'}: {args.object!r}", args.exc_value
+    )
+
+
+def _trace() -> dict[str, str]:
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return {}
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
+
+
+# Without it Python prints warnings of an embedded library to stderr; this is what libraries do.
+logging.getLogger(LOGGER).addHandler(logging.NullHandler())

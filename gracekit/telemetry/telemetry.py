@@ -1,0 +1,237 @@
+"""The emitter: past facts with fields, and the three places that hear of them.
+
+Logs, metrics and tests are made of the names and fields of the catalogue, and `emit` refuses any
+other. Wire text in a field is escaped and cut before it reaches a log; it is never a metric's label
+unless the metric says so, and ids never are.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Literal
+
+from gracekit.telemetry.catalogue import (
+    ATTRIBUTES,
+    CATALOGUE,
+    LOGGER,
+    Event,
+    checked,
+)
+from gracekit.telemetry.metrics import Watched, instruments, somebody_measures
+from gracekit.telemetry.words import INDENT, clean, escaped_lines, word
+from gracekit.tracing import Tracing
+
+LogFailures = Literal["line", "traceback", "off"]
+MOST_KINDS: Final = 1000
+LIMIT_S: Final = 1.0
+Kind = tuple[str, ...]
+
+
+class _Limit:
+    """Which events of a kind are logged: the first of each second. Usable from any thread."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._kinds: dict[Kind, list[float]] = {}  # since when, and how many were left out
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def is_full(self) -> bool:
+        """Whether kinds must go before another one comes."""
+        return len(self._kinds) >= MOST_KINDS
+
+    def admit(self, kind: Kind) -> int | None:
+        """How many were left out before this one; None if it is left out too."""
+        with self._lock:
+            now, known = self._now(), self._kinds.get(kind)
+            if known is not None and now - known[0] < LIMIT_S:
+                known[1] += 1
+                return None
+            self._kinds[kind] = [now, 0]
+            return 0 if known is None else int(known[1])
+
+    def end(self, *, at_once: bool) -> Iterator[tuple[Kind, int]]:
+        """Forget the kinds whose second is over, or all; those of which something was left out."""
+        with self._lock:
+            until = self._now() - (0.0 if at_once else LIMIT_S)
+            over = {kind: known for kind, known in self._kinds.items() if known[0] <= until}
+            for kind in over:
+                del self._kinds[kind]
+        return ((kind, int(number)) for kind, (_, number) in over.items() if number)
+
+
+def _identity(service: str, instance: str) -> Mapping[str, str]:
+    return {"service.name": service, ATTRIBUTES["instance"]: instance}
+
+
+Subscriber = Callable[[str, Mapping[str, Any]], None]
+
+
+class Telemetry:
+    """Where the product says what happened; usable from any thread.
+
+    Args:
+        service: Goes with every log line, as `service.name`.
+        instance: As above; set later by `identify`, once it is chosen. The
+            events that name an instance themselves keep theirs.
+        now: A clock in seconds, for the limit of lines.
+    """
+
+    def __init__(
+        self, service: str = "", instance: str = "", *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limit = _Limit(now)
+        self._identity = _identity(service, instance)
+        self._logger = logging.getLogger(LOGGER)
+        self._is_measured = True
+        self.tracing = Tracing()
+        self._subscribers: tuple[Subscriber, ...] = ()
+        self.log_failures: LogFailures = "line"
+
+    def identify(self, *, service: str, instance: str) -> None:
+        """Name the service and instance that later events speak of.
+
+        The run begins: a tracer provider that the process has by now is used.
+        """
+        self._identity = _identity(service, instance)
+        self.tracing.look()
+        self.look_for_metrics()
+
+    def look_for_metrics(self) -> None:
+        """Measure only if the process has a meter provider by now."""
+        self._is_measured = somebody_measures()
+
+    def hears(self, event: str, level: int | None) -> bool:
+        """Whether anybody listens to *event*: asked before two that each request has are made."""
+        if self._is_measured or self._subscribers:
+            return True
+        return self._logger.isEnabledFor(CATALOGUE[event].level if level is None else level)
+
+    def emit(
+        self,
+        event: str,
+        *,
+        level: int | None = None,
+        cause: BaseException | None = None,
+        trace: str = "",
+        **fields: Any,
+    ) -> None:
+        """Tell everybody that *event* has happened.
+
+        Args:
+            event: Its name in the catalogue.
+            level: Of its log line, where that is not the catalogue's.
+            cause: An exception whose traceback belongs into the log.
+            trace: The text of a traceback, where there is no exception any more.
+            fields: As the catalogue lists them.
+
+        Raises:
+            UnknownEventError: the catalogue does not list it or one of the fields.
+        """
+        known = CATALOGUE.get(event) or checked(event, ())
+        if level is None:
+            level = known.level
+        is_logged = self._logger.isEnabledFor(level)
+        if not (is_logged or self._is_measured or self._subscribers):
+            return  # two a request: nothing more is made where nobody listens
+        checked(event, tuple(fields))
+        if is_logged:
+            self._log(known, level, fields, cause, trace)
+        if self._is_measured:
+            instruments().record(event, fields)
+        for subscriber in self._subscribers:
+            self._tell(subscriber, event, fields)
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call *subscriber* with name and fields of every event, in the emitting thread.
+
+        Returns:
+            A function that ends the subscription; may be called twice.
+        """
+        self._subscribers = (*self._subscribers, subscriber)
+
+        def unsubscribe() -> None:
+            self._subscribers = tuple(s for s in self._subscribers if s is not subscriber)
+
+        return unsubscribe
+
+    def watch(self, watched: Watched) -> None:
+        """Let the metrics `gracekit.tasks.in_flight` and `gracekit.intake.open` ask *watched*.
+
+        It is not kept alive.
+        """
+        instruments().watch(watched)
+
+    def _log(
+        self,
+        event: Event,
+        level: int,
+        fields: Mapping[str, Any],
+        cause: BaseException | None,
+        trace: str,
+    ) -> None:
+        if event.name == "task.failed" and self.log_failures == "off":
+            return
+        if event.kind is not None and not self._logger.isEnabledFor(logging.DEBUG):
+            left_out = self._admit(event, fields)
+            if left_out is None:
+                return
+            fields = {**fields, "left_out": left_out or None}
+        self._write(event, level, fields, cause, trace)
+
+    def _write(
+        self,
+        event: Event,
+        level: int,
+        fields: Mapping[str, Any],
+        cause: BaseException | None,
+        trace: str,
+    ) -> None:
+        shown = {name: clean(value) for name, value in fields.items() if value is not None}
+        words = " ".join(f"{name}={word(value)}" for name, value in shown.items())
+        extra = {ATTRIBUTES.get(name, name): value for name, value in shown.items()}
+        # No arguments: a `%` in wire text must not be formatting.
+        record = self._logger.makeRecord(
+            LOGGER,
+            level,
+            __file__,
+            0,
+            f"{event.name} {words}".rstrip(),
+            (),
+            None if cause is None else (type(cause), cause, cause.__traceback__),
+            extra={"event": event.name, **self._identity, **extra},
+        )
+        # Where any formatter looks for it: an application's own, too.
+        record.exc_text = "\n".join(f"{INDENT}{line}" for line in escaped_lines(trace)) or None
+        self._logger.handle(record)
+
+    def _admit(self, event: Event, fields: Mapping[str, Any]) -> int | None:
+        if self._limit.is_full():
+            self.tell_left_out(at_once=True)
+        assert event.kind is not None
+        # Of an error its class: what is said of two in one second mostly differs by an id.
+        values = (str(fields.get(name, "")).partition(":")[0][:100] for name in event.kind)
+        return self._limit.admit((event.name, *values))
+
+    def tell_left_out(self, *, at_once: bool = False) -> None:
+        """Log how many lines were left out since the last one of their kind.
+
+        Args:
+            at_once: Also where the second is not over.
+        """
+        for (name, *values), number in self._limit.end(at_once=at_once):
+            event = CATALOGUE[name]
+            fields = dict(zip(event.kind or (), values, strict=True))
+            self._write(event, event.level, {**fields, "left_out": number}, None, "")
+
+    def _tell(self, subscriber: Subscriber, event: str, fields: Mapping[str, Any]) -> None:
+        try:
+            subscriber(event, fields)
+        except Exception:
+            # A listener's fault must not stop a drain.
+            self._logger.exception("a subscriber failed at %s", event)

@@ -1,0 +1,135 @@
+"""Text that is safe to show: escaped, cut, and without what a request sent."""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from gracekit.config import redact_url
+
+LONGEST_TEXT: Final = 256
+LONGEST_LIST: Final = 100
+INDENT: Final = "  "
+SHORTEST_MASKED: Final = 4
+"""Shorter values of a request are no secrets, and part of many words."""
+MOST_MASKED: Final = 32
+MOST_COMPARED: Final = 1000
+"""Texts of a request that are looked for in an error."""
+LONGEST_NAME: Final = 40
+_WITHHELD: Final = "<too much of the request stands in it to be shown>"
+_PLAIN: Final = re.compile(r"[^\s\"'=]+")
+
+
+def clean(value: Any) -> Any:
+    """*value* as a log may show it: scalars as they are, text escaped and cut, the rest as text."""
+    match value:
+        case enum.Enum():
+            return clean(value.value)
+        case bool() | int() | None:
+            return value
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case tuple():  # a name in parts, as of a resource
+            return clean(":".join(map(str, value)))
+        case list() | set() | frozenset():
+            return [clean(item) for item in list(value)[:LONGEST_LIST]]
+    return escape(str(value))
+
+
+def escape(text: str, *, longest: int = LONGEST_TEXT) -> str:
+    """*text* on one line, cut at *longest*; control, bidi and other unseen characters escaped."""
+    cut = text[:longest]
+    if "://" in cut and "@" in text:
+        cut = redact_url(text[: 2 * longest])[:longest]
+    if not cut.isprintable():
+        cut = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+    return cut if len(text) <= longest else cut + "…"
+
+
+def masked(text: str, *sent: object, known: str = "") -> str:
+    """*text* with `<name>` in the place of each text that one of *sent* holds under that name.
+
+    For what an application says of a request: arguments and contexts are their callers' secrets.
+    Texts below 4 characters stay, and what the application has rewritten. Where very many of them
+    stand in *text*, all of it is withheld.
+
+    Args:
+        text: An error's message, for example.
+        sent: Arguments and context of the request, plain JSON data; a damaged row may hold any.
+        known: A value that is told anyway: the name of its resource.
+    """
+    found: dict[str, str] = {}
+    # Forms are compared with the text only where it has their first characters: a request can hold
+    # tens of thousands of texts, and an error repeats few of them.
+    begins = {text[at : at + SHORTEST_MASKED] for at in range(len(text) - SHORTEST_MASKED + 1)}
+    compared = 0
+    for name, form in _forms(sent, known):
+        if form in found:
+            found[form] = name
+        elif form[:SHORTEST_MASKED] in begins:
+            compared += 1
+            if form in text:
+                found[form] = name
+            if len(found) > MOST_MASKED or compared > MOST_COMPARED:
+                return _WITHHELD
+    return _without(text, found) if found else text
+
+
+def _forms(sent: Iterable[object], known: str) -> Iterator[tuple[str, str]]:
+    """Name and form of each text that may stand in an error: as it is, and as its repr has it."""
+    for given in sent:
+        for name, value in (given if isinstance(given, Mapping) else {"request": given}).items():
+            for part in _texts(value):
+                if part != known and len(part) >= SHORTEST_MASKED:
+                    yield str(name), part
+                    yield str(name), repr(part)[1:-1]
+
+
+def _without(text: str, found: Mapping[str, str]) -> str:
+    """*text* with a name in the place of each run of characters that forms of *found* cover."""
+    spans = [span for form, name in found.items() for span in _spans(text, form, name)]
+    spans.sort(key=lambda span: (span[0], -span[1]))
+    pieces, shown_to = [], 0
+    for begin, end, name in spans:
+        if begin >= shown_to:
+            pieces += [text[shown_to:begin], f"<{name[:LONGEST_NAME]}>"]
+        shown_to = max(shown_to, end)
+    return "".join([*pieces, text[shown_to:]])
+
+
+def _spans(text: str, form: str, name: str) -> Iterator[tuple[int, int, str]]:
+    at = text.find(form)
+    while at >= 0:
+        yield at, at + len(form), name
+        at = text.find(form, at + len(form))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in plain JSON data, but not the keys."""
+    match value:
+        case str():
+            yield value
+        case Mapping():
+            for item in value.values():
+                yield from _texts(item)
+        case list() | tuple():
+            for item in value:
+                yield from _texts(item)
+
+
+def word(value: Any) -> str:
+    """One value of a text line, quoted where a reader could not see its end."""
+    if isinstance(value, list):
+        return ",".join(word(item) for item in value) or "-"
+    text = str(value)
+    if _PLAIN.fullmatch(text):
+        return text
+    return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
+
+
+def escaped_lines(text: str) -> list[str]:
+    """The lines of a traceback, each escaped."""
+    return [escape(line, longest=2048) for line in text.splitlines()]
