@@ -47,7 +47,7 @@ from gracekit.tracker.holds import Holds
 from gracekit.tracker.journal import Journal
 from gracekit.tracker.task import Lane
 from gracekit.tracker.tracker import Tracker
-from gracekit.version import package_version
+from gracekit.version import VERSION
 
 
 def wire(ground: Ground) -> Wired:
@@ -118,7 +118,7 @@ def _records(ground: Ground) -> Records:
         bells,
         written={
             "host": settings.host,
-            "version": package_version(),
+            "version": VERSION,
             "topic": topics[Lane.REQUESTS],
             "ops_topic": topics[Lane.OPS],
             "transport": written_url(settings.transport_url),

@@ -24,6 +24,7 @@ from gracekit.errors import (
     Undeliverable,
 )
 from gracekit.telemetry.logs import said, take_hooks
+from gracekit.version import VERSION
 
 ERROR: Final = 1
 USAGE: Final = 2
@@ -111,9 +112,7 @@ def exit_code_of(error: GracekitError) -> int:
 
 def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:  # noqa: FBT001
     if asked:
-        from gracekit.version import package_version  # noqa: PLC0415 - only when asked
-
-        click.echo(f"gracekit {package_version()}")
+        click.echo(f"gracekit {VERSION}")
         ctx.exit()
 
 

@@ -16,8 +16,6 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TextIO
 
-from opentelemetry import trace
-
 from gracekit import streams
 from gracekit.streams import LineHandler
 from gracekit.telemetry.catalogue import ATTRIBUTES, LOGGER
@@ -255,6 +253,9 @@ def take_hooks() -> None:
 
 
 def _trace() -> dict[str, str]:
+    # Loading it takes 20 ms, and most commands of the command line write no JSON line.
+    from opentelemetry import trace  # noqa: PLC0415 - see above
+
     context = trace.get_current_span().get_span_context()
     if not context.is_valid:
         return {}
