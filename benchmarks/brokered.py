@@ -30,7 +30,7 @@ from benchmarks.child import Measure, Prepare
 from benchmarks.plain import Count, parked, url_of
 from benchmarks.stages import Sampler
 from gracekit import Context, Service, Settings
-from gracekit.config import EXCHANGE
+from gracekit.config.values import EXCHANGE
 from gracekit.process import Process
 from gracekit.rpc.amqp.profiles import PROFILES, Topology
 from gracekit.rpc.transport import Queue, shared_queue

@@ -21,7 +21,7 @@ from benchmarks.caller import Caller, Envelope, Replayed, Wire
 from benchmarks.child import Child
 from benchmarks.measure import latencies
 from benchmarks.plain import SAMPLE
-from gracekit.config import EXCHANGE
+from gracekit.config.values import EXCHANGE
 from tools import dev
 
 BARE: Final = "aiormq"

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gracekit.config import Settings
+    from gracekit.config.settings import Settings
     from gracekit.drain.report import DrainReport
     from gracekit.errors import (
         CallTimeoutError,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gracekit.clock import Clock
-from gracekit.config import Settings
+from gracekit.config.settings import Settings
 from gracekit.control.verbs import Control
 from gracekit.dispatcher import Dispatcher
 from gracekit.drain.coordinator import ShutdownCoordinator

@@ -17,7 +17,7 @@ import traceback
 from typing import Final
 
 from gracekit import streams
-from gracekit.config import Settings
+from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode, exit_code_of

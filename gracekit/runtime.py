@@ -19,7 +19,9 @@ import anyio
 from gracekit import background, sdnotify
 from gracekit.built import Ground, Wired
 from gracekit.clock import Clock
-from gracekit.config import Settings, check_queues, did_you_mean, load
+from gracekit.config.loading import load
+from gracekit.config.settings import Settings
+from gracekit.config.values import check_queues, did_you_mean
 from gracekit.drain.coordinator import ALARM_AFTER_HARD_LIMIT_S, RECORD
 from gracekit.drain.report import DrainReport, StopRequest
 from gracekit.errors import ConfigError, GracekitError

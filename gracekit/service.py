@@ -22,7 +22,8 @@ from typing import (
     overload,
 )
 
-from gracekit.config import Settings, check_topic, did_you_mean, parse_duration
+from gracekit.config.settings import Settings
+from gracekit.config.values import check_topic, did_you_mean, parse_duration
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.periodic import PeriodicJob
 from gracekit.request.context import Context

@@ -9,7 +9,7 @@ from typing import Final
 
 from gracekit import sdnotify
 from gracekit.clock import Clock
-from gracekit.config import Settings
+from gracekit.config.settings import Settings
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.errors import DependencyError, StoreError
 from gracekit.leases.epoch import Epoch

@@ -418,7 +418,7 @@ def test_a_name_that_is_not_public_is_an_attribute_error():
 LONGEST_MODULE: Final = 500
 LONGEST_FUNCTION: Final = 60
 LONGER: Final = {
-    "config.py": "the table of all settings, which is read as one",
+    "config/settings.py": "the table of all settings with their rules, which is read as one",
     "tracker/journal.py": "to be divided: the journal gets a room of its own",
     "rpc/methods.py": "to be divided: the declaration and the table of methods",
     "life.py": "one rule with its evidence; half of it is the table's explanation",

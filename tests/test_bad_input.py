@@ -34,7 +34,7 @@ from gracekit import (
     Settings,
     rpc_method,
 )
-from gracekit.config import load
+from gracekit.config.loading import load
 from gracekit.errors import (
     DeclarationError,
     GracekitError,

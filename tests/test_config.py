@@ -16,17 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gracekit import Wait
-from gracekit.config import (
-    Settings,
+from gracekit.config.loading import load
+from gracekit.config.settings import Settings, option_name, variable_name
+from gracekit.config.values import (
     check_topic,
     format_duration,
-    load,
-    option_name,
     parse_duration,
     redact_url,
     shown_url,
     sqlite_path,
-    variable_name,
 )
 from gracekit.errors import ConfigError
 

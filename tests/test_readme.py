@@ -15,7 +15,8 @@ from typing import TypeVar, get_args
 import apsw
 import pytest
 
-from gracekit.config import Settings, format_duration, variable_name
+from gracekit.config.settings import Settings, variable_name
+from gracekit.config.values import format_duration
 from gracekit.exits import ExitCode
 from gracekit.rpc.methods import OnInterruptName
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from gracekit.config import did_you_mean
+from gracekit.config.values import did_you_mean
 from gracekit.errors import ConfigError
 from gracekit.service import Service
 

@@ -13,7 +13,8 @@ from gracekit.cli.main import ERROR, end, exit_code_of
 from gracekit.cli.options import Options, common
 from gracekit.cli.text import json_text, safe, verbatim_json
 from gracekit.clock import Clock
-from gracekit.config import BROKERS, Settings, sqlite_path
+from gracekit.config.settings import Settings
+from gracekit.config.values import BROKERS, sqlite_path
 from gracekit.errors import DependencyError, GracekitError, RemoteError
 from gracekit.rpc.client import ClientView, RpcClient
 from gracekit.rpc.plain import MAX_DEPTH

@@ -20,7 +20,8 @@ from gracekit.cli.demo_story import Story, View
 from gracekit.cli.demo_view import Lines, Picture, Silent, can_draw
 from gracekit.cli.text import json_text
 from gracekit.clock import Clock
-from gracekit.config import BROKERS, load, shown_url
+from gracekit.config.loading import load
+from gracekit.config.values import BROKERS, shown_url
 from gracekit.errors import GracekitError
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from gracekit.cli.demo_files import CONFIRMED, PINGS, Entry, append
 from gracekit.cli.demo_service import name, ping, svc
 from gracekit.clock import Clock
-from gracekit.config import load
+from gracekit.config.loading import load
 from gracekit.errors import RpcError
 from gracekit.rpc.client import RpcClient
 

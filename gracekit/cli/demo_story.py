@@ -40,7 +40,8 @@ from gracekit.cli.demo_service import (
     TOPIC_VARIABLE,
 )
 from gracekit.clock import Clock
-from gracekit.config import PREFIX, Settings, variable_name
+from gracekit.config.settings import Settings, variable_name
+from gracekit.config.values import PREFIX
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
 from gracekit.process import Process as ThisProcess

@@ -15,7 +15,8 @@ import click
 from gracekit.cli.app import load_service
 from gracekit.cli.options import config_option, json_option, setting_flags
 from gracekit.cli.text import Colour, json_text, paint, safe
-from gracekit.config import Settings, load
+from gracekit.config.loading import load
+from gracekit.config.settings import Settings
 from gracekit.doctor.examine import Case, examine
 from gracekit.doctor.finding import Finding, Level, exit_code, fail, told
 from gracekit.errors import ConfigError, DeclarationError

@@ -21,7 +21,7 @@ from gracekit.cli.records import Records, doubt, label, verdict_of
 from gracekit.cli.status import forecast, longest
 from gracekit.cli.text import clock, duration, json_text, plural, safe
 from gracekit.cli.verbs import find
-from gracekit.config import parse_duration
+from gracekit.config.values import parse_duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.exits import Verdict
 from gracekit.runs.run import Run

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from gracekit.config import did_you_mean
+from gracekit.config.values import did_you_mean
 from gracekit.errors import (
     CallTimeoutError,
     ConfigError,

@@ -19,7 +19,9 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import click
 from click.core import ParameterSource
 
-from gracekit.config import Settings, did_you_mean, load, option_name, variable_name
+from gracekit.config.loading import load
+from gracekit.config.settings import Settings, option_name, variable_name
+from gracekit.config.values import did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -28,7 +28,8 @@ from gracekit.cli.records import Records, doubt
 from gracekit.cli.subject import Subject, find
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock
-from gracekit.config import Settings, parse_duration
+from gracekit.config.settings import Settings
+from gracekit.config.values import parse_duration
 from gracekit.errors import (
     ConflictError,
     DependencyError,

@@ -16,7 +16,7 @@ from gracekit.cli.options import Options, common
 from gracekit.cli.records import Records, gone_at
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock, age_s
-from gracekit.config import parse_duration
+from gracekit.config.values import parse_duration
 from gracekit.errors import GracekitError
 from gracekit.life import LifeLock, Lock, LockFile, look_at_lock
 from gracekit.process import Process

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from gracekit.cli.call import check_transport
 from gracekit.cli.records import Records, label
 from gracekit.clock import Clock
-from gracekit.config import BROKERS
+from gracekit.config.values import BROKERS
 from gracekit.errors import (
     CallTimeoutError,
     ConfigError,

@@ -16,7 +16,8 @@ from typing import Any, Final, Self
 
 from gracekit.cli.text import counts, duration, plural
 from gracekit.clock import age_s
-from gracekit.config import Settings, did_you_mean
+from gracekit.config.settings import Settings
+from gracekit.config.values import did_you_mean
 from gracekit.errors import ConfigError
 from gracekit.exits import Verdict, classify
 from gracekit.life import Judgement

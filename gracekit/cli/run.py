@@ -15,7 +15,8 @@ import click
 
 from gracekit.cli.app import load_service
 from gracekit.cli.options import config_option, json_option, setting_flags
-from gracekit.config import Settings, load, variable_name
+from gracekit.config.loading import load
+from gracekit.config.settings import Settings, variable_name
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.exits import ExitCode
 from gracekit.run import run_service

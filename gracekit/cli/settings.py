@@ -10,7 +10,8 @@ import click
 
 from gracekit.cli.options import HintingGroup, config_option, json_option, setting_flags
 from gracekit.cli.text import json_text, table
-from gracekit.config import load, setting_named, variable_name
+from gracekit.config.loading import load, setting_named
+from gracekit.config.settings import variable_name
 
 _HEADERS: Final = ("SETTING", "VALUE", "ORIGIN", "VARIABLE")
 

@@ -12,7 +12,7 @@ import click
 from gracekit.cli.options import HintingGroup, config_option, json_option, store_option
 from gracekit.cli.records import Records
 from gracekit.cli.text import json_text
-from gracekit.config import load
+from gracekit.config.loading import load
 from gracekit.store.backup import back_up
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from gracekit.clock import Clock
-from gracekit.config import did_you_mean, parse_duration
+from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.control.orders import Orders
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.drain.report import StopRequest

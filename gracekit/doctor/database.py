@@ -10,7 +10,7 @@ from typing import Final, Self
 
 import apsw
 
-from gracekit.config import format_duration
+from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
 from gracekit.errors import ConfigError, GracekitError, StoreError
 from gracekit.exits import ExitCode

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from gracekit.config import Settings, format_duration
+from gracekit.config.settings import Settings
+from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.rpc.methods import Method
 from gracekit.service import Service

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from gracekit.config import BROKERS, Settings, sqlite_path
+from gracekit.config.settings import Settings
+from gracekit.config.values import BROKERS, sqlite_path
 from gracekit.doctor import (
     database,
     declared,

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from gracekit.config import PREFIX, Settings, load, option_name
+from gracekit.config.loading import load
+from gracekit.config.settings import Settings, option_name
+from gracekit.config.values import PREFIX
 
 _FIELDS: Final = MappingProxyType(
     {option_name(f.name): f for f in fields(Settings) if f.metadata["parse"]}

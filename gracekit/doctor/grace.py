@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from gracekit.config import Settings, format_duration, shorter_drain
+from gracekit.config.settings import Settings, shorter_drain
+from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.doctor.times import last_breath_s
 

@@ -12,7 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from gracekit.config import Settings, format_duration
+from gracekit.config.settings import Settings
+from gracekit.config.values import format_duration
 from gracekit.doctor import proc
 from gracekit.doctor.database import Look
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from gracekit.config import Settings, format_duration
+from gracekit.config.settings import Settings
+from gracekit.config.values import format_duration
 from gracekit.doctor import proc
 from gracekit.doctor.finding import Finding, ok, skip, warn
 from gracekit.doctor.grace import compare

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from gracekit.config import PREFIX, Settings, format_duration, parse_duration, sqlite_path
+from gracekit.config.settings import Settings
+from gracekit.config.values import PREFIX, format_duration, parse_duration, sqlite_path
 from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
 from gracekit.doctor.given import given_by
 from gracekit.doctor.grace import compare

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gracekit.config import Settings
+from gracekit.config.settings import Settings
 from gracekit.doctor.database import Look
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.doctor.runs import Runs

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
-from gracekit.config import Settings
+from gracekit.config.settings import Settings
 from gracekit.doctor import reach, versions
 from gracekit.doctor.answers import Answer, Fit
 from gracekit.doctor.broker import Picture, inquire

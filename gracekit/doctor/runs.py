@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gracekit.config import Settings
+from gracekit.config.settings import Settings
 from gracekit.doctor import proc
 from gracekit.doctor.database import Look
 from gracekit.doctor.finding import Finding, fail, ok, warn

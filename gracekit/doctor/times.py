@@ -7,14 +7,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from gracekit.config import (
-    Settings,
-    format_duration,
-    hard_limit_sum,
-    holds_password,
-    option_name,
-    rules,
-)
+from gracekit.config.settings import Settings, hard_limit_sum, option_name, rules
+from gracekit.config.values import format_duration, holds_password
 from gracekit.doctor.finding import Finding, Level, ok, warn
 from gracekit.drain.coordinator import ALARM_AFTER_HARD_LIMIT_S
 

@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gracekit.config import Settings, format_duration
+from gracekit.config.settings import Settings
+from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
 from gracekit.doctor.given import Given, given_by
 from gracekit.doctor.grace import compare

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from gracekit.config import format_duration
+from gracekit.config.values import format_duration
 from gracekit.doctor.declared import named
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.rpc.amqp.profiles import PROFILES, Profile

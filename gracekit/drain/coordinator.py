@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from gracekit import background, sdnotify
 from gracekit.clock import Clock
-from gracekit.config import Settings
+from gracekit.config.settings import Settings
 from gracekit.drain.hand_over import HandOver
 from gracekit.drain.parts import Parts
 from gracekit.drain.progress import Forecast, Progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gracekit.config import Settings
+from gracekit.config.settings import Settings
 from gracekit.drain.parts import Parts
 from gracekit.drain.progress import Forecast
 from gracekit.drain.report import DrainReport

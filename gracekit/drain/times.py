@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gracekit.clock import Clock
-from gracekit.config import Settings
+from gracekit.config.settings import Settings
 from gracekit.drain.report import StopRequest
 from gracekit.phase import Phase
 

@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from gracekit.config import parse_duration
+from gracekit.config.values import parse_duration
 from gracekit.request.suspects import is_guilty
 from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import Cut, OnInterrupt, Reason

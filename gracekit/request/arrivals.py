@@ -12,7 +12,8 @@ from typing import Any, Final
 from msgspec import structs
 
 from gracekit.clock import Clock
-from gracekit.config import Settings, words_in
+from gracekit.config.settings import Settings
+from gracekit.config.values import words_in
 from gracekit.errors import BadMessageError, Draining, GracekitError, MessageTooLargeError, RpcError
 from gracekit.phase import Phase, ServiceState
 from gracekit.request.heartbeats import monitor_of

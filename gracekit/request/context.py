@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn, cast
 
 from gracekit.clock import Clock
-from gracekit.config import parse_duration
+from gracekit.config.values import parse_duration
 from gracekit.errors import DeclarationError, InvalidArgumentsError, LeaseHeld, StoreError
 from gracekit.leases.leases import Guard, Leases
 from gracekit.phase import Phase

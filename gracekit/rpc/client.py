@@ -16,7 +16,7 @@ from msgspec import structs
 
 from gracekit.background import need_loop
 from gracekit.clock import Clock
-from gracekit.config import DECLARE_PROFILE, EXCHANGE, check_topic
+from gracekit.config.values import DECLARE_PROFILE, EXCHANGE, check_topic
 from gracekit.errors import (
     CallTimeoutError,
     ConfigError,

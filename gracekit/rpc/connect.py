@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from gracekit.clock import Clock
-from gracekit.config import (
+from gracekit.config.values import (
     BROKERS,
     DECLARE_PROFILE,
     EXCHANGE,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
-from gracekit.config import parse_duration
+from gracekit.config.values import parse_duration
 from gracekit.errors import (
     DeclarationError,
     InvalidArgumentsError,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, TypedDict
 
-from gracekit.config import did_you_mean, parse_duration
+from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.errors import ConfigError
 from gracekit.rpc.methods import Method, Place, serves
 from gracekit.rpc.oslo_wire import MAX_NAME

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 import oslo_messaging
 
-from gracekit.config import did_you_mean
+from gracekit.config.values import did_you_mean
 from gracekit.errors import DeclarationError
 from gracekit.rpc.failures import expect
 from gracekit.rpc.methods import Hook, Method, MethodTable, options_from

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from gracekit.config import shown_url, sqlite_path
+from gracekit.config.values import shown_url, sqlite_path
 from gracekit.process import Process
 from gracekit.store.bell import Bells
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from gracekit.config import did_you_mean
+from gracekit.config.values import did_you_mean
 from gracekit.errors import GracekitError
 
 LOGGER: Final = "gracekit"

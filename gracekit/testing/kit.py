@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from gracekit.config import Settings, did_you_mean, load
+from gracekit.config.loading import load
+from gracekit.config.settings import Settings
+from gracekit.config.values import did_you_mean
 from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
 from gracekit.process import Phase, Point

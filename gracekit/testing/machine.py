@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import apsw
 
-from gracekit.config import Settings
+from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
 from gracekit.life import Identity
 from gracekit.process import Phase, Point

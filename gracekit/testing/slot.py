@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
-from gracekit.config import Settings
+from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
 from gracekit.service import Service

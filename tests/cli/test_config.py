@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gracekit.config import Settings
+from gracekit.config.settings import Settings
 from tests.cli.kit import gracekit
 
 pytestmark = pytest.mark.process

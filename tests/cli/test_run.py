@@ -11,7 +11,7 @@ import click
 import pytest
 
 from gracekit.cli.main import cli
-from gracekit.config import Settings
+from gracekit.config.settings import Settings
 from gracekit.process import FAILPOINTS_ON
 from tests.cli.kit import SERVICE, Running, Started, gracekit, write_service
 

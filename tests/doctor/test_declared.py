@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gracekit import Context, Done, Service, Settings
-from gracekit.config import load, rules
+from gracekit.config.loading import load
+from gracekit.config.settings import rules
 from gracekit.doctor import declared, times
 from gracekit.doctor.finding import Finding, Level, exit_code, fail, ok, told, warn
 from gracekit.errors import ConfigError

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gracekit import RemoteError, RpcClient, Settings
-from gracekit.config import variable_name
+from gracekit.config.settings import variable_name
 from tests.oslo.kit import PATIENCE_S, ROOT, OsloError, oslo_client, oslo_python
 
 pytestmark = pytest.mark.process

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gracekit.config import LONGEST_TOPIC
+from gracekit.config.values import LONGEST_TOPIC
 from gracekit.errors import DependencyError, Undeliverable
 from gracekit.rpc.server import Places, RpcServer
 from gracekit.rpc.transport import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gracekit.config import Settings
+from gracekit.config.settings import Settings
 from gracekit.rpc.transport import Delivery, Message, Queue, QueueKind, Settlement
 from gracekit.service import Service
 from gracekit.testing.faults import NoCrash

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from aiormq.channel import Channel
 
-from gracekit.config import did_you_mean
+from gracekit.config.values import did_you_mean
 from gracekit.errors import ConfigError
 from gracekit.rpc.transport import Queue, QueueKind
 

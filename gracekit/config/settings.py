@@ -1,242 +1,49 @@
-"""Settings: flags over environment over file over defaults, checked against each other.
+"""The table of all settings, and the rules that they must keep together.
 
-Everything that is wrong is told at once, each with its remedy, because an
-operator who mends one line at a time restarts a service once for each.
+Everything that is wrong is reported at once, each with its remedy, because an operator who mends
+one line at a time restarts a service once for each.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
-import shlex
 import socket
-import stat
-import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from gracekit.errors import ConfigError
-
-PREFIX: Final = "GRACEKIT_"
-
-BROKERS: Final = ("amqp", "amqps", "rabbit")
-TRANSPORTS: Final = ("sqlite", *BROKERS, "memory")
-STORES: Final = ("sqlite", "memory")
-# Of `bob:password@host` the first word is no scheme.
-_SCHEME: Final = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|(?:{'|'.join(TRANSPORTS)}):/?")
-EXCHANGE: Final = "gracekit"
-DECLARE_PROFILE: Final = "durable"
-
-# -- values -----------------------------------------------------------------------
-
-_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_CENTURY_S: Final = 100 * 366 * 86400.0  # beyond it timers of the kernel overflow
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.ASCII)
-NAME_CHARACTERS: Final = "A-Za-z0-9_.:@#,/+ -"
-"""Of a name on a broker, as a class of a regular expression."""
-LEAST_BODY_BYTES: Final = 1024
-"""A request with one short argument has some 400, and an oslo client's context more."""
-LONGEST_TOPIC: Final = 120
-"""Its fanout exchange `<topic>_fanout` may have 127 characters."""
-_TOPIC: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_TOPIC}}}")
-LONGEST_QUEUE: Final = 255
-"""Characters that a broker takes."""
-_HOST: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_QUEUE}}}")
-_PATTERN_SAID: Final = "has '#' as a word of its own, which fits any words on a broker"
-_TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
-    ("0", "false", "no", "off"), False
+from gracekit.config.values import (
+    DECLARE_PROFILE,
+    EXCHANGE,
+    HOST,
+    LEAST_BODY_BYTES,
+    LONGEST_QUEUE,
+    PATTERN_SAID,
+    PREFIX,
+    STORES,
+    TOPIC,
+    TRANSPORTS,
+    check_topic,
+    did_you_mean,
+    format_duration,
+    is_pattern,
+    parse_count,
+    parse_duration,
+    parse_optional_duration,
+    parse_optional_name,
+    parse_text,
+    parse_truth,
+    parse_url,
+    parse_word,
+    parse_words,
+    shown_url,
+    sqlite_path,
 )
-_URL_SECRET: Final = re.compile(r"(?<=://)(?!/)\S*@")  # of a text; a URL is shown by `shown_url`
-_OPTION_VALUE: Final = re.compile(r"=[^&]+")
-# Where a login seems to stand for host and port; brackets are an address's own.
-_NO_PORT: Final = re.compile(r"\[[^\]]*\]|:(?!\d*(?:,|$))[^,]*")
-
-
-def parse_duration(value: str | float) -> float:
-    """Seconds from `25`, `"25s"`, `"500ms"`, `"5m"`, `"1h"`, `"7d"`.
-
-    Raises:
-        ConfigError: it is not a duration, or negative, or above a century.
-    """
-    seconds = _seconds_in(value)
-    if not 0 <= seconds <= _CENTURY_S:
-        shown = repr(value)[:100]  # a control verb brings one too
-        raise ConfigError(f"{shown} is not a duration; write 25, 25s, 500ms, 5m, 1h or 7d")
-    return float(seconds)
-
-
-def _seconds_in(value: object) -> float:
-    """As written; NaN for what is no number."""
-    if isinstance(value, str):
-        found = _DURATION.fullmatch(value.strip())
-        return float(found[1]) * _UNITS[found[2] or ""] if found else math.nan
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-
-
-def format_duration(seconds: float) -> str:
-    """The shortest spelling that `parse_duration` reads back: 90 -> `90s`, 604800 -> `7d`."""
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:.10g}s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:.10g}ms"
-
-
-def redact_url(text: str) -> str:
-    """*text*, in which a URL may stand, without that one's user and password."""
-    return _URL_SECRET.sub("***@", text)
-
-
-def shown_url(url: str) -> str:
-    """*url* as it may be shown, however wrong it is: no login, and no value of an option.
-
-    `amqp://user:password@host/v?profile=quorum` is `amqp://***@host/v?profile=***`, and of
-    `amqp:/user:password@host` or `user:password@host` no more is left.
-    """
-    scheme, login, address = _parts_of(url)
-    address, mark, options = address.partition("?")
-    shown = f"{address}{mark}{_OPTION_VALUE.sub('=***', options)}"
-    if login:
-        return f"{scheme}***@{shown}"
-    host = address.partition("/")[0]
-    # The host may have been forgotten: then a login stands in its place, and may go on behind it.
-    masked = _NO_PORT.sub(lambda found: found[0] if found[0][0] == "[" else ":***", host)
-    return scheme + (shown if masked == host or not scheme.endswith("://") else masked)
-
-
-def _parts_of(url: str) -> tuple[str, str, str]:
-    """What leads to its login (`amqp://`), that login, and what follows its last `@`."""
-    found = _SCHEME.match(url)
-    scheme = found[0] if found is not None else ""
-    rest = url[len(scheme) :]
-    if scheme == "sqlite://" and rest[:1] == "/":  # a path, which may hold an @
-        return scheme, "", rest
-    login, _, address = rest.rpartition("@")
-    return scheme, login, address
-
-
-def holds_password(url: str) -> bool:
-    """Whether a password stands in *url*, or in what should be one."""
-    return ":" in _parts_of(url)[1]
-
-
-def check_topic(topic: str, remedy: str) -> str:
-    """*topic*, if queues and exchanges can be named for it.
-
-    Args:
-        topic: The name, any text.
-        remedy: What to do if not, for the error.
-
-    Raises:
-        ConfigError: they cannot.
-    """
-    if not isinstance(topic, str):
-        raise ConfigError(f"topic {topic!r} is no text; {remedy}")
-    if not _TOPIC.fullmatch(topic):
-        raise ConfigError(
-            f"topic {topic[:50]!r} of {len(topic)} characters must be 1 to {LONGEST_TOPIC} of A-Z "
-            "a-z 0-9 space and _ . : @ # , / + - because queues and exchanges are named for it; "
-            f"{remedy}"
-        )
-    if _is_pattern(topic):
-        raise ConfigError(f"topic {topic!r} {_PATTERN_SAID}; {remedy}")
-    return topic
-
-
-def _is_pattern(name: str) -> bool:
-    """Whether a topic exchange would take a binding of that name for one of many names."""
-    return "#" in name.split(".")
-
-
-def sqlite_path(url: str) -> Path:
-    """The file of `sqlite:///relative.db` or `sqlite:////absolute.db`.
-
-    Raises:
-        ConfigError: *url* is not of that form.
-    """
-    path = url.removeprefix("sqlite:///")
-    if path == url or path.strip("/.") == "" or "?" in path or "\0" in path:
-        raise ConfigError(
-            f"{shown_url(url)!r} names no file; "
-            "write sqlite:///relative.db or sqlite:////absolute.db, without options"
-        )
-    return Path(path)
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the nearest known word, else nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def check_queues(topic: str, host: str, remedy: str) -> None:
-    """Refuse a topic and a host that no queue can be named for together.
-
-    Raises:
-        ConfigError: they make a name that no broker takes.
-    """
-    name = f"{topic}.{host}"
-    if len(name) > LONGEST_QUEUE:
-        raise ConfigError(
-            f"queue {name!r} would have {len(name)} characters, and a broker takes "
-            f"{LONGEST_QUEUE}: {remedy}"
-        )
-
-
-def _parse_text(value: object) -> str:
-    if isinstance(value, str) and value:
-        return value
-    raise ConfigError(f"{value!r} is not a text; leave the setting out for its default")
-
-
-def _parse_words(value: object) -> str:
-    """Words separated by commas, or a list of them in a file; none is allowed."""
-    if isinstance(value, list) and all(isinstance(word, str) for word in value):
-        value = ",".join(value)
-    return "" if value == "" else _parse_text(value)
-
-
-def _parse_url(value: object) -> str:
-    if isinstance(value, str) and value:
-        return value
-    raise ConfigError("a URL is a text, and not empty; leave the setting out for its default")
-
-
-def _parse_word(value: object) -> str:
-    return _parse_text(value).lower()
-
-
-def words_in(text: str) -> tuple[str, ...]:
-    """The words of a setting that holds several."""
-    return tuple(word for part in text.split(",") if (word := part.strip()))
-
-
-def _parse_optional_name(value: object) -> str | None:
-    return None if value == "" else _parse_text(value)
-
-
-def _parse_optional_duration(value: Any) -> float | None:
-    return None if value == "" else parse_duration(value)
-
-
-def _parse_count(value: object) -> int:
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value.strip()):
-        value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 53:
-        return value
-    raise ConfigError(f"{value!r} is not a whole number")
-
-
-def _parse_truth(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.strip().lower() in _TRUTH:
-        return _TRUTH[value.strip().lower()]
-    raise ConfigError(f"{value!r} is neither true nor false")
+from gracekit.errors import ConfigError
 
 
 def _setting(default: object, parse: Callable[[Any], object], *, zero: bool = False) -> Any:
@@ -245,15 +52,15 @@ def _setting(default: object, parse: Callable[[Any], object], *, zero: bool = Fa
 
 
 def _text(default: str) -> Any:
-    return _setting(default, _parse_text)
+    return _setting(default, parse_text)
 
 
 def _url(default: str) -> Any:
-    return _setting(default, _parse_url)
+    return _setting(default, parse_url)
 
 
 def _word(default: str) -> Any:
-    return _setting(default, _parse_word)
+    return _setting(default, parse_word)
 
 
 def _seconds(default: float, *, zero: bool = False) -> Any:
@@ -261,10 +68,7 @@ def _seconds(default: float, *, zero: bool = False) -> Any:
 
 
 def _count(default: int) -> Any:
-    return _setting(default, _parse_count)
-
-
-# -- the settings -----------------------------------------------------------------
+    return _setting(default, parse_count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,8 +148,8 @@ class Settings:
 
     transport_url: str = _url("sqlite:///gracekit.db")
     store_url: str = _url("sqlite:///gracekit-store.db")
-    host: str = field(default_factory=socket.gethostname, metadata={"parse": _parse_text})
-    instance: str | None = _setting(None, _parse_optional_name)
+    host: str = field(default_factory=socket.gethostname, metadata={"parse": parse_text})
+    instance: str | None = _setting(None, parse_optional_name)
     ops_topic: str = _text("{topic}-ops")
     exchange: str = _text(EXCHANGE)
     declare_profile: str = _text(DECLARE_PROFILE)
@@ -356,7 +160,7 @@ class Settings:
     exit_margin_s: float = _seconds(1.0)
     ops_quiet_timeout_s: float = _seconds(5.0)
     cancel_ok_timeout_s: float = _seconds(5.0)
-    kill_after_s: float | None = _setting(None, _parse_optional_duration)
+    kill_after_s: float | None = _setting(None, parse_optional_duration)
     start_timeout_s: float = _seconds(60.0)
     stop_hook_timeout_s: float = _seconds(5.0)
 
@@ -374,8 +178,8 @@ class Settings:
 
     retention_s: float = _seconds(7 * 86400.0)
     retention_after_s: float = _seconds(600.0)
-    keep_failed_arguments: bool = _setting(default=True, parse=_parse_truth)
-    startup_reconciliation_enabled: bool = _setting(default=True, parse=_parse_truth)
+    keep_failed_arguments: bool = _setting(default=True, parse=parse_truth)
+    startup_reconciliation_enabled: bool = _setting(default=True, parse=parse_truth)
     startup_reconciliation_wait_seconds: float = _seconds(10.0, zero=True)
     reconcile_every_s: float = _seconds(30.0)
     beat_s: float = _seconds(1.0)
@@ -383,11 +187,11 @@ class Settings:
     host_gone_after_s: float = _seconds(7 * 86400.0)
     fanout_gone_after_s: float = _seconds(60.0)
     probe_timeout_s: float = _seconds(30.0)
-    accept_unshared_store: bool = _setting(default=False, parse=_parse_truth)
-    rpc_ping_enabled: bool = _setting(default=False, parse=_parse_truth)
+    accept_unshared_store: bool = _setting(default=False, parse=parse_truth)
+    rpc_ping_enabled: bool = _setting(default=False, parse=parse_truth)
     error_details: str = _word("full")
-    dedupe_context: str = _setting("user_id,project_id", _parse_words)
-    reply_queues: str = _setting("", _parse_words)
+    dedupe_context: str = _setting("user_id,project_id", parse_words)
+    reply_queues: str = _setting("", parse_words)
     log_format: str = _text("auto")
     log_level: str = _word("info")
     log_failures: str = _word("line")
@@ -440,7 +244,7 @@ class Settings:
 
     def describe(self) -> Iterator[tuple[str, str, str]]:
         """Name, value as an operator writes it, and origin of every setting; no secrets."""
-        for name, setting in _SETTINGS.items():
+        for name, setting in SETTINGS.items():
             yield option_name(name), _shown(name, getattr(self, name), setting), self.origin(name)
 
 
@@ -448,7 +252,7 @@ def _settings() -> dict[str, Field[Any]]:
     return {entry.name: entry for entry in fields(Settings) if entry.metadata["parse"]}
 
 
-_SETTINGS: Final = MappingProxyType(_settings())
+SETTINGS: Final = MappingProxyType(_settings())
 _FIELDS: Final = frozenset(entry.name for entry in fields(Settings))
 
 
@@ -463,10 +267,7 @@ def _shown(name: str, value: object, setting: Field[Any]) -> str:
 
 
 def _is_duration(setting: Field[Any]) -> bool:
-    return setting.metadata["parse"] in {parse_duration, _parse_optional_duration}
-
-
-# -- names ------------------------------------------------------------------------
+    return setting.metadata["parse"] in {parse_duration, parse_optional_duration}
 
 
 def option_name(name: str) -> str:
@@ -479,164 +280,18 @@ def variable_name(name: str) -> str:
     return PREFIX + option_name(name).upper()
 
 
-_BY_VARIABLE: Final = MappingProxyType({variable_name(name): name for name in _SETTINGS})
-_BY_OPTION: Final = MappingProxyType({option_name(name): name for name in _SETTINGS})
-
+BY_VARIABLE: Final = MappingProxyType({variable_name(name): name for name in SETTINGS})
+BY_OPTION: Final = MappingProxyType({option_name(name): name for name in SETTINGS})
 # Read elsewhere; and what Kubernetes gives to every pod beside a Service called gracekit-anything.
-_NOT_OURS: Final = re.compile(
+NOT_OURS: Final = re.compile(
     PREFIX + r"(FAILPOINT|SOAK|CONFIG|APP|TEST_.*"
     r"|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?))"
 )
 
-# -- loading ----------------------------------------------------------------------
-
-
-def load(
-    flags: Mapping[str, object] = MappingProxyType({}),
-    env: Mapping[str, str] | None = None,
-    file: Path | None = None,
-) -> Settings:
-    """Settings from three places and the defaults.
-
-    Args:
-        flags: Settings by name; a value of None means "not given".
-        env: The environment; None for this process's own.
-        file: A TOML file of `name = value` lines; None for none.
-
-    Raises:
-        ConfigError: at least one value is wrong or unknown; names them all.
-    """
-    reader = _Reader()
-    if file is not None:
-        reader.read_file(file)
-    reader.read_environment(os.environ if env is None else env)
-    reader.read_flags(flags)
-    return reader.finish()
-
-
-def _who_may_write(fd: int, file: Path) -> str:
-    """Who besides root and us may change the settings that are open, and the remedy; or empty.
-
-    Our own group and root's may: a umask of 002 gives it to them, and images are built so.
-    """
-    info, me, quoted = os.fstat(fd), os.geteuid(), shlex.quote(str(file))
-    if info.st_uid not in {0, me}:
-        who = f"belongs to uid {info.st_uid} and this process runs as uid {me}"
-        remedy = f"run as uid {info.st_uid}, or, as root: chown {me} {quoted}"
-    elif info.st_mode & stat.S_IWOTH:
-        who, remedy = "can be written by everybody", f"run: chmod o-w {quoted}"
-    elif info.st_mode & stat.S_IWGRP and info.st_gid not in {0, os.getegid()}:
-        who, remedy = f"can be written by group {info.st_gid}", f"run: chmod g-w {quoted}"
-    else:
-        return ""
-    return f"{file} {who}, and what it says decides where requests go; {remedy}"
-
-
-class _Reader:
-    """Collects values from the weakest source to the strongest, and what is wrong with any."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, Any] = {}
-        self._origins: dict[str, str] = {}
-        self._problems: list[str] = []
-
-    def read_file(self, file: Path) -> None:
-        try:
-            with file.open(encoding="utf-8") as opened:
-                who = _who_may_write(opened.fileno(), file)
-                text = opened.read()
-            entries = tomllib.loads(text)
-        except (OSError, ValueError) as error:
-            self._problems.append(f"cannot read the settings in {file}: {error}")
-            return
-        if who:
-            self._problems.append(who)
-            return
-        for key, value in entries.items():
-            if isinstance(value, dict):
-                self._problems.append(
-                    f"[{key}] in {file}: settings stand in no table, one `name = value` a line; "
-                    f"take the line [{key}] away"
-                )
-                continue
-            self._take_option(key, value, f"{file}:{_line_of(key, text)}", f"{key} in {file}")
-
-    def read_environment(self, env: Mapping[str, str]) -> None:
-        ours = (key for key in sorted(env) if key.startswith(PREFIX))
-        for key in ours:
-            if key in _BY_VARIABLE:
-                self._take(_BY_VARIABLE[key], env[key], key, key)
-            elif not _NOT_OURS.fullmatch(key):
-                self._problems.append(f"unknown variable {key}{did_you_mean(key, _BY_VARIABLE)}")
-
-    def read_flags(self, flags: Mapping[str, object]) -> None:
-        for key, value in flags.items():
-            if value is not None:
-                label = f"--{option_name(key).replace('_', '-')}"
-                if key.endswith("_url") and holds_password(str(value)):
-                    self._problems.append(
-                        f"{label} holds a password, which everybody sees who lists processes: set "
-                        f"{variable_name(key)}, or write it into a settings file"
-                    )
-                    continue
-                self._take_option(key, value, f"flag {label}", label)
-
-    def _take_option(self, key: str, value: object, origin: str, label: str) -> None:
-        name = key if key in _SETTINGS else _BY_OPTION.get(key)
-        if name is None:
-            hint = did_you_mean(key, _BY_OPTION)
-            self._problems.append(f"unknown setting {label}{hint}")
-        else:
-            self._take(name, value, origin, label)
-
-    def _take(self, name: str, value: object, origin: str, label: str) -> None:
-        try:
-            self._values[name] = _SETTINGS[name].metadata["parse"](value)
-        except ConfigError as error:
-            self._problems.append(f"{label}: {error}")
-        else:
-            self._origins[name] = origin
-
-    def finish(self) -> Settings:
-        try:
-            settings = Settings(**self._values, origins=MappingProxyType(self._origins))
-        except ConfigError as error:
-            self._problems.append(str(error))
-        if self._problems:
-            raise ConfigError("\n".join(self._problems))
-        return settings
-
-
-def _line_of(key: str, text: str) -> int:
-    """Number of the line that sets *key* in a TOML file, from 1; 0 if it is not found."""
-    wanted = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
-    numbers = (number for number, line in enumerate(text.splitlines(), 1) if wanted.match(line))
-    return next(numbers, 0)
-
-
-def setting_named(word: str) -> str:
-    """The setting that *word* means, as flags and files spell it.
-
-    Args:
-        word: With or without its unit, with - or _, or as a variable.
-
-    Raises:
-        ConfigError: there is none; the message names the nearest.
-    """
-    name = _BY_VARIABLE.get(word) or word.removeprefix("--").replace("-", "_")
-    name = name if name in _SETTINGS else _BY_OPTION.get(name, "")
-    if name:
-        return option_name(name)
-    known = _BY_VARIABLE if word.startswith(PREFIX) else _BY_OPTION
-    raise ConfigError(f"unknown setting {word}{did_you_mean(word, known)}")
-
-
-# -- checks -----------------------------------------------------------------------
-
 
 def _no_field(name: str) -> str:
     """What to write instead of a field that `Settings()` does not have."""
-    if (unit := f"{name}_s") in _SETTINGS:
+    if (unit := f"{name}_s") in SETTINGS:
         return (
             f"Settings() has no {name!r}, only {unit!r}, in seconds: write {unit}=25.0, or read "
             f"text by gracekit.config.load({{{name!r}: '25s'}})"
@@ -646,7 +301,7 @@ def _no_field(name: str) -> str:
 
 def _wrong_types(settings: Settings) -> Iterator[str]:
     """Values that were given in code, where nobody has read them as a setting's text."""
-    for name, setting in _SETTINGS.items():
+    for name, setting in SETTINGS.items():
         value = getattr(settings, name)
         if value is None and setting.default is None:
             continue
@@ -664,9 +319,9 @@ def _kind_of(setting: Field[Any]) -> tuple[type | tuple[type, ...], str]:
     """Which types it may have, and how that is said."""
     if _is_duration(setting):
         return (int, float), "seconds, such as 25.0"
-    if setting.metadata["parse"] is _parse_count:
+    if setting.metadata["parse"] is parse_count:
         return int, "a whole number"
-    if setting.metadata["parse"] is _parse_truth:
+    if setting.metadata["parse"] is parse_truth:
         return bool, "True or False"
     return str, "a text"
 
@@ -680,7 +335,7 @@ def _problems(settings: Settings) -> Iterator[str]:
 
 
 def _numbers(settings: Settings) -> Iterator[str]:
-    for name, setting in _SETTINGS.items():
+    for name, setting in SETTINGS.items():
         value = getattr(settings, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
@@ -709,14 +364,14 @@ _CHOICES: Final = MappingProxyType(
 def _names(settings: Settings) -> Iterator[str]:
     for name in ("host", "instance"):
         value = getattr(settings, name)
-        if value is not None and not _HOST.fullmatch(value):
+        if value is not None and not HOST.fullmatch(value):
             yield (
                 f"{name} = {value!r} must be 1 to {LONGEST_QUEUE} of A-Z a-z 0-9 space and _ . : "
                 f"@ # , / + - because queues are named for it; set {variable_name(name)}"
             )
-        elif value is not None and _is_pattern(value):
-            yield f"{name} = {value!r} {_PATTERN_SAID}; set {variable_name(name)}"
-    if settings.ops_topic == "{topic}" or not _TOPIC.fullmatch(
+        elif value is not None and is_pattern(value):
+            yield f"{name} = {value!r} {PATTERN_SAID}; set {variable_name(name)}"
+    if settings.ops_topic == "{topic}" or not TOPIC.fullmatch(
         settings.ops_topic.replace("{topic}", "topic")
     ):
         yield (
@@ -768,9 +423,6 @@ def _deadlines(settings: Settings) -> Iterator[str]:
     for rule in rules(settings):
         if rule.refused and not rule.holds:
             yield f"{rule.said('must be')}: {rule.because}; {rule.remedy}"
-
-
-# -- inequalities -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -869,4 +521,4 @@ def shorter_drain(settings: Settings, kill_s: float) -> str:
 
 
 def _side(settings: Settings, name: str) -> str:
-    return f"{option_name(name)} = {_shown(name, getattr(settings, name), _SETTINGS[name])}"
+    return f"{option_name(name)} = {_shown(name, getattr(settings, name), SETTINGS[name])}"

@@ -1,0 +1,165 @@
+"""Where settings come from: flags over environment over file over defaults."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from gracekit.config.settings import (
+    BY_OPTION,
+    BY_VARIABLE,
+    NOT_OURS,
+    SETTINGS,
+    Settings,
+    option_name,
+    variable_name,
+)
+from gracekit.config.values import PREFIX, did_you_mean, holds_password
+from gracekit.errors import ConfigError
+
+
+def load(
+    flags: Mapping[str, object] = MappingProxyType({}),
+    env: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Settings:
+    """Settings from three places and the defaults.
+
+    Args:
+        flags: Settings by name; a value of None means "not given".
+        env: The environment; None for this process's own.
+        file: A TOML file of `name = value` lines; None for none.
+
+    Raises:
+        ConfigError: at least one value is wrong or unknown; names them all.
+    """
+    reader = _Reader()
+    if file is not None:
+        reader.read_file(file)
+    reader.read_environment(os.environ if env is None else env)
+    reader.read_flags(flags)
+    return reader.finish()
+
+
+def _who_may_write(fd: int, file: Path) -> str:
+    """Who besides root and us may change the settings that are open, and the remedy; or empty.
+
+    Our own group and root's may: a umask of 002 gives it to them, and images are built so.
+    """
+    info, me, quoted = os.fstat(fd), os.geteuid(), shlex.quote(str(file))
+    if info.st_uid not in {0, me}:
+        who = f"belongs to uid {info.st_uid} and this process runs as uid {me}"
+        remedy = f"run as uid {info.st_uid}, or, as root: chown {me} {quoted}"
+    elif info.st_mode & stat.S_IWOTH:
+        who, remedy = "can be written by everybody", f"run: chmod o-w {quoted}"
+    elif info.st_mode & stat.S_IWGRP and info.st_gid not in {0, os.getegid()}:
+        who, remedy = f"can be written by group {info.st_gid}", f"run: chmod g-w {quoted}"
+    else:
+        return ""
+    return f"{file} {who}, and what it says decides where requests go; {remedy}"
+
+
+class _Reader:
+    """Collects values from the weakest source to the strongest, and what is wrong with any."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._origins: dict[str, str] = {}
+        self._problems: list[str] = []
+
+    def read_file(self, file: Path) -> None:
+        try:
+            with file.open(encoding="utf-8") as opened:
+                who = _who_may_write(opened.fileno(), file)
+                text = opened.read()
+            entries = tomllib.loads(text)
+        except (OSError, ValueError) as error:
+            self._problems.append(f"cannot read the settings in {file}: {error}")
+            return
+        if who:
+            self._problems.append(who)
+            return
+        for key, value in entries.items():
+            if isinstance(value, dict):
+                self._problems.append(
+                    f"[{key}] in {file}: settings stand in no table, one `name = value` a line; "
+                    f"take the line [{key}] away"
+                )
+                continue
+            self._take_option(key, value, f"{file}:{_line_of(key, text)}", f"{key} in {file}")
+
+    def read_environment(self, env: Mapping[str, str]) -> None:
+        ours = (key for key in sorted(env) if key.startswith(PREFIX))
+        for key in ours:
+            if key in BY_VARIABLE:
+                self._take(BY_VARIABLE[key], env[key], key, key)
+            elif not NOT_OURS.fullmatch(key):
+                self._problems.append(f"unknown variable {key}{did_you_mean(key, BY_VARIABLE)}")
+
+    def read_flags(self, flags: Mapping[str, object]) -> None:
+        for key, value in flags.items():
+            if value is not None:
+                label = f"--{option_name(key).replace('_', '-')}"
+                if key.endswith("_url") and holds_password(str(value)):
+                    self._problems.append(
+                        f"{label} holds a password, which everybody sees who lists processes: set "
+                        f"{variable_name(key)}, or write it into a settings file"
+                    )
+                    continue
+                self._take_option(key, value, f"flag {label}", label)
+
+    def _take_option(self, key: str, value: object, origin: str, label: str) -> None:
+        name = key if key in SETTINGS else BY_OPTION.get(key)
+        if name is None:
+            hint = did_you_mean(key, BY_OPTION)
+            self._problems.append(f"unknown setting {label}{hint}")
+        else:
+            self._take(name, value, origin, label)
+
+    def _take(self, name: str, value: object, origin: str, label: str) -> None:
+        try:
+            self._values[name] = SETTINGS[name].metadata["parse"](value)
+        except ConfigError as error:
+            self._problems.append(f"{label}: {error}")
+        else:
+            self._origins[name] = origin
+
+    def finish(self) -> Settings:
+        try:
+            settings = Settings(**self._values, origins=MappingProxyType(self._origins))
+        except ConfigError as error:
+            self._problems.append(str(error))
+        if self._problems:
+            raise ConfigError("\n".join(self._problems))
+        return settings
+
+
+def _line_of(key: str, text: str) -> int:
+    """Number of the line that sets *key* in a TOML file, from 1; 0 if it is not found."""
+    wanted = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
+    numbers = (number for number, line in enumerate(text.splitlines(), 1) if wanted.match(line))
+    return next(numbers, 0)
+
+
+def setting_named(word: str) -> str:
+    """The setting that *word* means, as flags and files spell it.
+
+    Args:
+        word: With or without its unit, with - or _, or as a variable.
+
+    Raises:
+        ConfigError: there is none; the message names the nearest.
+    """
+    name = BY_VARIABLE.get(word) or word.removeprefix("--").replace("-", "_")
+    name = name if name in SETTINGS else BY_OPTION.get(name, "")
+    if name:
+        return option_name(name)
+    known = BY_VARIABLE if word.startswith(PREFIX) else BY_OPTION
+    raise ConfigError(f"unknown setting {word}{did_you_mean(word, known)}")

@@ -1,0 +1,231 @@
+"""How single values are written, read and shown: durations, URLs, names, numbers."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from gracekit.errors import ConfigError
+
+PREFIX: Final = "GRACEKIT_"
+BROKERS: Final = ("amqp", "amqps", "rabbit")
+TRANSPORTS: Final = ("sqlite", *BROKERS, "memory")
+STORES: Final = ("sqlite", "memory")
+# Of `bob:password@host` the first word is no scheme.
+_SCHEME: Final = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|(?:{'|'.join(TRANSPORTS)}):/?")
+EXCHANGE: Final = "gracekit"
+DECLARE_PROFILE: Final = "durable"
+_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_CENTURY_S: Final = 100 * 366 * 86400.0  # beyond it timers of the kernel overflow
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.ASCII)
+NAME_CHARACTERS: Final = "A-Za-z0-9_.:@#,/+ -"
+"""Of a name on a broker, as a class of a regular expression."""
+LEAST_BODY_BYTES: Final = 1024
+"""A request with one short argument has some 400, and an oslo client's context more."""
+LONGEST_TOPIC: Final = 120
+"""Its fanout exchange `<topic>_fanout` may have 127 characters."""
+TOPIC: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_TOPIC}}}")
+LONGEST_QUEUE: Final = 255
+"""Characters that a broker takes."""
+HOST: Final = re.compile(rf"[{NAME_CHARACTERS}]{{1,{LONGEST_QUEUE}}}")
+PATTERN_SAID: Final = "has '#' as a word of its own, which fits any words on a broker"
+_TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
+_URL_SECRET: Final = re.compile(r"(?<=://)(?!/)\S*@")  # of a text; a URL is shown by `shown_url`
+_OPTION_VALUE: Final = re.compile(r"=[^&]+")
+# Where a login seems to stand for host and port; brackets are an address's own.
+_NO_PORT: Final = re.compile(r"\[[^\]]*\]|:(?!\d*(?:,|$))[^,]*")
+
+
+def parse_duration(value: str | float) -> float:
+    """Seconds from `25`, `"25s"`, `"500ms"`, `"5m"`, `"1h"`, `"7d"`.
+
+    Raises:
+        ConfigError: it is not a duration, or negative, or above a century.
+    """
+    seconds = _seconds_in(value)
+    if not 0 <= seconds <= _CENTURY_S:
+        shown = repr(value)[:100]  # a control verb brings one too
+        raise ConfigError(f"{shown} is not a duration; write 25, 25s, 500ms, 5m, 1h or 7d")
+    return float(seconds)
+
+
+def _seconds_in(value: object) -> float:
+    """As written; NaN for what is no number."""
+    if isinstance(value, str):
+        found = _DURATION.fullmatch(value.strip())
+        return float(found[1]) * _UNITS[found[2] or ""] if found else math.nan
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def format_duration(seconds: float) -> str:
+    """The shortest spelling that `parse_duration` reads back: 90 -> `90s`, 604800 -> `7d`."""
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.10g}s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:.10g}ms"
+
+
+def redact_url(text: str) -> str:
+    """*text*, in which a URL may stand, without that one's user and password."""
+    return _URL_SECRET.sub("***@", text)
+
+
+def shown_url(url: str) -> str:
+    """*url* as it may be shown, however wrong it is: no login, and no value of an option.
+
+    `amqp://user:password@host/v?profile=quorum` is `amqp://***@host/v?profile=***`, and of
+    `amqp:/user:password@host` or `user:password@host` no more is left.
+    """
+    scheme, login, address = _parts_of(url)
+    address, mark, options = address.partition("?")
+    shown = f"{address}{mark}{_OPTION_VALUE.sub('=***', options)}"
+    if login:
+        return f"{scheme}***@{shown}"
+    host = address.partition("/")[0]
+    # The host may have been forgotten: then a login stands in its place, and may go on behind it.
+    masked = _NO_PORT.sub(lambda found: found[0] if found[0][0] == "[" else ":***", host)
+    return scheme + (shown if masked == host or not scheme.endswith("://") else masked)
+
+
+def _parts_of(url: str) -> tuple[str, str, str]:
+    """What leads to its login (`amqp://`), that login, and what follows its last `@`."""
+    found = _SCHEME.match(url)
+    scheme = found[0] if found is not None else ""
+    rest = url[len(scheme) :]
+    if scheme == "sqlite://" and rest[:1] == "/":  # a path, which may hold an @
+        return scheme, "", rest
+    login, _, address = rest.rpartition("@")
+    return scheme, login, address
+
+
+def holds_password(url: str) -> bool:
+    """Whether a password stands in *url*, or in what should be one."""
+    return ":" in _parts_of(url)[1]
+
+
+def check_topic(topic: str, remedy: str) -> str:
+    """*topic*, if queues and exchanges can be named for it.
+
+    Args:
+        topic: The name, any text.
+        remedy: What to do if not, for the error.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if not isinstance(topic, str):
+        raise ConfigError(f"topic {topic!r} is no text; {remedy}")
+    if not TOPIC.fullmatch(topic):
+        raise ConfigError(
+            f"topic {topic[:50]!r} of {len(topic)} characters must be 1 to {LONGEST_TOPIC} of A-Z "
+            "a-z 0-9 space and _ . : @ # , / + - because queues and exchanges are named for it; "
+            f"{remedy}"
+        )
+    if is_pattern(topic):
+        raise ConfigError(f"topic {topic!r} {PATTERN_SAID}; {remedy}")
+    return topic
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a topic exchange would take a binding of that name for one of many names."""
+    return "#" in name.split(".")
+
+
+def sqlite_path(url: str) -> Path:
+    """The file of `sqlite:///relative.db` or `sqlite:////absolute.db`.
+
+    Raises:
+        ConfigError: *url* is not of that form.
+    """
+    path = url.removeprefix("sqlite:///")
+    if path == url or path.strip("/.") == "" or "?" in path or "\0" in path:
+        raise ConfigError(
+            f"{shown_url(url)!r} names no file; "
+            "write sqlite:///relative.db or sqlite:////absolute.db, without options"
+        )
+    return Path(path)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the nearest known word, else nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def check_queues(topic: str, host: str, remedy: str) -> None:
+    """Refuse a topic and a host that no queue can be named for together.
+
+    Raises:
+        ConfigError: they make a name that no broker takes.
+    """
+    name = f"{topic}.{host}"
+    if len(name) > LONGEST_QUEUE:
+        raise ConfigError(
+            f"queue {name!r} would have {len(name)} characters, and a broker takes "
+            f"{LONGEST_QUEUE}: {remedy}"
+        )
+
+
+def parse_text(value: object) -> str:
+    """Text that is not empty."""
+    if isinstance(value, str) and value:
+        return value
+    raise ConfigError(f"{value!r} is not a text; leave the setting out for its default")
+
+
+def parse_words(value: object) -> str:
+    """Words separated by commas, or a list of them in a file; none is allowed."""
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        value = ",".join(value)
+    return "" if value == "" else parse_text(value)
+
+
+def parse_url(value: object) -> str:
+    """A URL; its form is checked with the others."""
+    if isinstance(value, str) and value:
+        return value
+    raise ConfigError("a URL is a text, and not empty; leave the setting out for its default")
+
+
+def parse_word(value: object) -> str:
+    """One word, in any case."""
+    return parse_text(value).lower()
+
+
+def words_in(text: str) -> tuple[str, ...]:
+    """The words of a setting that holds several."""
+    return tuple(word for part in text.split(",") if (word := part.strip()))
+
+
+def parse_optional_name(value: object) -> str | None:
+    """A name; empty for none."""
+    return None if value == "" else parse_text(value)
+
+
+def parse_optional_duration(value: Any) -> float | None:
+    """Seconds; empty for none."""
+    return None if value == "" else parse_duration(value)
+
+
+def parse_count(value: object) -> int:
+    """A whole number, also as text."""
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value.strip()):
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 53:
+        return value
+    raise ConfigError(f"{value!r} is not a whole number")
+
+
+def parse_truth(value: object) -> bool:
+    """True or false."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in _TRUTH:
+        return _TRUTH[value.strip().lower()]
+    raise ConfigError(f"{value!r} is neither true nor false")
