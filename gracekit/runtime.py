@@ -63,7 +63,7 @@ class Runtime:
 
     Args:
         service: What to serve.
-        settings: None for the environment's.
+        settings: Used as they are. None for the environment's, over the service's own defaults.
         signals: Whether this Runtime owns the process's stop signals and its kernel
             alarm, from `open` to the end of its drain: SIGTERM and SIGINT drain, a
             second SIGINT or SIGQUIT hands over at once. SIGHUP, unless the program has
@@ -95,7 +95,7 @@ class Runtime:
         telemetry: Telemetry | None = None,
     ) -> None:
         self.service = service
-        self.settings = settings or load({}, os.environ, None)
+        self.settings = settings or load({}, os.environ, defaults=service.defaults)
         self.settings.ops_topic_of(service.topic)  # refused before anything is made
         self.telemetry = telemetry or Telemetry()
         self.phase = Phase()

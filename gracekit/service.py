@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import (
     Any,
     Concatenate,
@@ -22,6 +23,7 @@ from typing import (
     overload,
 )
 
+from gracekit.config.loading import check_defaults
 from gracekit.config.settings import Settings
 from gracekit.config.values import check_topic, did_you_mean, parse_duration
 from gracekit.errors import ConfigError, DeclarationError
@@ -94,6 +96,11 @@ class Service:
             unless GRACEKIT_OPS_TOPIC says otherwise.
         version: Interface version that plain functions are served at.
         exceptions: Exception classes that clients made by `client()` rebuild.
+        defaults: Settings of this service where nobody sets them, by name, as a file spells
+            them: `{"drain_timeout": "180s"}`. A file, a variable or a flag goes before.
+
+    Raises:
+        DeclarationError: *topic* or one of *defaults* is wrong.
     """
 
     def __init__(
@@ -102,11 +109,14 @@ class Service:
         *,
         version: str = "1.0",
         exceptions: Mapping[str, type[Exception]] | None = None,
+        defaults: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         try:
             self.topic = check_topic(topic, "give the service another")
+            check_defaults(defaults)
         except ConfigError as error:
             raise DeclarationError(str(error)) from None
+        self.defaults = MappingProxyType(dict(defaults))
         self.version = version
         self.exceptions = dict(exceptions or {})
         self.methods = MethodTable()

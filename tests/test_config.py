@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gracekit import Wait
+from gracekit import Service, Wait
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings, option_name, variable_name
 from gracekit.config.values import (
@@ -26,7 +26,7 @@ from gracekit.config.values import (
     shown_url,
     sqlite_path,
 )
-from gracekit.errors import ConfigError
+from gracekit.errors import ConfigError, DeclarationError
 
 
 def problems(**what) -> list[str]:
@@ -48,6 +48,41 @@ def test_defaults_are_those_of_the_design():
     assert (settings.drain_timeout_s, settings.handover_s, settings.hard_limit_s) == (25, 3, 29)
     assert settings.host == socket.gethostname()
     assert settings.origin("host") == "default"
+
+
+def test_a_service_s_own_defaults_are_below_all_but_gracekit_s(tmp_path):
+    """
+    A compute service needs minutes to drain, a scheduler a few seconds; operators have the say.
+    """
+    file = tmp_path / "gracekit.toml"
+    file.write_text("threads = 1\n")
+    defaults = {"drain_timeout": "180s", "threads": 3, "prefetch": "9"}
+
+    settings = load(env={"GRACEKIT_PREFETCH": "2"}, file=file, defaults=defaults)
+
+    names = ("drain_timeout_s", "threads", "prefetch", "host")
+    assert [settings.origin(name) for name in names] == [
+        *("service", f"{file}:1", "GRACEKIT_PREFETCH", "default"),
+    ]
+    assert [getattr(settings, name) for name in names[:3]] == [180.0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("defaults", "said"),
+    [
+        ({"drain_timout": "3s"}, "did you mean drain_timeout?"),
+        ({"drain_timeout": "soon"}, "drain_timeout in the service's defaults: 'soon'"),
+        ({"threads": 2.5}, "threads in the service's defaults: 2.5 is not a whole number"),
+        ({"store_url": "sqlite:///s.db"}, "set GRACEKIT_STORE_URL"),
+        ({"log_level": "debug"}, "is needed before the service is imported"),
+    ],
+)
+def test_a_wrong_default_of_a_service_is_refused_where_it_is_declared(defaults, said):
+    """
+    The value, the rule and the remedy; what the command line reads without the service too.
+    """
+    with pytest.raises(DeclarationError, match=re.escape(said)):
+        Service("compute", defaults=defaults)
 
 
 def test_flag_beats_variable_beats_file_beats_default(tmp_path):
@@ -87,7 +122,10 @@ def test_describe_lists_every_setting_with_its_origin():
 
     assert shown["retention"] == ("14d", "GRACEKIT_RETENTION")
     assert shown["startup_reconciliation_enabled"] == ("true", "default")
-    assert set(shown) == {option_name(f) for f in Settings.__dataclass_fields__} - {"origins"}
+    assert set(shown) == {option_name(f) for f in Settings.__dataclass_fields__} - {
+        "origins",
+        "service_defaults",
+    }
 
 
 # -- values -------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,13 @@ from typing import Any, Final
 import click
 
 from gracekit.cli.app import load_service
-from gracekit.cli.options import config_option, json_option, setting_flags
+from gracekit.cli.options import (
+    app_dir_option,
+    config_option,
+    factory_option,
+    json_option,
+    setting_flags,
+)
 from gracekit.cli.text import Colour, json_text, paint, safe
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings
@@ -36,14 +42,8 @@ _SHOWN: Final = {Level.OK: "ok", Level.WARN: "WARN", Level.FAIL: "FAIL", Level.S
 
 @click.command()
 @click.argument("target", metavar="[MODULE[:ATTR]]", envvar="GRACEKIT_APP", required=False)
-@click.option("--factory", is_flag=True, help="ATTR is a function that returns the Service.")
-@click.option(
-    "--app-dir",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=".",
-    help="Directory that MODULE and its own modules are imported from first, so whoever may write "
-    "there decides what runs.  [default: the working directory]",
-)
+@factory_option
+@app_dir_option
 @click.option(
     "--pid",
     "pids",
@@ -96,8 +96,8 @@ def doctor(
     declaration or deployment), 70 (a fault of gracekit) and 69 (a disk, a
     file, a broker or a process) that a FAIL asks for. 2 usage.
     """
-    settings, problems = _settings(flags, config)
     service, more = _service(target, factory=factory, app_dir=app_dir)
+    settings, problems = _settings(flags, config, {} if service is None else service.defaults)
     case = Case(
         settings=settings,
         service=service,
@@ -118,10 +118,10 @@ def doctor(
 
 
 def _settings(
-    flags: dict[str, Any], config: Path | None
+    flags: dict[str, Any], config: Path | None, defaults: Mapping[str, object]
 ) -> tuple[Settings | None, Sequence[Finding]]:
     try:
-        return load(flags, os.environ, config), ()
+        return load(flags, os.environ, config, defaults=defaults), ()
     except ConfigError as error:
         return None, _in("settings", told("settings", error))
 

@@ -53,6 +53,16 @@ config_option: Final = click.option(
     metavar="FILE",
     help="Settings, a TOML file of `name = value` lines.  [env: GRACEKIT_CONFIG]",
 )
+factory_option: Final = click.option(
+    "--factory", is_flag=True, help="ATTR is a function that returns the Service."
+)
+app_dir_option: Final = click.option(
+    "--app-dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=".",
+    help="Directory that MODULE and its own modules are imported from first, so whoever may write "
+    "there decides what runs.  [default: the working directory]",
+)
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

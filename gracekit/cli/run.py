@@ -14,8 +14,14 @@ from typing import Any, cast
 import click
 
 from gracekit.cli.app import load_service
-from gracekit.cli.options import config_option, json_option, setting_flags
-from gracekit.config.loading import load
+from gracekit.cli.options import (
+    app_dir_option,
+    config_option,
+    factory_option,
+    json_option,
+    setting_flags,
+)
+from gracekit.config.loading import load, load_for_log
 from gracekit.config.settings import Settings, variable_name
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.exits import ExitCode
@@ -25,14 +31,8 @@ from gracekit.telemetry.logs import LogFormat, logging_around, said
 
 @click.command()
 @click.argument("target", metavar="MODULE[:ATTR]", envvar="GRACEKIT_APP")
-@click.option("--factory", is_flag=True, help="ATTR is a function that returns the Service.")
-@click.option(
-    "--app-dir",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=".",
-    help="Directory that MODULE and its own modules are imported from first, so whoever may write "
-    "there decides what runs.  [default: the working directory]",
-)
+@factory_option
+@app_dir_option
 @config_option
 @json_option
 @setting_flags
@@ -61,9 +61,9 @@ def run(
         flags["log_format"] = flags["log_format"] or "json"
     tell = partial(_tell, as_json=_is_json(flags["log_format"]))
     try:
-        settings = load(flags, os.environ, config)
-        with _logging(settings):
+        with _logging(load_for_log(flags, os.environ, config)):
             service = load_service(target, factory=factory, app_dir=app_dir)
+        settings = load(flags, os.environ, config, defaults=service.defaults)
     except (ConfigError, DeclarationError) as error:
         tell(str(error))
         ctx.exit(ExitCode.CONFIG)

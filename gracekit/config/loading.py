@@ -7,10 +7,10 @@ import re
 import shlex
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from gracekit.config.settings import (
     BY_OPTION,
@@ -24,28 +24,75 @@ from gracekit.config.settings import (
 from gracekit.config.values import PREFIX, did_you_mean, holds_password
 from gracekit.errors import ConfigError
 
+LOG_SETTINGS: Final = frozenset({"log_format", "log_level"})
+_NEEDED_BEFORE: Final = LOG_SETTINGS | frozenset(
+    {
+        *("transport_url", "store_url", "host", "instance"),
+        *("ops_topic", "exchange", "declare_profile"),
+    }
+)
+"""Settings that the command line, or the log, needs before a service is imported or without one."""
+
 
 def load(
     flags: Mapping[str, object] = MappingProxyType({}),
     env: Mapping[str, str] | None = None,
     file: Path | None = None,
+    *,
+    defaults: Mapping[str, object] = MappingProxyType({}),
 ) -> Settings:
-    """Settings from three places and the defaults.
+    """Settings from three places, over the defaults of a service and of gracekit.
 
     Args:
         flags: Settings by name; a value of None means "not given".
         env: The environment; None for this process's own.
         file: A TOML file of `name = value` lines; None for none.
+        defaults: Those of the service, `Service.defaults`.
 
     Raises:
         ConfigError: at least one value is wrong or unknown; names them all.
     """
+    reader = _read(flags, env, file, defaults)
+    return reader.finish()
+
+
+def load_for_log(
+    flags: Mapping[str, object], env: Mapping[str, str] | None, file: Path | None
+) -> Settings:
+    """What the log of a process needs before its service is imported, and with it its defaults.
+
+    All values are read, but they are not judged together: with the service's defaults they may fit.
+
+    Raises:
+        ConfigError: as `load`, of single values.
+    """
+    return _read(flags, env, file, {}).finish(only=LOG_SETTINGS)
+
+
+def _read(
+    flags: Mapping[str, object],
+    env: Mapping[str, str] | None,
+    file: Path | None,
+    defaults: Mapping[str, object],
+) -> _Reader:
     reader = _Reader()
+    reader.read_defaults(defaults)
     if file is not None:
         reader.read_file(file)
     reader.read_environment(os.environ if env is None else env)
     reader.read_flags(flags)
-    return reader.finish()
+    return reader
+
+
+def check_defaults(defaults: Mapping[str, object]) -> None:
+    """Look at a service's own defaults, each by itself; a start judges all settings together.
+
+    Raises:
+        ConfigError: at least one is wrong, unknown, or no service's to say; names them all.
+    """
+    reader = _Reader()
+    reader.read_defaults(defaults)
+    reader.complain()
 
 
 def _who_may_write(fd: int, file: Path) -> str:
@@ -73,6 +120,19 @@ class _Reader:
         self._values: dict[str, Any] = {}
         self._origins: dict[str, str] = {}
         self._problems: list[str] = []
+        self._defaults: Mapping[str, object] = MappingProxyType({})
+
+    def read_defaults(self, defaults: Mapping[str, object]) -> None:
+        self._defaults = defaults
+        for key, value in defaults.items():
+            name = BY_OPTION.get(key, key)
+            if name in _NEEDED_BEFORE:
+                self._problems.append(
+                    f"{key} is no default of a service: it is needed before the service is "
+                    f"imported; set {variable_name(name)}"
+                )
+            else:
+                self._take_option(key, value, "service", f"{key} in the service's defaults")
 
     def read_file(self, file: Path) -> None:
         try:
@@ -131,14 +191,22 @@ class _Reader:
         else:
             self._origins[name] = origin
 
-    def finish(self) -> Settings:
+    def finish(self, only: Collection[str] = frozenset(SETTINGS)) -> Settings:
+        values = {name: value for name, value in self._values.items() if name in only}
         try:
-            settings = Settings(**self._values, origins=MappingProxyType(self._origins))
+            settings = Settings(
+                **values,
+                origins=MappingProxyType(self._origins),
+                service_defaults=self._defaults,
+            )
         except ConfigError as error:
             self._problems.append(str(error))
+        self.complain()
+        return settings
+
+    def complain(self) -> None:
         if self._problems:
             raise ConfigError("\n".join(self._problems))
-        return settings
 
 
 def _line_of(key: str, text: str) -> int:

@@ -144,6 +144,7 @@ class Settings:
         log_failures: What the log tells of a FAILED task: `line` (class, message and request
             id), `traceback` with it, or `off`.
         origins: Field name to the place that its value came from.
+        service_defaults: What the service gave as its own defaults.
     """
 
     transport_url: str = _url("sqlite:///gracekit.db")
@@ -199,6 +200,9 @@ class Settings:
     origins: Mapping[str, str] = field(
         default_factory=dict, repr=False, compare=False, metadata={"parse": None}
     )
+    service_defaults: Mapping[str, object] = field(
+        default_factory=dict, repr=False, compare=False, metadata={"parse": None}
+    )
 
     def __new__(cls, **given: object) -> Self:
         """Refuse names that are no field in words of their own, before `__init__` does."""
@@ -239,7 +243,7 @@ class Settings:
         return name
 
     def origin(self, name: str) -> str:
-        """Where the value of field *name* came from: flag, variable, file or default."""
+        """Where the value of field *name* came from: flag, variable, file, service or default."""
         return self.origins.get(name, "default")
 
     def describe(self) -> Iterator[tuple[str, str, str]]:

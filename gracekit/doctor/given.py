@@ -46,13 +46,17 @@ class Given:
         """Whether a settings file is named that is not here: it may be on another machine."""
         return self.file is not None and not self.file.is_file()
 
-    def load(self) -> Settings:
+    def load(self, defaults: Mapping[str, object]) -> Settings:
         """The settings of such a run, but for a hidden file.
+
+        Args:
+            defaults: Those of the service.
 
         Raises:
             ConfigError: a start would be refused.
         """
-        return load(self.flags, self.variables, None if self.has_hidden_file else self.file)
+        file = None if self.has_hidden_file else self.file
+        return load(self.flags, self.variables, file, defaults=defaults)
 
 
 def given_by(words: Sequence[str], environment: Mapping[str, str], directory: str = "") -> Given:

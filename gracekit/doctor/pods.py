@@ -155,7 +155,7 @@ def _check_container(
         yield skip(f"{name}: settings", seen, "run doctor with its options")
     if given.says:
         try:
-            settings = given.load()
+            settings = given.load(settings.service_defaults)
         except ConfigError as error:
             yield from told(name, error)
             return

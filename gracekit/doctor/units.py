@@ -165,7 +165,7 @@ def judged_by(settings: Settings, given: Given, where: str) -> Generator[Finding
     if not given.says:
         return settings
     try:
-        settings = given.load()
+        settings = given.load(settings.service_defaults)
     except ConfigError as error:
         yield from (replace(one, seen=f"{where}: {one.seen}") for one in told("settings", error))
         return settings

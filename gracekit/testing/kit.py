@@ -92,7 +92,7 @@ class InMemoryService(Caller):
         self.report: DrainReport | None = None
         self.faults = PlannedFaults()
         self.calls: list[Pending[Any]] = []
-        self._settings = _checked(settings)
+        self._settings = _checked(settings, service.defaults)
         self._beside = beside
         self._seed = seed
         self._machine: SlotMachine | None = None
@@ -502,9 +502,10 @@ def _known(name: str) -> str:
     return name
 
 
-def _checked(given: Mapping[str, object]) -> Settings:
+def _checked(given: Mapping[str, object], defaults: Mapping[str, object]) -> Settings:
     for name in _ONLY_HERE:
         if name in given:
             raise GracekitError(f"{name} cannot be set here: queue and store are in memory")
     here = {"transport_url": "memory://", "store_url": "memory://"}
-    return load({"host": "node-1", "beat_s": 60.0, **given, **here}, env={})
+    mine = {"host": "node-1", "beat_s": 60.0, **given, **here}
+    return load(mine, env={}, defaults=defaults)

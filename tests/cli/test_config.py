@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gracekit.config.settings import Settings
-from tests.cli.kit import gracekit
+from tests.cli.kit import Answer, gracekit
 
 pytestmark = pytest.mark.process
 
@@ -25,7 +25,7 @@ def test_each_setting_is_shown_with_what_decided_it(tmp_path: Path):
 
     found = {one["setting"]: one for one in answer.json["settings"]}
     assert answer.code == 0
-    assert len(found) == len(Settings.__dataclass_fields__) - 1
+    assert len(found) == len(Settings.__dataclass_fields__) - 2  # origins, service_defaults
     assert [(found[n]["value"], found[n]["origin"]) for n in ("threads", "host", "prefetch")] == [
         ("7", "site.toml:3"),
         ("from-env", "GRACEKIT_HOST"),
@@ -72,3 +72,45 @@ def test_secrets_are_masked_and_wrong_settings_are_told(tmp_path: Path):
     assert "word" not in shown.out + shown.err + wrong.err + flag.err.replace("a password,", "")
     assert wrong.code == 2
     assert "must be below kill_after = 3s" in wrong.err
+
+
+SERVICE = """
+from gracekit import Service
+
+svc = Service("compute", defaults={"drain_timeout": "10s", "threads": 3})
+"""
+
+
+def test_the_service_s_own_defaults_are_shown_with_their_origin(tmp_path: Path):
+    """
+    With --app, or GRACEKIT_APP as `gracekit run` reads it; whatever else says so goes before.
+    """
+    (tmp_path / "compute.py").write_text(SERVICE)
+    words = ("config", "show", "drain_timeout", "threads", "--json", "--threads", "5")
+
+    by_option = gracekit(tmp_path, *words, "--app", "compute:svc")
+    by_variable = gracekit(tmp_path, *words, GRACEKIT_APP="compute")
+    without = gracekit(tmp_path, *words)
+
+    def shown(answer: Answer) -> list[tuple[str, str]]:
+        return [(one["value"], one["origin"]) for one in answer.json["settings"]]
+
+    assert shown(by_option) == shown(by_variable) == [("10s", "service"), ("5", "flag --threads")]
+    assert shown(without) == [("25s", "default"), ("5", "flag --threads")]
+
+
+def test_settings_are_judged_together_with_the_service_s_own_defaults(tmp_path: Path):
+    """
+    A platform's patience that is too short for gracekit's default fits the service's; and a
+    default that breaks a rule is refused at the start, however the operator set the other side.
+    """
+    (tmp_path / "compute.py").write_text(SERVICE)
+    (tmp_path / "slow.py").write_text(SERVICE.replace("10s", "180s"))
+    words = ("config", "show", "drain_timeout", "--kill-after", "20s")
+
+    fits = gracekit(tmp_path, *words, "--app", "compute:svc")
+    does_not = gracekit(tmp_path, "run", "slow:svc", "--kill-after", "20s")
+
+    assert (fits.code, fits.err) == (0, "")
+    assert does_not.code == 78
+    assert "drain_timeout 3m + handover_grace 2s" in does_not.err

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gracekit import Settings
+from gracekit.config.loading import load
 from gracekit.doctor.finding import Level
 from gracekit.doctor.grace import compare
 from gracekit.doctor.platform import check_container, check_supervisord, check_systemd
@@ -183,6 +184,21 @@ def test_a_unit_is_judged_by_the_settings_that_it_gives(tmp_path, more):
         one(found, "TimeoutStopSec").seen
     )
     assert "is judged by that" in one(found, "settings").seen
+
+
+def test_a_unit_is_judged_by_the_service_s_own_defaults(tmp_path):
+    """
+    What the unit sets itself goes before them, and the rest stands.
+    """
+    defaults = {"drain_timeout": "60s", "threads": 3}
+    settings = load(env={"GRACEKIT_DRAIN_TIMEOUT": "5s"}, defaults=defaults)  # of doctor's shell
+    path = tmp_path / "compute.service"
+    path.write_text(UNIT.replace("compute:svc", "compute:svc --threads 4"))
+
+    found = one(check_unit(settings, str(path)), "TimeoutStopSec")
+
+    assert found.level is Level.FAIL
+    assert "64s must be below TimeoutStopSec" in found.seen
 
 
 def test_an_empty_line_of_a_unit_takes_back_what_was_set(unit):

@@ -116,6 +116,18 @@ async def test_at_the_last_safe_point_the_handler_ends_instead_of_stopping(svc, 
 
 
 @virtual
+async def test_the_service_s_own_defaults_hold_in_the_kit_too():
+    """
+    As where it runs; a test may set them otherwise.
+    """
+    svc = Service("compute", defaults={"drain_timeout": "180s", "threads": 3})
+    async with InMemoryService(svc, threads=5) as one:
+        settings = one.runtime.settings
+
+        assert (settings.drain_timeout_s, settings.threads) == (180.0, 5)
+
+
+@virtual
 async def test_safe_points_of_one_method_can_be_counted_alone(svc, copy, disk):
     """
     `of=` leaves out what other methods pass meanwhile.
