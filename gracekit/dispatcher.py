@@ -463,16 +463,19 @@ class Dispatcher:
         What is still on its way at the deadline begins no more.
         """
         gate = self._gates[lane]
-        await self._tracker.wait_until(lambda: not gate.entering, deadline=deadline)
+        while gate.entering and await self._tracker.wait_change(deadline=deadline):
+            pass
         gate.is_shut = not gate.is_open  # else it was opened again meanwhile
         return list(gate.not_started)
 
     async def wait_flushed(self, *, deadline: float) -> None:
         """Wait until every job but the stuck ones has left; no reply is tried twice any more."""
         self._answers.stop()
-        await self._tracker.wait_until(
-            lambda: all(job.stuck for job in self._jobs.values()), deadline=deadline
-        )
+        while not self._is_flushed() and await self._tracker.wait_change(deadline=deadline):
+            pass
+
+    def _is_flushed(self) -> bool:
+        return all(job.stuck for job in self._jobs.values())
 
     def is_entering(self) -> bool:
         """Whether a request is between the submission of its acceptance and its start."""

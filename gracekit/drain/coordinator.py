@@ -324,10 +324,9 @@ class ShutdownCoordinator:
         """A last ops task may need a callback: its intake closes once its lane was idle."""
         tracker = self._parts.tracker
         quiet = min(self._times.deadline, self._times.now + self._settings.ops_quiet_timeout_s)
-        if not self._times.is_cut_short:
-            await tracker.wait_until(
-                lambda: tracker.count(Lane.OPS) == 0 or self._times.is_cut_short, deadline=quiet
-            )
+        while tracker.count(Lane.OPS) and not self._times.is_cut_short:
+            if not await tracker.wait_change(deadline=quiet):
+                return
 
     async def _close_ops(self) -> None:
         """The ops gate, then its consumers, then what was under way at the gate."""

@@ -52,7 +52,8 @@ class HandOver:
             if task.running:
                 task.cancel(cause)
         grace = self._times.now + self._settings.handover_grace_s
-        await tracker.wait_until(lambda: tracker.running + tracker.running_ops == 0, deadline=grace)
+        while tracker.running + tracker.running_ops and await tracker.wait_change(deadline=grace):
+            pass
         stuck = [task for task in tracker if task.running]
         if stuck:
             await self._hand_over_stuck(stuck)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gracekit.clock import Clock
@@ -163,50 +163,27 @@ class Tracker:
 
     # -- waiting ---------------------------------------------------------------
 
-    async def wait_until(self, condition: Callable[[], bool], *, deadline: float) -> bool:
-        """Wait until *condition* holds; it is asked again after each start, end and removal.
+    async def wait_change(self, *, deadline: float) -> bool:
+        """Wait for the next start, end, removal or poke.
+
+        A caller that waits for something of its own asks in a loop: nothing is missed between its
+        question and this wait, as neither gives the loop away.
 
         Args:
-            condition: Cheap question about this tracker.
             deadline: Loop time in seconds. In the past means "do not wait".
 
         Returns:
-            Whether it holds.
+            Whether there was one; false at the deadline.
         """
         changed = asyncio.Event()
         self._changed[changed] = None
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(deadline):
-                    while not condition():
-                        changed.clear()
-                        await changed.wait()
-            return condition()
+            async with asyncio.timeout_at(deadline):
+                return await changed.wait()
+        except TimeoutError:
+            return False
         finally:
             self._changed.pop(changed, None)
-
-    async def wait_change(self, *, deadline: float) -> None:
-        """Wait for the next start, end, removal or poke, or until *deadline* (loop time)."""
-        seen = False
-
-        def second_look() -> bool:
-            nonlocal seen
-            looked, seen = seen, True
-            return looked
-
-        await self.wait_until(second_look, deadline=deadline)
-
-    async def wait_idle(self, *, deadline: float) -> tuple[TrackedTask, ...]:
-        """Wait until nothing that holds a drain is running, or until *deadline*.
-
-        A task that waits for its turn does not count: it has not begun, and its
-        row is safe.
-
-        Returns:
-            What is still running, oldest first; empty if all ended.
-        """
-        await self.wait_until(lambda: not self._running, deadline=deadline)
-        return tuple(task for task in self if task.running and task.holds_drain)
 
     def _wake(self) -> None:
         for event in self._changed:

@@ -58,8 +58,8 @@ async def test_a_change_is_waited_for_and_not_longer_than_the_deadline(change: s
         tracker.poke()
     elif change is not None:
         getattr(tracker, change)(task)
-    await waiting
 
+    assert await waiting is (change is not None)
     assert loop.time() - begun == pytest.approx(10 if change is None else 3)
 
 
@@ -101,7 +101,14 @@ async def test_only_what_a_drain_waits_for_and_has_ended_by_itself_counts_as_fin
     assert (tracker.finished, len(tracker)) == (1, 0)
 
 
-async def test_wait_idle_returns_at_the_moment_of_the_last_end():
+async def wait_idle(tracker: Tracker, *, deadline: float) -> tuple[TrackedTask, ...]:
+    """Wait as a drain does; returns what still holds it."""
+    while tracker.running and await tracker.wait_change(deadline=deadline):
+        pass
+    return tuple(task for task in tracker if task.running and task.holds_drain)
+
+
+async def test_a_wait_ends_at_the_moment_of_the_last_end():
     """
     The wait is an event, not a poll: it is over in the same instant.
     """
@@ -115,13 +122,13 @@ async def test_wait_idle_returns_at_the_moment_of_the_last_end():
 
     loop.call_later(12.345, end)
 
-    left = await tracker.wait_idle(deadline=loop.time() + 3600)
+    left = await wait_idle(tracker, deadline=loop.time() + 3600)
 
     assert left == ()
     assert loop.time() == pytest.approx(12.345)
 
 
-async def test_wait_idle_lists_what_outlives_the_deadline():
+async def test_what_outlives_the_deadline_is_still_running():
     """
     At the deadline the answer is who still runs, oldest first; waiting and ops tasks are not it.
     """
@@ -131,9 +138,9 @@ async def test_wait_idle_lists_what_outlives_the_deadline():
     tracker.add(a_task("waits"))
     run(tracker, a_task("ops", Lane.OPS, holds_drain=False))
 
-    assert await tracker.wait_idle(deadline=loop.time() + 25) == (first, second)
+    assert await wait_idle(tracker, deadline=loop.time() + 25) == (first, second)
     assert loop.time() == pytest.approx(25)
-    assert await tracker.wait_idle(deadline=loop.time() - 1) == (first, second)
+    assert await wait_idle(tracker, deadline=loop.time() - 1) == (first, second)
 
 
 async def test_a_waiting_task_does_not_hold_a_drain():
@@ -143,7 +150,7 @@ async def test_a_waiting_task_does_not_hold_a_drain():
     tracker = Tracker()
     tracker.add(a_task())
 
-    assert await tracker.wait_idle(deadline=asyncio.get_running_loop().time() + 60) == ()
+    assert await wait_idle(tracker, deadline=asyncio.get_running_loop().time() + 60) == ()
 
 
 async def test_every_waiter_is_woken():
@@ -152,10 +159,13 @@ async def test_every_waiter_is_woken():
     """
     loop = asyncio.get_running_loop()
     tracker, flag = Tracker(), []
-    waits = [
-        asyncio.create_task(tracker.wait_until(lambda: bool(flag), deadline=loop.time() + 9))
-        for _ in range(5)
-    ]
+
+    async def wait_for_flag() -> bool:
+        while not flag and await tracker.wait_change(deadline=loop.time() + 9):
+            pass
+        return bool(flag)
+
+    waits = [asyncio.create_task(wait_for_flag()) for _ in range(5)]
     await asyncio.sleep(1)
     flag.append(1)
     tracker.poke()
