@@ -16,11 +16,12 @@ from typing import Any, Final
 from benchmarks.bare import INSERT, GroupWriter
 from benchmarks.measure import Figure, Goal, Plan, against, latencies, numbered, quantile, turns
 from gracekit.clock import Clock
+from gracekit.journal.rows import Acceptance, content_hash, to_json
+from gracekit.journal.tasks import Journal
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
-from gracekit.tracker.journal import Acceptance, Journal, content_hash, to_json
 from gracekit.tracker.task import Lane, OnInterrupt
 
 NAME: Final = "durable"

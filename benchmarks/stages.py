@@ -58,7 +58,7 @@ TABLE: Final[Mapping[str, Sequence[str]]] = {
     ),
     "journal, on the loop": (
         "gracekit/request/custody.py:",
-        "gracekit/tracker/journal.py:",
+        "gracekit/journal/",
         "gracekit/store/",
     ),
     "reply": (

@@ -10,6 +10,7 @@ from gracekit.config.settings import Settings
 from gracekit.control.verbs import Control
 from gracekit.dispatcher import Dispatcher
 from gracekit.drain.coordinator import ShutdownCoordinator
+from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
 from gracekit.parts import PartList
@@ -34,7 +35,6 @@ from gracekit.store.engine import Engine
 from gracekit.store.place import StorePlace
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import History
-from gracekit.tracker.journal import Journal
 from gracekit.tracker.task import Lane
 from gracekit.tracker.tracker import Tracker
 

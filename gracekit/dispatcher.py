@@ -15,6 +15,7 @@ from typing import Any
 
 from gracekit.clock import Clock
 from gracekit.errors import StoreError
+from gracekit.journal.rows import Address, Outcome, TaskRow
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.attempt import Attempts, End
@@ -32,7 +33,6 @@ from gracekit.rpc.failures import words_of
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import History
-from gracekit.tracker.journal import Address, Outcome, TaskRow
 from gracekit.tracker.task import Cut, Lane, Order, Reason, TaskState, TrackedTask
 
 

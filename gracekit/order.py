@@ -13,6 +13,8 @@ from gracekit.built import Ground, Records, Requests
 from gracekit.drain.coordinator import RECORD, ShutdownCoordinator
 from gracekit.drain.parts import Parts
 from gracekit.errors import StoreError
+from gracekit.journal.retention import Retention
+from gracekit.journal.tasks import Journal
 from gracekit.leases.epoch import Epoch
 from gracekit.parts import Listed, Once, Part, PartList, Step
 from gracekit.phase import ServiceState
@@ -22,7 +24,6 @@ from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import shared_queue
 from gracekit.runs.members import Members
 from gracekit.tracker.history import History
-from gracekit.tracker.retention import Retention
 from gracekit.tracker.task import Lane
 from gracekit.upkeep import LifeSigns, Tidying, Watch
 
@@ -42,6 +43,7 @@ def in_order(
     watch = _watch(ground, signs, parts.servers)
     tidying = _tidying(ground, records, epoch, reconciler)
     work = partial(_work, ground)
+    seed = partial(_seed_history, ground, records.journal, requests.history)
     gate = reconciler.gate if settings.startup_reconciliation_enabled else None
     rings = partial(records.bells.start, requests.pace.poke, on_nudge=requests.waits.wake)
     return PartList(
@@ -51,7 +53,7 @@ def in_order(
             Listed(RECORD, records.own),
             # A Runtime is open. What follows works, and stops before the stop record.
             Listed("adoption", Once(reconciler.adopt_dead_runs)),
-            Listed("history", Once(partial(_seed_history, ground, requests.history))),
+            Listed("history", Once(seed)),
             Listed("transport", ground.transport, reserve_s=margin_s / 4),
             Listed("answers", Once(end=_soon(requests.answers.stop))),
             Listed("epoch", Once(None if epoch is None else epoch.begin)),
@@ -101,11 +103,10 @@ async def _serve(ground: Ground, members: Members) -> None:
     await members.beat(ground.phase.state.value)
 
 
-async def _seed_history(ground: Ground, history: History) -> None:
-    service = ground.service
-    methods = [(method.namespace, method.name) for method in service.methods]
+async def _seed_history(ground: Ground, journal: Journal, history: History) -> None:
+    methods = [(method.namespace, method.name) for method in ground.service.methods]
     try:
-        await history.seed(ground.engine, service=service.topic, methods=methods)
+        history.seed(await journal.last_attempts(), methods)
     except StoreError as error:  # nothing is expected then, and that is safe
         ground.telemetry.emit("store.error", what="history", error=str(error))
 

@@ -12,6 +12,7 @@ from gracekit.clock import Clock
 from gracekit.config.settings import Settings
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.errors import DependencyError, StoreError
+from gracekit.journal.retention import Retention
 from gracekit.leases.epoch import Epoch
 from gracekit.leases.leases import Leases
 from gracekit.phase import Phase, ServiceState
@@ -23,7 +24,6 @@ from gracekit.runs.own import OwnSeat
 from gracekit.stop_signals import StopSignals
 from gracekit.store.engine import Engine
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.retention import Retention
 from gracekit.tracker.task import Lane
 
 DISCARD_S: Final = 1800.0

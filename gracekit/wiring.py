@@ -18,6 +18,9 @@ from gracekit.drain.parts import Parts
 from gracekit.drain.report import DrainReport
 from gracekit.errors import ControlOffError, StoreError
 from gracekit.hooks import Hooks
+from gracekit.journal.claims import Claims
+from gracekit.journal.holds import Holds
+from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
 from gracekit.order import in_order
@@ -41,10 +44,7 @@ from gracekit.rpc.server import Places, RpcServer
 from gracekit.rpc.transport import Queue, directed_queue, fanout_queue, shared_queue
 from gracekit.runs.members import Members
 from gracekit.runs.own import OwnRecord
-from gracekit.tracker.claims import Claims
 from gracekit.tracker.history import History
-from gracekit.tracker.holds import Holds
-from gracekit.tracker.journal import Journal
 from gracekit.tracker.task import Lane
 from gracekit.tracker.tracker import Tracker
 from gracekit.version import VERSION

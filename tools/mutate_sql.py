@@ -28,8 +28,8 @@ from gracekit.store.batch import Batch
 from gracekit.store.engine import MemoryEngine
 from gracekit.testing.ports import PlayedEngine
 
-MODULES: Final = ("gracekit.tracker.journal", "gracekit.tracker.claims", "gracekit.leases.leases")
-TESTS: Final = ("tests/leases", "tests/tracker", "tests/service")
+MODULES: Final = ("gracekit.journal.tasks_sql", "gracekit.journal.claims", "gracekit.leases.leases")
+TESTS: Final = ("tests/leases", "tests/journal", "tests/service")
 OPTIONS: Final = (
     *("-q", "-x", "-p", "no:xdist", "-p", "no:randomly", "-p", "no:cacheprovider"),
     "--ignore=tests/service/test_machine.py",  # random: the same mutant lives or dies

@@ -23,10 +23,10 @@ from gracekit.cli.demo_files import (
 )
 from gracekit.cli.demo_service import START
 from gracekit.exits import ExitCode
+from gracekit.journal.rows import from_json
 from gracekit.store.batch import Row
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.reader import StoreReader
-from gracekit.tracker.journal import from_json
 from gracekit.tracker.task import TERMINAL, OnInterrupt, TaskState
 
 _TERMINAL: Final = frozenset(state.value for state in TERMINAL)

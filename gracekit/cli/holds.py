@@ -19,10 +19,10 @@ from gracekit.cli.orders import OPERATOR, open_writing, who
 from gracekit.cli.records import Records
 from gracekit.cli.text import duration, json_text, plural, safe, table
 from gracekit.errors import GracekitError
+from gracekit.journal.holds import END_BY_ORDER
+from gracekit.journal.tasks_sql import COUNT, NOTE
 from gracekit.process import Point
 from gracekit.store.batch import Batch
-from gracekit.tracker.holds import END_BY_ORDER
-from gracekit.tracker.journal import COUNT, NOTE
 
 _HEADERS: Final = ("HOLD", "KEY", "METHOD", "HOST", "STATE", "LAPSES IN", "CRASHES")
 _NAMES: Final = (

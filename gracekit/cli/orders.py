@@ -37,14 +37,7 @@ from gracekit.errors import (
     RunEndedError,
     UnknownCommitError,
 )
-from gracekit.leases.leases import Leases
-from gracekit.process import Point, Process
-from gracekit.request.outcomes import ordered
-from gracekit.runs.run import Run
-from gracekit.store.batch import Batch
-from gracekit.store.engine import Engine
-from gracekit.store.place import StorePlace
-from gracekit.tracker.orders import (
+from gracekit.journal.orders import (
     DONE,
     ENDS,
     Case,
@@ -55,6 +48,13 @@ from gracekit.tracker.orders import (
     refusal_of,
     state_of,
 )
+from gracekit.leases.leases import Leases
+from gracekit.process import Point, Process
+from gracekit.request.outcomes import ordered
+from gracekit.runs.run import Run
+from gracekit.store.batch import Batch
+from gracekit.store.engine import Engine
+from gracekit.store.place import StorePlace
 from gracekit.tracker.task import RETRIED, Order, TaskState, Verb
 
 ASKED: Final = 3

@@ -9,8 +9,8 @@ from gracekit.cli.reach import Answer, Desk
 from gracekit.cli.records import Records, label
 from gracekit.cli.text import plural, safe
 from gracekit.errors import GracekitError
+from gracekit.journal.orders import Case, cases
 from gracekit.runs.run import Run
-from gracekit.tracker.orders import Case, cases
 from gracekit.tracker.task import TaskState
 
 LISTED: Final = 5

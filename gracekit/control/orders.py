@@ -13,13 +13,7 @@ from typing import Any, Final
 
 from gracekit.dispatcher import Dispatcher
 from gracekit.errors import ConflictError, GracekitError, UnknownCommitError
-from gracekit.process import Point
-from gracekit.request.outcomes import ordered
-from gracekit.request.pace import Pace
-from gracekit.store.batch import Batch
-from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.journal import Journal
-from gracekit.tracker.orders import (
+from gracekit.journal.orders import (
     Case,
     Mark,
     add_order,
@@ -29,6 +23,12 @@ from gracekit.tracker.orders import (
     refusal_of,
     state_of,
 )
+from gracekit.journal.tasks import Journal
+from gracekit.process import Point
+from gracekit.request.outcomes import ordered
+from gracekit.request.pace import Pace
+from gracekit.store.batch import Batch
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import RETRIED, CancelCause, Lane, Order, TaskState, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
 

@@ -23,10 +23,10 @@ from gracekit.drain.steps import Steps
 from gracekit.drain.times import SHORTEST_STEP_S, Times
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
+from gracekit.journal.holds import Hold
 from gracekit.parts import PartList
 from gracekit.phase import Phase, ServiceState
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.holds import Hold
 from gracekit.tracker.task import Lane, TrackedTask
 
 T = TypeVar("T")

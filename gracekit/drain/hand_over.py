@@ -11,8 +11,8 @@ from gracekit.drain.progress import Forecast
 from gracekit.drain.report import DrainReport
 from gracekit.drain.steps import Steps
 from gracekit.drain.times import SHORTEST_STEP_S, Times
+from gracekit.journal.rows import TaskRow
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import CancelCause, TaskState, TrackedTask
 
 FREE_TRIES: Final = 3

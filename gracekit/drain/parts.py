@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from gracekit.dispatcher import Dispatcher
 from gracekit.hooks import Hooks
+from gracekit.journal.holds import Holds
 from gracekit.periodic import PeriodicJobs
 from gracekit.process import Process
 from gracekit.recovery.reconciler import Reconciler
 from gracekit.rpc.server import RpcServer
 from gracekit.runs.own import OwnRecord, OwnSeat
-from gracekit.tracker.holds import Holds
 from gracekit.tracker.task import Lane
 from gracekit.tracker.tracker import Tracker
 

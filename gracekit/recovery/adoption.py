@@ -9,6 +9,7 @@ from functools import partial
 
 from gracekit.errors import ConflictError
 from gracekit.exits import Verdict
+from gracekit.journal.rows import TaskRow
 from gracekit.life import Judgement
 from gracekit.process import Point
 from gracekit.recovery.beside import Beside
@@ -16,7 +17,6 @@ from gracekit.recovery.shared import Shared
 from gracekit.request.waits import LEASE_BEAT_S
 from gracekit.runs.run import Run
 from gracekit.store.batch import Batch
-from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import TaskState
 
 

@@ -6,12 +6,12 @@ import contextlib
 from typing import Any, Final
 
 from gracekit.errors import ConflictError
+from gracekit.journal.rows import TaskRow
 from gracekit.recovery.ends import Ends
 from gracekit.recovery.hooks import Hooks
 from gracekit.recovery.shared import Shared
 from gracekit.request.suspects import is_guilty, suspicion
 from gracekit.rpc.methods import Method
-from gracekit.tracker.journal import TaskRow
 
 UNKNOWN_CALL_TIMEOUT_S: Final = 60.0
 """A reply of an earlier run is sent if younger than the call's timeout; this where unknown."""

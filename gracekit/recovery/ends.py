@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from gracekit.errors import ConflictError, InvalidArgumentsError, TaskInterruptedError
+from gracekit.journal.rows import Address, Outcome, TaskRow, address_of
 from gracekit.leases.leases import Guard
 from gracekit.process import Point
 from gracekit.recovery.gates import Gates
@@ -20,7 +21,6 @@ from gracekit.rpc.methods import Method
 from gracekit.rpc.offer import can_serve
 from gracekit.store.batch import Batch
 from gracekit.telemetry.words import masked
-from gracekit.tracker.journal import Address, Outcome, TaskRow, address_of
 from gracekit.tracker.task import Reason, TaskState
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gracekit.errors import RpcError
+from gracekit.journal.holds import Hold
+from gracekit.journal.rows import TaskRow
 from gracekit.leases.leases import Guard
 from gracekit.recovery.shared import Shared
 from gracekit.recovery.verdicts import Done, Fail, ProbeVerdict, Retry, Wait, back_off_s
@@ -21,8 +23,6 @@ from gracekit.request.context import Context
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
 from gracekit.telemetry.words import masked
-from gracekit.tracker.holds import Hold
-from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import Lane, OnInterrupt, TaskState, TrackedTask
 
 

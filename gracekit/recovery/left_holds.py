@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+from gracekit.journal.holds import Hold
 from gracekit.recovery.hooks import Hooks
 from gracekit.recovery.shared import Shared
 from gracekit.recovery.verdicts import Done, Wait
 from gracekit.request.suspects import is_guilty, suspicion
 from gracekit.rpc.methods import Method
-from gracekit.tracker.holds import Hold
 
 
 class LeftHolds:

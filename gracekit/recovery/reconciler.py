@@ -15,6 +15,9 @@ from typing import Final
 
 from gracekit.clock import Clock
 from gracekit.errors import StoreError
+from gracekit.journal.holds import Holds
+from gracekit.journal.rows import TaskRow
+from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
 from gracekit.process import Point
 from gracekit.recovery.adoption import Adoption
@@ -29,8 +32,6 @@ from gracekit.recovery.shared import Shared
 from gracekit.recovery.starts import Starts
 from gracekit.rpc.failures import words_of
 from gracekit.store.batch import Batch
-from gracekit.tracker.holds import Holds
-from gracekit.tracker.journal import Journal, TaskRow
 
 LAST_GIVE_BACK_S: Final = 1.0
 """A slow store must not eat the time in which a stop is recorded."""

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, Final
 
 from gracekit.errors import ConflictError
+from gracekit.journal.rows import TaskRow
 from gracekit.leases.leases import Guard
 from gracekit.process import Point
 from gracekit.recovery.ends import Ends, errored_row, failed_row, unservable
@@ -20,7 +21,6 @@ from gracekit.request.waits import LEASE_BEAT_S
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
 from gracekit.store.batch import Batch
-from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import OnInterrupt, Reason, TaskState
 
 MOST_WAITS: Final = 10_000

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
 from gracekit.dispatcher import Dispatcher
+from gracekit.journal.claims import Claims
+from gracekit.journal.holds import Holds
+from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
 from gracekit.process import Threads
@@ -20,9 +23,6 @@ from gracekit.request.suspects import Suspects
 from gracekit.rpc.methods import MethodTable
 from gracekit.runs.members import Members
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.claims import Claims
-from gracekit.tracker.holds import Holds
-from gracekit.tracker.journal import Journal
 from gracekit.tracker.task import Lane
 from gracekit.tracker.tracker import Tracker
 

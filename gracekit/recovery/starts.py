@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from gracekit.journal.rows import TaskRow
 from gracekit.process import Point
 from gracekit.recovery.ends import Ends, unservable
 from gracekit.recovery.gates import Gates, Resource
 from gracekit.recovery.hooks import Hooks
 from gracekit.recovery.shared import Shared
 from gracekit.store.batch import Batch
-from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import Lane, TaskState
 
 CLAIM_AT_ONCE: Final = 32

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gracekit.config.values import parse_duration
+from gracekit.journal.rows import TaskRow
 from gracekit.request.suspects import is_guilty
-from gracekit.tracker.journal import TaskRow
 from gracekit.tracker.task import Cut, OnInterrupt, Reason
 
 

@@ -16,6 +16,8 @@ from gracekit.errors import (
     Undeliverable,
     UnserialisableError,
 )
+from gracekit.journal.rows import Address, Outcome, from_json
+from gracekit.journal.tasks import Journal
 from gracekit.process import Point, Process
 from gracekit.request.outcomes import failure_from, failure_text, without_result
 from gracekit.rpc.failures import failure_of, shown
@@ -23,7 +25,6 @@ from gracekit.rpc.message import Failure, Reply
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_reply
 from gracekit.rpc.transport import Message, Transport, reply_queue
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.journal import Address, Journal, Outcome, from_json
 from gracekit.tracker.task import Reason, TaskState
 
 REPLY_TIMEOUT_S: Final = 5.0

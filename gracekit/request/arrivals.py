@@ -15,6 +15,7 @@ from gracekit.clock import Clock
 from gracekit.config.settings import Settings
 from gracekit.config.values import words_in
 from gracekit.errors import BadMessageError, Draining, GracekitError, MessageTooLargeError, RpcError
+from gracekit.journal.rows import Acceptance, Address, TaskRow, caller_hash
 from gracekit.phase import Phase, ServiceState
 from gracekit.request.heartbeats import monitor_of
 from gracekit.request.lanes import Job, LaneGate
@@ -38,7 +39,6 @@ from gracekit.rpc.oslo_wire import (
 from gracekit.rpc.plain import excerpt
 from gracekit.rpc.transport import REPLY, Delivery, QueueKind, is_for_replies
 from gracekit.tracing import adopted
-from gracekit.tracker.journal import Acceptance, Address, TaskRow, caller_hash
 from gracekit.tracker.task import Lane, OnInterrupt, TrackedTask
 
 __all__ = ["CONTROL_NAMESPACE", "Arrivals"]

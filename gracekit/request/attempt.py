@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gracekit.journal.rows import Outcome
 from gracekit.process import Threads
 from gracekit.request.answers import Answers
 from gracekit.request.calls import WorkerCall, call_hook, in_thread
@@ -37,7 +38,6 @@ from gracekit.rpc.failures import is_expected, words_of
 from gracekit.rpc.methods import Method
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import History
-from gracekit.tracker.journal import Outcome
 from gracekit.tracker.task import CancelCause, Cut, Order, TaskState, TrackedTask
 from gracekit.tracker.tracker import Tracker
 

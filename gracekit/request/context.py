@@ -22,6 +22,8 @@ from typing import Any, Final, NoReturn, cast
 from gracekit.clock import Clock
 from gracekit.config.values import parse_duration
 from gracekit.errors import DeclarationError, InvalidArgumentsError, LeaseHeld, StoreError
+from gracekit.journal.holds import Holds
+from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Guard, Leases
 from gracekit.phase import Phase
 from gracekit.process import SafePoints
@@ -30,8 +32,6 @@ from gracekit.rpc.message import LEASE_KEY, JsonObject, carried_lease
 from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 from gracekit.rpc.plain import dumps, plain
 from gracekit.telemetry.logs import running
-from gracekit.tracker.holds import Holds
-from gracekit.tracker.journal import Journal
 from gracekit.tracker.task import CancelCause, TrackedTask
 from gracekit.tracker.tracker import Tracker
 

@@ -18,13 +18,14 @@ from gracekit.errors import (
     StoreError,
     UnknownCommitError,
 )
+from gracekit.journal.rows import Address, Outcome, TaskRow, address_of
+from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Guard, Leases
 from gracekit.process import Point
 from gracekit.request.lanes import Job
 from gracekit.request.pace import Pace
 from gracekit.store.batch import Batch, Row
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.journal import Address, Journal, Outcome, TaskRow, address_of
 from gracekit.tracker.task import Cut, TaskState, TrackedTask
 
 TRIES: Final = 3

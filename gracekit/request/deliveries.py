@@ -6,9 +6,9 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from gracekit.errors import StoreError
+from gracekit.journal.rows import Outcome
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.journal import Outcome
 
 GIVE_BACK_PAUSE_S: Final = 0.5
 """Before a delivery goes back for want of its record: the transport may hand it out to us again in

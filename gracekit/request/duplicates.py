@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 
 from gracekit.errors import ConflictingRequestError
+from gracekit.journal.rows import Address
+from gracekit.journal.tasks import Journal
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.deliveries import GIVE_BACK_PAUSE_S, settle
@@ -15,7 +17,6 @@ from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import Job
 from gracekit.request.outcomes import outcome_of
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.journal import Address, Journal
 from gracekit.tracker.tracker import Tracker
 
 

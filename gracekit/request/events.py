@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from gracekit.clock import Clock
+from gracekit.journal.rows import Outcome
 from gracekit.phase import Phase
 from gracekit.request.lanes import Job
 from gracekit.request.outcomes import failure_from
@@ -12,7 +13,6 @@ from gracekit.rpc.failures import words_of
 from gracekit.rpc.message import Failure
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.telemetry.words import masked
-from gracekit.tracker.journal import Outcome
 from gracekit.tracker.task import Cut, TaskState, TrackedTask
 
 

@@ -14,10 +14,10 @@ from typing import Final
 
 from gracekit import background
 from gracekit.clock import Clock
+from gracekit.journal.rows import Address
 from gracekit.request.answers import REPLY_TIMEOUT_S, Answers, Sent
 from gracekit.rpc.message import Request
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.journal import Address
 from gracekit.tracker.task import TrackedTask
 
 SHORTEST_INTERVAL_S: Final = 1.0

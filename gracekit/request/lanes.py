@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from gracekit.journal.rows import Acceptance, Address
 from gracekit.leases.lines import Kind, Lines
 from gracekit.process import Threads
 from gracekit.request.seats import Seats
@@ -23,7 +24,6 @@ from gracekit.request.suspects import Suspects, Suspicion
 from gracekit.rpc.methods import Method
 from gracekit.rpc.server import Places
 from gracekit.rpc.transport import Delivery
-from gracekit.tracker.journal import Acceptance, Address
 from gracekit.tracker.task import Lane, TrackedTask
 
 

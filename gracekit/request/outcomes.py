@@ -13,12 +13,12 @@ from gracekit.errors import (
     TaskInterruptedError,
     UnserialisableError,
 )
+from gracekit.journal.orders import DONE, ENDS
+from gracekit.journal.rows import ERRORED_SENTENCES, Outcome, TaskRow
 from gracekit.rpc.failures import failure_of, words_of
 from gracekit.rpc.message import Failure
 from gracekit.rpc.methods import Method
 from gracekit.rpc.oslo_wire import write_result
-from gracekit.tracker.journal import ERRORED_SENTENCES, Outcome, TaskRow
-from gracekit.tracker.orders import DONE, ENDS
 from gracekit.tracker.task import Order, Reason, TaskState
 
 

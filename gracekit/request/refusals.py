@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.errors import Draining, GracekitError, InvalidArgumentsError, RpcError, StoreError
+from gracekit.journal.rows import Address
+from gracekit.journal.tasks import Journal
 from gracekit.request.answers import Answers
 from gracekit.request.deliveries import GIVE_BACK_PAUSE_S, settle
 from gracekit.request.lanes import LaneGate
@@ -23,7 +25,6 @@ from gracekit.rpc.transport import Delivery, Queue, QueueKind
 from gracekit.runs.members import Members
 from gracekit.runs.run import Run
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.journal import Address, Journal
 from gracekit.tracker.task import Lane
 
 Control = Callable[[Request], Awaitable[Any]]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
+from gracekit.journal.rows import Outcome
+from gracekit.journal.tasks import Journal
 from gracekit.request.answers import Answers, Sent
 from gracekit.request.attempt import Attempts
 from gracekit.request.deliveries import GIVE_BACK_PAUSE_S, Ended, settle
@@ -18,7 +20,6 @@ from gracekit.request.outcomes import ordered
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.journal import Journal, Outcome
 from gracekit.tracker.task import Cut, TaskState
 from gracekit.tracker.tracker import Tracker
 

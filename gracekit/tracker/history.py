@@ -13,23 +13,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from gracekit.store.engine import Engine
-
 KEPT: Final = 64
 """Attempts that are kept of each method."""
 FEWEST: Final = 5
 """Fewer are no history."""
 QUANTILE: Final = 0.95
-SEED_ROWS: Final = 2000
-"""Ended rows that a start looks at, so that its cost does not grow with the store."""
-
-# A resumed attempt did a part of the work only, so first ones count alone.
-_SEED: Final = """
-SELECT namespace, method, finished_at - started_at FROM (
-    SELECT * FROM task WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?)
-WHERE state = 'succeeded' AND attempts = 1 AND service = ? AND started_at IS NOT NULL
-    AND finished_at >= started_at ORDER BY finished_at"""
-
 Key = tuple[str | None, str]
 
 
@@ -74,14 +62,14 @@ class History:
             known = self._methods[key] = Durations()
         return known
 
-    async def seed(self, engine: Engine, *, service: str, methods: Iterable[Key]) -> None:
-        """Take the last attempts of *methods* from the journal.
+    def seed(self, attempts: Iterable[tuple[str | None, str, float]], known: Iterable[Key]) -> None:
+        """Take attempts from the journal, the oldest first, of methods that are *known*.
 
-        Raises:
-            StoreError: it cannot be read; nothing is expected then.
+        Args:
+            attempts: (namespace, method, seconds) of each.
+            known: What this version of the service has.
         """
-        wanted = set(methods)
-        for namespace, method, seconds in await engine.query(_SEED, SEED_ROWS, service):
-            key = (None if namespace is None else str(namespace), str(method))
-            if key in wanted:
-                self.of(*key).add(float(seconds or 0.0))
+        wanted = set(known)
+        for namespace, method, seconds in attempts:
+            if (namespace, method) in wanted:
+                self.of(namespace, method).add(seconds)

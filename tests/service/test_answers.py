@@ -10,6 +10,7 @@ import pytest
 
 from gracekit import Context, Service
 from gracekit.clock import Clock
+from gracekit.journal.rows import Address, Outcome
 from gracekit.process import Process
 from gracekit.request.answers import Answers, Sent
 from gracekit.request.deliveries import OWED_BYTES, REMEMBERED, Ended
@@ -17,7 +18,6 @@ from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.oslo_wire import decode_reply
 from gracekit.rpc.transport import Delivery, Queue, QueueKind, reply_queue, shared_queue
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.journal import Address, Outcome
 from gracekit.tracker.task import TaskState
 from tests.rpc.kit import Inbox
 from tests.service.kit import World

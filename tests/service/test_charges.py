@@ -12,10 +12,10 @@ from typing import Any, Final
 import pytest
 
 from gracekit import Context, Done, Fail, GracekitError, RemoteError, Retry, Service, Wait
+from gracekit.journal.tasks import Journal
 from gracekit.process import Point
 from gracekit.request.suspects import ALONE_S, Suspects
 from gracekit.testing.loop import owner
-from gracekit.tracker.journal import Journal
 from tests.service.kit import Life, World
 
 pytestmark = pytest.mark.looptime

@@ -9,13 +9,7 @@ import pytest
 
 from gracekit import Context, Done, GracekitError, Retry, Service
 from gracekit.errors import ConflictError, TaskCancelledError, TaskInterruptedError
-from gracekit.process import Point
-from gracekit.request.outcomes import ordered
-from gracekit.store.batch import Batch
-from gracekit.store.engine import MemoryEngine
-from gracekit.store.migrate import MIGRATIONS, load_migrations
-from gracekit.testing.ports import PlayedProcess
-from gracekit.tracker.orders import (
+from gracekit.journal.orders import (
     ENDS,
     add_order,
     case_named,
@@ -23,6 +17,12 @@ from gracekit.tracker.orders import (
     refusal_of,
     state_of,
 )
+from gracekit.process import Point
+from gracekit.request.outcomes import ordered
+from gracekit.store.batch import Batch
+from gracekit.store.engine import MemoryEngine
+from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.testing.ports import PlayedProcess
 from gracekit.tracker.task import _NEXT, Lane, Order, Verb
 from tests.service.kit import Doors, Fault, Life, World
 

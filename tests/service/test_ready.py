@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from gracekit import Context, Service
+from gracekit.journal.retention import Retention
 from gracekit.periodic import PeriodicJobs
 from gracekit.process import Point
 from gracekit.recovery.reconciler import Reconciler
 from gracekit.runs.members import Members
-from gracekit.tracker.retention import Retention
 from tests.service.kit import Doors, Fault, Life, World
 
 pytestmark = pytest.mark.looptime

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from gracekit.errors import GracekitError
+from gracekit.journal.orders import add_order, case_named, mark_of, refusal_of
 from gracekit.leases.leases import Leases
 from gracekit.phase import ServiceState
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
 from gracekit.store.batch import Batch
 from gracekit.testing.ports import PlayedProcess
-from gracekit.tracker.orders import add_order, case_named, mark_of, refusal_of
 from gracekit.tracker.task import Order, Verb
 
 if TYPE_CHECKING:

@@ -9,17 +9,17 @@ from typing import Any
 
 import apsw
 import pytest
+from tests.journal.test_tasks import CALLER, Book
 
+from gracekit.journal.claims import Claims
+from gracekit.journal.holds import Holds
+from gracekit.journal.retention import Retention
 from gracekit.leases.leases import Guard
 from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.store.schema import IS_OPEN
-from gracekit.tracker.claims import Claims
-from gracekit.tracker.holds import Holds
-from gracekit.tracker.retention import Retention
 from gracekit.tracker.task import Cut, TaskState
 from tests.service.kit import World
-from tests.tracker.test_journal import CALLER, Book
 
 pytestmark = pytest.mark.looptime
 

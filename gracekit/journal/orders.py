@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from gracekit.journal.rows import Outcome, from_json
+from gracekit.journal.tasks_sql import COUNT, HOOK_DONE, NOTE
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine
-from gracekit.tracker.journal import COUNT, HOOK_DONE, NOTE, Outcome, from_json
 from gracekit.tracker.task import RETRIED, TERMINAL, Order, TaskState, Verb
 
 # A task that a handler works on has failed; one that nobody works on is given up: ERRORED, as

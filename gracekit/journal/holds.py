@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gracekit.errors import ConflictError, GracekitError
+from gracekit.journal.rows import MET_ALONE, from_json, to_json
+from gracekit.journal.tasks import Journal
+from gracekit.journal.tasks_sql import COUNT
 from gracekit.process import Point
 from gracekit.store.batch import Batch
-from gracekit.tracker.journal import COUNT, MET_ALONE, Journal, from_json, to_json
 
 _OPEN: Final = """
 INSERT INTO hold (service, name, key, owner, target, namespace, method, version, args, opened_at,

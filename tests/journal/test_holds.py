@@ -8,12 +8,12 @@ import pytest
 
 from gracekit.clock import Clock
 from gracekit.errors import GracekitError
+from gracekit.journal.holds import Hold, Holds
+from gracekit.journal.tasks import Journal
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch
 from gracekit.store.engine import MemoryEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
-from gracekit.tracker.holds import Hold, Holds
-from gracekit.tracker.journal import Journal
 
 
 @pytest.fixture

@@ -12,21 +12,14 @@ from typing import Any
 import pytest
 
 from gracekit.errors import ConflictError, StoreError
+from gracekit.journal.retention import Retention
+from gracekit.journal.rows import Acceptance, Address, Outcome, TaskRow, caller_hash, content_hash
+from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
 from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.ports import PlayedEngine, PlayedProcess, VirtualClock
-from gracekit.tracker.journal import (
-    Acceptance,
-    Address,
-    Journal,
-    Outcome,
-    TaskRow,
-    caller_hash,
-    content_hash,
-)
-from gracekit.tracker.retention import Retention
 from gracekit.tracker.task import Cut, Lane, OnInterrupt, TaskState, TrackedTask
 from tests.service.kit import World
 
@@ -805,7 +798,7 @@ async def test_retention_works_in_batches(book: Book, monkeypatch: pytest.Monkey
     """
     A backlog goes in several commits, all of it, and the accounts are right after each.
     """
-    monkeypatch.setattr("gracekit.tracker.retention.REMOVE_AT_ONCE", 10)
+    monkeypatch.setattr("gracekit.journal.retention.REMOVE_AT_ONCE", 10)
     for n in range(35):
         task = await book.running(f"r{n}")
         await book.finish(task.row_id or 0)
@@ -823,7 +816,7 @@ async def test_what_else_is_over_goes_in_batches_too(book: Book, monkeypatch: py
     """
     Years of holds and incidents are no one commit, behind which every request would wait.
     """
-    monkeypatch.setattr("gracekit.tracker.retention.REMOVE_AT_ONCE", 10)
+    monkeypatch.setattr("gracekit.journal.retention.REMOVE_AT_ONCE", 10)
     for n in range(35):
         book.world.disk.execute(
             "INSERT INTO hold (service, name, key, target, method, version, opened_at, lapses_at, "

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from tests.journal.test_tasks import CALLER, Book
 
 from gracekit.errors import ConflictError, StoreError
+from gracekit.journal.claims import Claims
+from gracekit.journal.rows import Address, TaskRow
 from gracekit.process import Point
 from gracekit.store.batch import Batch
-from gracekit.tracker.claims import Claims
-from gracekit.tracker.journal import Address, TaskRow
 from gracekit.tracker.task import Cut, Lane, OnInterrupt, TaskState
 from tests.service.kit import World
-from tests.tracker.test_journal import CALLER, Book
 
 pytestmark = pytest.mark.looptime
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from gracekit.journal.rows import TaskRow, task_row
+from gracekit.journal.tasks import Journal
+from gracekit.journal.tasks_sql import ROW_COLUMNS
 from gracekit.process import Point
 from gracekit.store.batch import Batch, Value
 from gracekit.store.schema import IS_OPEN
-from gracekit.tracker.journal import ROW_COLUMNS, Journal, TaskRow, task_row
 
 REMOVE_AT_ONCE: Final = 500
 

@@ -1,0 +1,150 @@
+"""The statements of `claims`: what is taken from the dead, claimed and let go of."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gracekit.journal.tasks_sql import ROW_COLUMNS
+from gracekit.store.schema import IS_OPEN
+
+# -- adoption of a dead run -----------------------------------------------------------
+
+# If it wrote a stop record, its handed-over rows are not charged; only a handler or probe that was
+# under way ended with the process. A row that was only claimed keeps `cut`: if its handler stopped
+# at a safe point, a later crash of the claimer does not count.
+NOTE_ADOPTED: Final = f"""
+INSERT INTO incident (at, run_id, what, request_id, method, detail)
+SELECT ?2, ?1, 'adopted', request_id, method, state || ' of run ' || ?3 FROM task
+WHERE owner = ?3 AND state IN ('running', 'handed_over', 'accepted') AND {IS_OPEN}"""
+# What ops requests did beside a suspect is on record too: then it was not alone.
+WAS_NOT_ALONE: Final = f"""
+UPDATE task SET alone = 0 WHERE alone = 1 AND owner = ?1
+    AND id IN (SELECT id FROM task WHERE owner = ?1 AND {IS_OPEN}
+        UNION SELECT id FROM task WHERE errored_due = 1)
+    AND EXISTS (SELECT 1 FROM task AS other WHERE other.owner = ?1 AND other.{IS_OPEN}
+        AND (other.state = 'running' OR other.probing = 1) AND other.id <> task.id)"""
+HOLDS_WERE_NOT_ALONE: Final = f"""
+UPDATE hold SET alone = 0 WHERE asker = ?1
+    AND EXISTS (SELECT 1 FROM task WHERE owner = ?1 AND {IS_OPEN}
+        AND (state = 'running' OR probing = 1))"""
+CUT: Final = f"""
+UPDATE task SET owner = NULL,
+    alone = CASE WHEN (?2 = 1 AND state = 'running') OR (?1 = 1 AND probing = 1)
+        THEN CASE WHEN alone = 1 THEN 2 ELSE 0 END WHEN alone = 1 THEN 0 ELSE alone END,
+    crashes = crashes + CASE
+        WHEN (?2 = 1 AND state = 'running') OR (?1 = 1 AND probing = 1) THEN 1 ELSE 0 END,
+    probing = 0,
+    not_before = CASE WHEN state = 'running' OR cut = 'unclean' THEN ?3 + settle_s END,
+    cut = CASE WHEN state = 'running' THEN 'unclean' ELSE cut END, state = 'handed_over'
+WHERE owner = ?4 AND state IN ('running', 'handed_over') AND {IS_OPEN} RETURNING id"""
+FREE_ACCEPTED: Final = f"""
+UPDATE task SET owner = NULL WHERE owner = ? AND state = 'accepted' AND {IS_OPEN} RETURNING id"""
+FREE_HOLDS: Final = """
+UPDATE hold SET owner = NULL, next_check = NULL WHERE owner = ? AND ended_at IS NULL"""
+FREE_ASKED: Final = """
+UPDATE hold SET crashes = crashes + ?2, alone = CASE WHEN ?2 = 1 AND alone = 1 THEN 2 ELSE 0 END,
+    asker = NULL
+WHERE asker = ?1"""
+# By what is due: the planner would rather walk all that has ever finished.
+TAKE_DUTIES_OF_THE_DEAD: Final = """
+UPDATE task SET owner = ?1,
+    alone = CASE WHEN ?3 = 1 AND calling = 1 AND alone = 1 THEN 2 ELSE 0 END,
+    hook_crashes = hook_crashes + CASE WHEN ?3 = 1 AND calling = 1 THEN 1 ELSE 0 END, calling = 0
+WHERE owner = ?2 AND finished_at IS NOT NULL AND id IN (
+    SELECT task_id FROM reply WHERE due_at IS NOT NULL
+    UNION SELECT id FROM task WHERE errored_due = 1)"""
+# What had not begun at a crash is claimable at once. Suspects among it would begin alone, before
+# the one that has caused the crash, which settles; and that one would begin beside them.
+# ?1 is now, ?2 the latest moment, ?3 the service.
+_LAST_TO_SETTLE: Final = f"""
+(SELECT CASE WHEN max(other.not_before) < ?2 THEN max(other.not_before) ELSE ?2 END
+    FROM task AS other WHERE other.owner IS NULL AND other.{IS_OPEN}
+    AND other.service = ?3 AND other.cut = 'unclean' AND other.crashes > 0)"""
+WAIT_FOR_SETTLING: Final = f"""
+UPDATE task SET not_before = CASE WHEN coalesce(not_before, 0) > {_LAST_TO_SETTLE}
+    THEN not_before ELSE {_LAST_TO_SETTLE} END
+WHERE owner IS NULL AND {IS_OPEN} AND service = ?3 AND crashes > 0 AND on_interrupt <> 'error'
+    AND EXISTS (SELECT 1 FROM task AS other WHERE other.owner IS NULL AND other.{IS_OPEN}
+        AND other.service = ?3 AND other.cut = 'unclean' AND other.crashes > 0
+        AND other.not_before > ?1)"""
+
+# -- claims ---------------------------------------------------------------------------
+
+# An `error` row is only judged: that touches no backend, and need not wait for it to settle.
+CLAIMABLE: Final = f"""
+SELECT id FROM task WHERE owner IS NULL AND state = ? AND {IS_OPEN} AND service = ?
+    AND target IN ('', ?, ?) AND lane IN (?, ?) AND coalesce(next_check, 0) <= ?
+    AND (on_interrupt = 'error' OR coalesce(not_before, 0) <= ?)
+    AND id NOT IN (0{{others}})
+ORDER BY id LIMIT ?"""
+CLAIM: Final = f"""
+UPDATE task SET owner = ? WHERE id IN ({CLAIMABLE})
+AND owner IS NULL AND state = ? RETURNING {ROW_COLUMNS}"""
+# A row begins to wait when its probe says so for the first time.
+AGAIN: Final = """
+UPDATE task SET state = 'accepted', cut = NULL, next_check = NULL, waiting_since = NULL,
+    not_before = NULL, probing = 0 WHERE id = ? AND owner = ? AND state = 'handed_over'"""
+WAIT: Final = """
+UPDATE task SET owner = NULL, next_check = ?, probing = 0,
+    waiting_since = coalesce(waiting_since, CASE WHEN ? = 1 THEN ? END)
+WHERE id = ? AND owner = ? AND state = 'handed_over'"""
+PROBING: Final = """
+UPDATE task SET probing = 1, alone = ? WHERE id = ? AND owner = ? AND state = 'handed_over'"""
+DISOWN: Final = """
+UPDATE task SET owner = NULL, state = 'handed_over', cut = 'unclean', crashes = crashes + 1,
+    alone = 0 WHERE id = ? AND owner = ? AND state = 'running'"""
+TAKE_OVER: Final = "UPDATE task SET owner = ? WHERE id = ? AND owner IS NULL AND state = ?"
+POSTPONE: Final = """
+UPDATE task SET owner = NULL, next_check = ?, probing = 0
+WHERE id = ? AND owner = ? AND state IN ('accepted', 'handed_over')"""
+LET_GO: Final = """
+UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state IN ('accepted', 'handed_over')"""
+# Siblings may do the same: the settle time is kept, and a probe may be asked early. ?1 is by how
+# much the clock was set back (0 or below), ?2 is now.
+FOLLOW_CLOCK: Final = f"""
+UPDATE task SET
+    not_before = CASE WHEN not_before <= ?2 + settle_s THEN not_before
+        WHEN not_before + ?1 < ?2 + settle_s THEN ?2 + settle_s ELSE not_before + ?1 END,
+    next_check = CASE WHEN next_check <= ?2 THEN next_check
+        WHEN next_check + ?1 < ?2 THEN ?2 ELSE next_check + ?1 END,
+    waiting_since = CASE WHEN waiting_since > ?2 THEN ?2 ELSE waiting_since END
+WHERE owner IS NULL AND state IN ('accepted', 'handed_over') AND {IS_OPEN} AND service = ?3"""
+NEXT_LOOK: Final = f"""
+SELECT min(CASE WHEN on_interrupt <> 'error' AND coalesce(not_before, 0) > coalesce(next_check, 0)
+    THEN not_before ELSE coalesce(next_check, 0) END)
+FROM task
+WHERE owner IS NULL AND state = 'handed_over' AND {IS_OPEN} AND service = ?
+    AND target IN ('', ?, ?) AND id NOT IN (0{{others}})"""
+# One statement, so that both are of one moment.
+UNFINISHED: Final = f"""
+SELECT (SELECT count(*) FROM task WHERE {IS_OPEN} AND service = ? AND target IN ('', ?, ?)
+        AND (owner IS NULL OR owner IN ({{owners}})))
+    + (SELECT count(*) FROM hold WHERE ended_at IS NULL AND service = ? AND target = ?
+        AND lapses_at > ? AND (owner IS NULL OR owner IN ({{owners}})))"""
+UNFINISHED_RESOURCES: Final = f"""
+SELECT id, resource_kind, resource_id FROM task WHERE owner IS NULL
+    AND state = 'handed_over' AND {IS_OPEN} AND resource_kind IS NOT NULL
+    AND service = ? AND target IN ('', ?, ?) ORDER BY id"""
+_MINE: Final = f"""
+FROM task WHERE owner = ? AND {IS_OPEN} AND state IN ('accepted', 'running', 'handed_over')"""
+# An index has these; whole rows of thousands in flight would be read to be thrown away.
+MINE: Final = f"SELECT id {_MINE}"
+MY_ROWS: Final = f"SELECT {ROW_COLUMNS} {_MINE}"
+
+# -- duties of ended rows -------------------------------------------------------------
+
+# An operator ended a row that nobody owned: what it owes is anyone's.
+_OWING: Final = """
+owner IS NULL AND finished_at IS NOT NULL AND service = ? AND id IN (
+    SELECT task_id FROM reply WHERE due_at IS NOT NULL
+    UNION SELECT id FROM task WHERE errored_due = 1)"""
+OWING: Final = f"SELECT 1 FROM task WHERE {_OWING} LIMIT 1"
+TAKE_DUTIES: Final = f"UPDATE task SET owner = ? WHERE {_OWING}"
+DUE_REPLIES: Final = """
+SELECT task.id, reply.queue, reply.msg_id, reply.expires_at, reply.monitor_s, task.accepted_at
+FROM reply JOIN task ON task.id = reply.task_id
+WHERE reply.due_at IS NOT NULL AND task.owner = ?"""
+ERRORED_DUE: Final = f"""
+SELECT {ROW_COLUMNS} FROM task WHERE errored_due = 1 AND owner = ? ORDER BY id LIMIT ?"""
+BEGIN_ERRORED: Final = """
+UPDATE task SET calling = 1, alone = ? WHERE id = ? AND owner = ? AND errored_due = 1"""

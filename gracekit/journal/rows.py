@@ -1,0 +1,225 @@
+"""What the journal takes and gives back, as values: requests, rows, outcomes, addresses."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from gracekit.errors import StoreError
+from gracekit.journal.tasks_sql import ROW_COLUMNS
+from gracekit.store.batch import Row
+from gracekit.tracker.task import (
+    Cut,
+    Lane,
+    OnInterrupt,
+    Reason,
+    TaskState,
+)
+
+_encoder: Final = msgspec.json.Encoder()
+_in_order: Final = msgspec.json.Encoder(order="deterministic")
+_decoder: Final = msgspec.json.Decoder()
+
+
+def to_json(value: Any) -> str:
+    """Plain data as JSON text."""
+    return _encoder.encode(value).decode()
+
+
+def from_json(text: Any) -> Any:
+    """JSON text as plain data; None stays None."""
+    return None if text is None else _decoder.decode(text)
+
+
+def content_hash(namespace: str | None, method: str, version: str, args: Mapping[str, Any]) -> str:
+    """128 bits over what a request asks for, independent of the order of its keys."""
+    content = _in_order.encode([namespace, method, version, args])
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def caller_hash(context: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """128 bits over who calls, by these *keys* of the context; empty if it has none of them."""
+    who = {key: context[key] for key in keys if context.get(key) is not None}
+    return hashlib.blake2b(_in_order.encode(who), digest_size=16).hexdigest() if who else ""
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an answer is to go.
+
+    Attributes:
+        queue: The caller's reply queue.
+        msg_id: Echoed to the caller.
+        expires_at: Wall time until which the caller waits; None if unknown.
+        monitor_s: Seconds without a heartbeat after which the caller gives up; None if it
+            asked for none, and then must get none.
+    """
+
+    queue: str
+    msg_id: str
+    expires_at: float | None
+    monitor_s: float | None = None
+
+
+def address_of(columns: Row) -> Address:
+    """(queue, msg_id, expires_at, monitor_s) as a value."""
+    queue, msg_id, expires_at, monitor_s = columns
+    return Address(
+        queue=str(queue),
+        msg_id=str(msg_id),
+        expires_at=None if expires_at is None else float(expires_at),
+        monitor_s=None if monitor_s is None else float(monitor_s),
+    )
+
+
+class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
+    """What the journal keeps of a request.
+
+    Attributes:
+        queue: Wire name of the queue that it came by.
+        route: shared, directed or fanout.
+        target: Host or instance that alone may run it; empty for any.
+        caller_hash: Of who calls; empty if that is not known.
+        settle_s: Seconds between an unclean end and the first look.
+        reply: Where the answer goes; None for casts and fanouts.
+        expires_at: Wall time until which its caller waits; None if unknown.
+    """
+
+    request_id: str
+    recipient: str
+    lane: Lane
+    queue: str
+    route: str
+    target: str
+    namespace: str | None
+    method: str
+    version: str
+    args: Mapping[str, Any]
+    context: Mapping[str, Any]
+    on_interrupt: OnInterrupt
+    settle_s: float
+    resource: tuple[str, str] | None
+    reply: Address | None
+    expires_at: float | None
+    caller_hash: str = ""
+
+    @property
+    def content_hash(self) -> str:
+        """Of what is asked for; the same id with another hash is a conflict."""
+        return content_hash(self.namespace, self.method, self.version, self.args)
+
+    def repeats(self, row: TaskRow) -> bool:
+        """Whether *row*, of the same id, is of this request: its content, and who calls."""
+        if row.caller_hash is not None and row.caller_hash != self.caller_hash:
+            return False
+        return row.content_hash == self.content_hash
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt ended.
+
+    Attributes:
+        state: SUCCEEDED, FAILED or CANCELLED; ERRORED when recovery says so.
+        result: JSON text; None beside a failure.
+        failure: JSON text of a Failure; None beside a result. A success has one where its result
+            cannot be sent.
+        reason: Of ERRORED or CANCELLED.
+        detail: The sentence beside it.
+    """
+
+    state: TaskState
+    result: str | None = None
+    failure: str | None = None
+    reason: str | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow:
+    """A journal row, as recovery and the listings read it; columns as in the schema.
+
+    Attributes:
+        alone: Whether the last crash met it with nothing else at work in its process.
+        caller_hash: Of who called; None where an older gracekit accepted it, which did not ask.
+    """
+
+    id: int
+    request_id: str
+    recipient: str
+    lane: Lane
+    queue: str
+    route: str
+    target: str
+    namespace: str | None
+    method: str
+    version: str
+    args: dict[str, Any] | None
+    context: dict[str, Any] | None
+    content_hash: str
+    on_interrupt: OnInterrupt
+    settle_s: float
+    resource: tuple[str, str] | None
+    state: TaskState
+    reason: str | None
+    detail: str | None
+    owner: str | None
+    cut: Cut | None
+    not_before: float | None
+    attempts: int
+    crashes: int
+    token: int | None
+    cursor: Any
+    accepted_at: float
+    started_at: float | None
+    finished_at: float | None
+    expires_at: float | None
+    next_check: float | None
+    waiting_since: float | None
+    result: str | None
+    failure: str | None
+    errored_due: bool
+    alone: bool
+    hook_crashes: int
+    caller_hash: str | None
+    service: str
+
+
+def task_row(columns: Row) -> TaskRow:
+    """A `ROW_COLUMNS` row as a value.
+
+    Raises:
+        StoreError: the row is damaged; the message names its id.
+    """
+    values: dict[str, Any] = dict(zip(_COLUMN_NAMES, columns, strict=True))
+    kind, resource_id = values.pop("resource_kind"), values.pop("resource_id")
+    try:
+        values["resource"] = None if kind is None else (kind, resource_id)
+        values["lane"] = Lane(values["lane"])
+        values["state"] = TaskState(values["state"])
+        values["on_interrupt"] = OnInterrupt(values["on_interrupt"])
+        values["cut"] = None if values["cut"] is None else Cut(values["cut"])
+        values["errored_due"] = bool(values["errored_due"])
+        values["alone"] = values["alone"] == MET_ALONE
+        for name in ("args", "context", "cursor"):
+            values[name] = from_json(values[name])
+        return TaskRow(**values)
+    except (ValueError, TypeError, msgspec.DecodeError) as error:
+        raise StoreError(f"task row {values['id']} is damaged: {error}") from error
+
+
+MET_ALONE: Final = 2
+"""In the column `alone`: that nothing else ran when the process died; 1 is that nothing does."""
+_COLUMN_NAMES: Final = tuple(name.strip() for name in ROW_COLUMNS.split(","))
+ERRORED_SENTENCES: Final[Mapping[Reason, str]] = {
+    Reason.INTERRUPTED: "it was started and its end is not known",
+    Reason.ATTEMPTS: "each of its attempts ended with the process, or was cancelled by something "
+    "other than gracekit",
+    Reason.EXPIRED: "its caller stopped waiting before it could be started",
+    Reason.GAVE_UP: "its truth could not be found out in time",
+    Reason.METHOD_GONE: "this version of the service has no such method",
+    Reason.DEPENDENCY: "something it depends on ended in error",
+    Reason.OPERATOR: "an operator has given it up",
+}

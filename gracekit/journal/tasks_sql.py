@@ -1,0 +1,90 @@
+"""The statements of `tasks`: one task's life on disk."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ROW_COLUMNS: Final = (
+    "id, request_id, recipient, lane, queue, route, target, namespace, method, version, args, "
+    "context, content_hash, on_interrupt, settle_s, resource_kind, resource_id, state, reason, "
+    "detail, owner, cut, not_before, attempts, crashes, token, cursor, accepted_at, started_at, "
+    "finished_at, expires_at, next_check, waiting_since, result, failure, errored_due, alone, "
+    "hook_crashes, caller_hash, service"
+)
+# An accepting commit that begins at once differs from one that waits in four columns only.
+ACCEPT: Final = """
+INSERT INTO task (request_id, recipient, service, lane, queue, route, target, namespace, method,
+    version, args, context, content_hash, on_interrupt, settle_s, resource_kind, resource_id,
+    owner, accepted_at, expires_at, caller_hash, state, attempts, started_at, crashes)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
+ON CONFLICT (request_id, recipient) DO NOTHING"""
+ACCEPT_REPLY: Final = """
+INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s)
+SELECT id, ?, ?, ?, ? FROM task WHERE request_id = ? AND recipient = ?"""
+# The first parameter: whether arguments and context stay for an operator's retry.
+HOOK_DONE: Final = """
+UPDATE task SET errored_due = 0, calling = 0, args = CASE WHEN ?1 THEN args END,
+    context = CASE WHEN ?1 THEN context END WHERE id = ?2"""
+COUNT: Final = """
+INSERT INTO tally (what, n) VALUES (?, ?) ON CONFLICT (what) DO UPDATE SET n = n + excluded.n"""
+NOTE: Final = """
+INSERT INTO incident (at, run_id, what, request_id, method, detail) VALUES (?, ?, ?, ?, ?, ?)"""
+BEGIN: Final = """
+UPDATE task SET state = 'running', attempts = attempts + 1, started_at = ?, cut = NULL,
+    not_before = NULL, waiting_since = NULL, alone = ?
+WHERE id = ? AND owner = ? AND state = 'accepted'"""
+# Of an accepted row it is the last moment at which it asked for a lease held elsewhere.
+WAITS: Final = "UPDATE task SET waiting_since = ? WHERE id = ? AND owner = ? AND state = 'accepted'"
+TOKEN: Final = """
+UPDATE task SET token = (SELECT lver FROM lease WHERE kind = ? AND id = ?)
+WHERE request_id = ? AND recipient = ?"""
+# Arguments stay where an errored hook, or an operator's retry, may need them.
+FINISH: Final = """
+UPDATE task SET state = ?, result = ?, failure = ?, reason = ?, detail = ?, finished_at = ?,
+    args = CASE WHEN ? THEN args END, context = CASE WHEN ? THEN context END, errored_due = ?
+WHERE id = ? AND owner = ? AND state = ?"""
+FINISH_OWING_NOTHING: Final = (
+    f"{FINISH} AND NOT EXISTS (SELECT 1 FROM reply WHERE task_id = task.id)"
+)
+# Two statements: RETURNING builds a table for what it returns.
+REPLIES: Final = "SELECT queue, msg_id, expires_at, monitor_s FROM reply WHERE task_id = ?"
+REPLIES_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
+REPLY_DONE: Final = "DELETE FROM reply WHERE task_id = ? AND queue = ? AND msg_id = ?"
+HAND_OVER: Final = """
+UPDATE task SET state = 'handed_over', cut = ?1, owner = ?2, cursor = coalesce(?3, cursor),
+    crashes = ?8 + iif(coalesce(?3, cursor) IS DISTINCT FROM cursor, 0, crashes),
+    alone = iif(?9 OR (?8 AND alone = 1), 2, iif(?8, 0, alone)),
+    cursor_at = CASE WHEN ?3 IS NULL THEN cursor_at ELSE ?7 END,
+    not_before = ?4 WHERE id = ?5 AND owner = ?6 AND state = 'running'"""
+NOT_STARTED: Final = (
+    "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = 'accepted'"
+)
+CURSOR: Final = """
+UPDATE task SET cursor = ?1, cursor_at = ?2,
+    crashes = CASE WHEN cursor IS DISTINCT FROM ?1 THEN 0 ELSE crashes END
+WHERE id = ?3 AND owner = ?4 AND state = 'running'"""
+REJECT: Final = """
+INSERT INTO task (request_id, recipient, service, lane, queue, route, target, namespace, method,
+    version, content_hash, on_interrupt, settle_s, accepted_at, finished_at, state, reason, detail)
+VALUES (?, ?, ?, ?, ?, ?, '', ?, ?, ?, '', 'error', 0, ?, ?, 'rejected', ?, ?)
+ON CONFLICT (request_id, recipient) DO NOTHING"""
+# Anybody who may send can have any number of requests refused: the oldest go, and are counted.
+_LAST_REJECTED: Final = (
+    "(SELECT id FROM task WHERE state = 'rejected' ORDER BY id DESC LIMIT 1 OFFSET ?1)"
+)
+COUNT_REMOVED: Final = f"""
+INSERT INTO tally (what, n) SELECT 'rejected_removed', count(*) FROM task
+    WHERE state = 'rejected' AND id <= {_LAST_REJECTED} HAVING count(*) > 0
+ON CONFLICT (what) DO UPDATE SET n = n + excluded.n"""
+REMOVE_REJECTED: Final = f"DELETE FROM task WHERE state = 'rejected' AND id <= {_LAST_REJECTED}"
+REMOVE_NOTES: Final = """
+DELETE FROM incident WHERE what = 'rejected' AND id <= (
+    SELECT id FROM incident WHERE what = 'rejected' ORDER BY id DESC LIMIT 1 OFFSET ?1)"""
+KNOWN: Final = f"SELECT {ROW_COLUMNS} FROM task WHERE request_id = ? AND recipient = ?"
+BY_ID: Final = f"SELECT {ROW_COLUMNS} FROM task WHERE id = ?"
+# A resumed attempt did a part of the work only, so first ones count alone.
+LAST_ATTEMPTS: Final = """
+SELECT namespace, method, finished_at - started_at FROM (
+    SELECT * FROM task WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?)
+WHERE state = 'succeeded' AND attempts = 1 AND service = ? AND started_at IS NOT NULL
+    AND finished_at >= started_at ORDER BY finished_at"""
