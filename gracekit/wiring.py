@@ -122,6 +122,7 @@ def _records(ground: Ground) -> Records:
             "topic": topics[Lane.REQUESTS],
             "ops_topic": topics[Lane.OPS],
             "transport": written_url(settings.transport_url),
+            "schema": ground.place.schema,
             "methods": offer.written(ground.service.methods),
         },
         cancelled=(int(cancelled.exit_code), cancelled.as_json()),

@@ -43,23 +43,43 @@ TYPED: Final = ("gracekit", "examples", "benchmarks", "tests/typing")
 
 NO_PIP: Final = "this Python has no pip: apt-get install python3-pip (or your system's like)"
 
-NO_RABBIT: Final = "the tests need RabbitMQ, of which they start nodes of their own"
+# Debian's packages that the tests start private servers of, by a program that each brings.
+NEEDED: Final = {"rabbitmq-server": "rabbitmq-server", "postgres": "postgresql"}
 
-# The packages would start a broker of the system, and Erlang's epmd on all addresses, now and at
-# each boot: against the first a policy, unless the machine has one; against the second "disable".
-INSTALL_RABBIT: Final = """
+# The packages would start a broker and a database of the system, and Erlang's epmd on all
+# addresses, now and at each boot: against the first a policy, unless the machine has one; against
+# the others "disable", and no cluster is created, unless the machine's settings say so.
+INSTALL: Final = """
 export DEBIAN_FRONTEND=noninteractive
 policy=/usr/sbin/policy-rc.d
+clusters=/etc/postgresql-common/createcluster.conf
+clean_up() {
+    ! [ "$has_policy" ] || rm -f $policy
+    ! [ "$has_clusters" ] || sed -i '/^create_main_cluster = false$/d' $clusters
+}
+trap clean_up EXIT
+trap 'exit 1' HUP INT TERM
 if ! [ -e $policy ]; then
-    trap 'rm -f $policy' EXIT
-    trap 'exit 1' HUP INT TERM
+    has_policy=yes
     printf '#!/bin/sh\\nexit 101\\n' > $policy
     chmod 755 $policy
 fi
 units=rabbitmq-server
 command -v epmd || units="$units epmd.socket epmd.service"
-install='apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=300 rabbitmq-server'
-$install || { apt-get update && $install; } || exit 1
+install() {
+    set -- apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"
+    "$@" || { apt-get update && "$@"; }
+}
+for package in "$@"; do
+    if [ $package = postgresql ]; then
+        install postgresql-common || exit 1
+        if ! grep -qs '^create_main_cluster' $clusters; then
+            has_clusters=yes
+            echo 'create_main_cluster = false' >> $clusters
+        fi
+    fi
+    install $package || exit 1
+done
 ! command -v systemctl || systemctl disable $units || :
 """
 
@@ -133,35 +153,42 @@ def _put(half: Path, folder: Path) -> None:
             raise
 
 
-# -- the broker that the tests start --------------------------------------------
+# -- the servers that the tests start -------------------------------------------
 
 
-def rabbit(arguments: Sequence[str]) -> None:
+def servers(arguments: Sequence[str]) -> None:
     """
-    Have RabbitMQ, and install it where it is missing.
+    Have RabbitMQ and PostgreSQL, and install what is missing.
 
-    Without it there is no run of all tests: one that skips the broker's would look like one that
-    passed them. A run of chosen tests goes on, and the broker's among them fail and tell this.
+    Without them there is no run of all tests: one that skips theirs would look like one that
+    passed them. A run of chosen tests goes on, and those that need them fail and say so.
     """
-    if problem := "" if _has_rabbit() else _install_rabbit():
+    if problem := _install_servers():
         if not arguments:
             sys.exit(problem)
         print(problem, file=sys.stderr)
 
 
-def _has_rabbit() -> bool:
-    places = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
-    return shutil.which("rabbitmq-server", path=places) is not None
+def _missing() -> list[str]:
+    """Names of the packages whose program is not there."""
+    places = [os.environ.get("PATH", os.defpath)]
+    places += ["/usr/sbin", *map(str, Path("/usr/lib/postgresql").glob("*/bin"))]
+    path = os.pathsep.join(places)
+    return [package for name, package in NEEDED.items() if shutil.which(name, path=path) is None]
 
 
-def _install_rabbit() -> str:
-    """Install Debian's package; what stood against it, or nothing."""
+def _install_servers() -> str:
+    """Install Debian's packages that are missing; what stood against it, or nothing."""
+    if not (packages := _missing()):
+        return ""
+    names = " ".join(packages)
+    need = f"the tests need {names}, of which they start servers of their own"
     if shutil.which("apt-get") is None:
-        return f"{NO_RABBIT}: install rabbitmq-server and erl_call by your system's means"
+        return f"{need}: install them by your system's means, RabbitMQ with erl_call"
     if (root := _as_root()) is None:
-        return f"{NO_RABBIT}: sudo apt-get install --no-install-recommends rabbitmq-server"
-    print("installing rabbitmq-server by apt-get (once) ...", flush=True)
-    command = (*root, "/bin/sh", "-c", INSTALL_RABBIT)
+        return f"{need}: sudo apt-get install --no-install-recommends {names}"
+    print(f"installing {names} by apt-get (once) ...", flush=True)
+    command = (*root, "/bin/sh", "-c", INSTALL, "install", *packages)
     done = subprocess.run(
         command,
         check=False,
@@ -172,7 +199,7 @@ def _install_rabbit() -> str:
     )
     if done.returncode == 0:
         return ""
-    return f"{done.stdout}{NO_RABBIT}: apt-get could not install it (see above)"
+    return f"{done.stdout}{need}: apt-get could not install them (see above)"
 
 
 def _as_root() -> tuple[str, ...] | None:
@@ -203,14 +230,14 @@ def demo(arguments: Sequence[str]) -> int:
 
 def test(arguments: Sequence[str]) -> int:
     """Run the tests; arguments go to pytest."""
-    rabbit(arguments)
+    servers(arguments)
     python(OSLO_LOCK)  # now, and not in a test, whose time is short
     return run(DEV_LOCK, "pytest", *WORKERS, *arguments)
 
 
 def soak(arguments: Sequence[str]) -> int:
     """Run the same tests with large numbers, for hours rather than minutes."""
-    rabbit(arguments)
+    servers(arguments)
     options = (*WORKERS, "--timeout=7200", *arguments)
     python(OSLO_LOCK)
     return run(DEV_LOCK, "pytest", *options, GRACEKIT_SOAK="1")
@@ -247,7 +274,7 @@ def bench(arguments: Sequence[str]) -> int:
 
 def bench_rabbitmq(arguments: Sequence[str]) -> int:
     """Measure workers on RabbitMQ, beside other libraries in environments of their own."""
-    rabbit(())
+    servers(())
     return run(DEV_LOCK, "benchmarks.rabbitmq", *arguments)
 
 

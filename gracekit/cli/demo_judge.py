@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gracekit.cli import looks_sql as sql
 from gracekit.cli.demo_files import (
     CONFIRMED,
     EFFECTS,
@@ -113,10 +114,7 @@ async def read_rows(reader: StoreReader, names: Mapping[int, str]) -> dict[str, 
     Returns:
         {"id", "state", "on_interrupt", "cursor", "process": name of its owner or None}.
     """
-    found = await reader.query(
-        "SELECT request_id, state, on_interrupt, cursor, pid FROM task "
-        "LEFT JOIN run ON run_id = owner ORDER BY task.id"
-    )
+    found = await reader.query(sql.OF_THE_DEMO)
     return {str(columns[0]): _row(columns, names) for columns in found}
 
 

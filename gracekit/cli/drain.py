@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import click
 
+from gracekit.cli import looks_sql as sql
 from gracekit.cli.main import ERROR, UNREACHABLE
 from gracekit.cli.options import Options, common
 from gracekit.cli.reach import Answer, Desk, Heard
@@ -34,7 +35,6 @@ RESUMED_AFTER_S: Final = 2.0
 
 _NAMED_TASKS: Final = 20
 _NAMED_HOLDS: Final = 5
-_HOLDS: Final = "SELECT name, key FROM hold WHERE owner = ? AND ended_at IS NULL ORDER BY id"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -234,7 +234,7 @@ async def _holds_of(records: Records, watch: Watch, answer: Answer) -> list[str]
     """What keeps a drain without anything in flight."""
     if answer.get("in_flight") != 0:
         return []
-    rows = await records.engine.query(_HOLDS, watch.run.run_id)
+    rows = await records.engine.query(sql.HOLDS_OF_RUN, watch.run.run_id)
     return [f"{name!s} {key!s}" for name, key in rows]
 
 
@@ -310,9 +310,7 @@ async def _names(records: Records, request_ids: list[str]) -> list[str]:
     """`resize_vm vm:81` for each."""
     names = []
     for request_id in request_ids:
-        rows = await records.engine.query(
-            "SELECT method, resource_kind, resource_id FROM task WHERE request_id = ?", request_id
-        )
+        rows = await records.engine.query(sql.SUBJECT, request_id)
         for method, kind, key in rows[:1]:
             names.append(safe(method) + ("" if kind is None else f" {safe(f'{kind!s}:{key!s}')}"))
     return names

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from gracekit.cli import looks_sql as sql
 from gracekit.cli.options import (
     HintingGroup,
     Options,
@@ -19,20 +20,12 @@ from gracekit.cli.orders import OPERATOR, open_writing, who
 from gracekit.cli.records import Records
 from gracekit.cli.text import duration, json_text, plural, safe, table
 from gracekit.errors import GracekitError
-from gracekit.journal.holds import END_BY_ORDER
+from gracekit.journal.holds_sql import END_BY_ORDER
 from gracekit.journal.tasks_sql import COUNT, NOTE
 from gracekit.process import Point
 from gracekit.store.batch import Batch
 
 _HEADERS: Final = ("HOLD", "KEY", "METHOD", "HOST", "STATE", "LAPSES IN", "CRASHES")
-_NAMES: Final = (
-    "service", "name", "key", "method", "target", "owner", "asker", "opened_at", "lapses_at",
-    "ended_at", "end_reason", "errored_due", "crashes",
-)  # fmt: skip
-_OPEN: Final = (
-    f"SELECT {', '.join(_NAMES)} FROM hold "  # noqa: S608 - constants
-    "WHERE ended_at IS NULL OR errored_due = 1 ORDER BY id DESC LIMIT ?"
-)
 
 
 @click.group(cls=HintingGroup, invoke_without_command=True)
@@ -50,8 +43,8 @@ def holds(options: Options, /, *, limit: int) -> None:
         refuse_options_before_the_verb()
         return
     with Records(options.settings) as records:
-        rows = asyncio.run(records.engine.query(_OPEN, limit))
-    found = [dict(zip(_NAMES, row, strict=True)) for row in rows]
+        rows = asyncio.run(records.engine.query(sql.HOLDS, limit))
+    found = [dict(zip(sql.HOLD_NAMES, row, strict=True)) for row in rows]
     if options.as_json:
         click.echo(json_text({"holds": found}))
     else:

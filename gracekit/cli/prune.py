@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import click
 
+from gracekit.cli import looks_sql as sql
 from gracekit.cli.call import check_transport
 from gracekit.cli.options import Options, common
 from gracekit.cli.records import Records, gone_at
@@ -24,11 +24,6 @@ from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import Queue, Transport, directed_queue
 from gracekit.runs.run import Run
 from gracekit.runs.seat import slot_name
-from gracekit.store.schema import IS_OPEN
-
-_WANTED: Final = f"""
-SELECT target FROM task WHERE {IS_OPEN} AND target <> ''
-UNION SELECT target FROM hold WHERE ended_at IS NULL"""  # noqa: S608 - a constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +118,7 @@ def _tell(
 
 async def _look(records: Records, gone_for_s: float) -> _Left:
     runs = await records.runs()
-    wanted = {str(target) for (target,) in await records.engine.query(_WANTED)}
+    wanted = {str(target) for (target,) in await records.engine.query(sql.WANTED_TARGETS)}
     needed = [run for run in runs if _is_needed(records, run, gone_for_s)]
     return _Left(
         topics=sorted({topic for run in runs for topic in (run.topic, run.ops_topic)}),

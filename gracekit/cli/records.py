@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from gracekit.cli import looks_sql as sql
 from gracekit.cli.text import counts, duration, plural
 from gracekit.clock import age_s
 from gracekit.config.settings import Settings
@@ -25,7 +26,6 @@ from gracekit.process import Process
 from gracekit.runs.run import Run, judge_run, list_runs
 from gracekit.store.place import StorePlace
 from gracekit.store.reader import StoreReader
-from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
 
 ALL_RUNS: Final = 100_000
@@ -33,13 +33,6 @@ NEAR_RUNS: Final = 200
 """Enough to find a run again among those that started meanwhile."""
 
 Unfinished = Mapping[str, int]  # state to number of rows
-
-_UNFINISHED: Final = f"""
-SELECT owner, state, count(*) FROM task WHERE {IS_OPEN} GROUP BY owner, state"""  # noqa: S608
-# One statement, so that counts and rows are of one moment.
-_ACCOUNTS: Final = """
-SELECT 'tally', what, n FROM tally UNION ALL SELECT 'state', state, count(*) FROM task
-GROUP BY state"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,13 +158,13 @@ class Records:
     async def unfinished(self) -> Mapping[str | None, Unfinished]:
         """Owner to its transient rows by state; None stands for rows that nobody owns."""
         found: defaultdict[str | None, dict[str, int]] = defaultdict(dict)
-        for owner, state, number in await self.engine.query(_UNFINISHED):
+        for owner, state, number in await self.engine.query(sql.UNFINISHED):
             found[None if owner is None else str(owner)][str(state)] = int(number or 0)
         return found
 
     async def accounts(self) -> Accounts:
         """The accounts of this moment."""
-        rows = await self.engine.query(_ACCOUNTS)
+        rows = await self.engine.query(sql.ACCOUNTS)
         return Accounts(
             tallies={str(name): int(n or 0) for kind, name, n in rows if kind == "tally"},
             states={str(name): int(n or 0) for kind, name, n in rows if kind == "state"},

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import click
 
+from gracekit.cli import looks_sql as sql
 from gracekit.cli.options import Options, common
 from gracekit.cli.reach import Desk, Heard
 from gracekit.cli.records import Records
@@ -24,23 +25,6 @@ from gracekit.errors import GracekitError
 from gracekit.request.outcomes import failure_from
 from gracekit.runs.run import Run
 
-_NAMES: Final = (
-    "id", "request_id", "recipient", "service", "lane", "queue", "route", "target", "namespace",
-    "method", "version", "on_interrupt", "settle_s", "resource_kind", "resource_id", "state",
-    "reason", "detail", "owner", "cut", "not_before", "attempts", "crashes", "hook_crashes",
-    "alone", "probing", "calling", "token", "cursor", "cursor_at", "accepted_at", "started_at",
-    "finished_at", "expires_at", "next_check", "waiting_since", "errored_due", "failure",
-)  # fmt: skip
-_KEPT: Final = ("args", "context", "result")
-_ROW: Final = f"""
-SELECT {", ".join(_NAMES)}, {", ".join(f"length(CAST({name} AS BLOB))" for name in _KEPT)}
-FROM task WHERE id = ?"""  # noqa: S608 - constants
-_REPLIES: Final = "SELECT queue, expires_at, due_at FROM reply WHERE task_id = ?"
-_LEASE: Final = """
-SELECT lver, owner, request_id, acquired_at, not_before FROM lease WHERE kind = ? AND id = ?"""
-# By the index of its moments: nothing is on record of a task from before it was accepted.
-_INCIDENTS: Final = """
-SELECT at, what, detail FROM incident WHERE at >= ? AND request_id = ? ORDER BY id"""
 _LONGEST: Final = 2048
 
 
@@ -109,21 +93,21 @@ def show(options: Options, /, *, task_id: str) -> None:
 async def _read(records: Records, subject: Subject) -> Record:
     if subject.row_id is None:
         return await _without_row(subject)
-    rows = await records.engine.query(_ROW, subject.row_id)
+    rows = await records.engine.query(sql.ROW, subject.row_id)
     if not rows:
         raise GracekitError(f"{subject} was removed meanwhile")
-    columns: dict[str, Any] = dict(zip(_NAMES, rows[0], strict=False))
+    columns: dict[str, Any] = dict(zip(sql.ROW_NAMES, rows[0], strict=False))
     columns["failure"] = _failure_of(columns["failure"])
     run = next((r for r in await records.runs() if r.run_id == columns["owner"]), None)
     key = (columns["resource_kind"], columns["resource_id"])
-    leases = await _all(records, _LEASE, "token owner request_id acquired_at not_before", *key)
+    leases = await _all(records, sql.LEASE, "token owner request_id acquired_at not_before", *key)
     accepted, request_id = columns["accepted_at"], columns["request_id"]
     return Record(
         columns=columns,
-        kept=dict(zip(_KEPT, rows[0][-3:], strict=True)),  # type: ignore[arg-type]  # lengths
-        replies=await _all(records, _REPLIES, "queue expires_at due_at", subject.row_id),
+        kept=dict(zip(sql.KEPT_NAMES, rows[0][-3:], strict=True)),  # type: ignore[arg-type]  # lengths
+        replies=await _all(records, sql.REPLIES, "queue expires_at due_at", subject.row_id),
         lease=next(iter(leases), None),
-        incidents=await _all(records, _INCIDENTS, "at what detail", accepted, request_id),
+        incidents=await _all(records, sql.INCIDENTS, "at what detail", accepted, request_id),
         owner=_owner(records, columns["owner"], run),
         heard=await _hear(subject, run if run and records.judge(run).is_alive else None),
     )
@@ -145,12 +129,12 @@ async def _all(records: Records, sql: str, names: str, *params: Any) -> list[dic
 async def _without_row(subject: Subject) -> Record:
     heard = await _hear(subject, subject.run)
     where = subject.run.instance if subject.run else ""
-    columns = dict.fromkeys(_NAMES) | {
+    columns = dict.fromkeys(sql.ROW_NAMES) | {
         "request_id": subject.request_id,
         "method": subject.method,
         "state": subject.state,
     }
-    none = dict.fromkeys(_KEPT)
+    none = dict.fromkeys(sql.KEPT_NAMES)
     return Record(
         columns=columns, kept=none, replies=[], lease=None, incidents=[], owner=where, heard=heard
     )

@@ -9,7 +9,7 @@ from gracekit.cli.reach import Answer, Desk
 from gracekit.cli.records import Records, label
 from gracekit.cli.text import plural, safe
 from gracekit.errors import GracekitError
-from gracekit.journal.orders import Case, cases
+from gracekit.journal.orders import Case, cases_between, cases_of
 from gracekit.runs.run import Run
 from gracekit.tracker.task import TaskState
 
@@ -101,10 +101,9 @@ async def _rows(
     records: Records, word: str, instance: str | None, *, exactly: bool = False
 ) -> list[Subject]:
     if exactly:
-        found = await cases(records.engine, "request_id = ? ORDER BY id DESC", [word])
+        found = await cases_of(records.engine, word)
     else:
-        between = "request_id >= ? AND request_id < ? ORDER BY id DESC LIMIT 100"
-        found = await cases(records.engine, between, [word, word + _ABOVE_ALL])
+        found = await cases_between(records.engine, word, word + _ABOVE_ALL)
     # A refused request may have had the id of a task, which is the one that is meant.
     found = [case for case in found if case.state is not TaskState.REJECTED] or found
     runs = {run.run_id: run for run in await records.runs()}

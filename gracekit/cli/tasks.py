@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import click
 
+from gracekit.cli import looks_sql as sql
 from gracekit.cli.options import (
     HintingGroup,
     Options,
@@ -39,16 +40,10 @@ _HEADERS: Final = (
     "LAST SAFE POINT", "REASON",
 )  # fmt: skip
 # No arguments, context, result or failure: they may hold what an operator must not see.
-_NAMES: Final = (
-    "request_id", "recipient", "service", "lane", "method", "resource_kind", "resource_id", "state",
-    "reason", "detail", "owner", "cut", "attempts", "crashes", "cursor", "cursor_at", "accepted_at",
-    "started_at", "finished_at", "not_before", "next_check", "alone",
-)  # fmt: skip
 _WITHOUT_ROW: Final = {
     Lane.PERIODIC.value: "periodic job, takes no orders",
     Lane.BACKGROUND.value: "work of a handler, takes no orders",
 }
-_APART: Final = f"SELECT owner, request_id FROM task WHERE alone = 1 AND {IS_OPEN}"  # noqa: S608
 _SHORT_ID: Final = 12
 _HEX_ID: Final = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
 _LONGEST_ID: Final = 40
@@ -176,16 +171,18 @@ async def _look(
         heard = await desk.hear_all(records, name, every_task=True)
     runs = {run.run_id: run for run in await records.runs()}
     judged = {run_id: records.judge(run) for run_id, run in runs.items()}
-    sql, params = _query(resource, states, [r for r in runs.values() if name and is_named(r, name)])
+    text, params = _query(
+        resource, states, [r for r in runs.values() if name and is_named(r, name)]
+    )
     if name is not None and not params:
         return [], False, {}
-    rows = await records.engine.query(sql, *params, limit + 1)
+    rows = await records.engine.query(text, *params, limit + 1)
     live = {
         (run_id, str(task.get("task_id"))): task
         for run_id, said in heard.items()
         for task in said.tasks
     }
-    apart = {str(owner): str(task) for owner, task in await records.engine.query(_APART)}
+    apart = {str(owner): str(task) for owner, task in await records.engine.query(sql.APART)}
     entries = [_entry(row, runs, judged, live, apart) for row in rows[:limit]]
     if not states or "running" in states or "all" in states:
         entries += await _unjournaled(records, runs, live, resource)
@@ -215,8 +212,7 @@ def _query(
         where.append(f"owner IN ({_marks(owners)})")
         params += [run.run_id for run in owners]
     text = " AND ".join(where)
-    sql = f"SELECT {', '.join(_NAMES)} FROM task WHERE {text} ORDER BY {order} DESC LIMIT ?"  # noqa: S608
-    return sql, params
+    return sql.TASKS.format(where=text, order=order), params
 
 
 def _marks(values: Sequence[object]) -> str:
@@ -230,7 +226,7 @@ def _entry(
     live: Mapping[tuple[str, str], Answer],
     apart: Mapping[str, str],
 ) -> Entry:
-    columns = dict(zip(_NAMES, row, strict=True))
+    columns = dict(zip(sql.TASK_NAMES, row, strict=True))
     run_id = None if columns["owner"] is None else str(columns["owner"])
     is_transient = TaskState(str(columns["state"])) in TRANSIENT
     owner = runs.get(run_id or "")
@@ -272,13 +268,12 @@ async def _unjournaled(
     for (run_id, request_id), task in live.items():
         if task.get("journaled"):
             continue
-        sql = "SELECT 1 FROM task WHERE request_id = ?"
-        if await records.engine.query(sql, request_id):
+        if await records.engine.query(sql.HAS_ROW, request_id):
             continue  # of a run of an older gracekit, which does not say whether it has a row
         kind, _, key = str(task.get("resource") or "").partition(":")
         if resource is not None and resource not in {key, f"{kind}:{key}"}:
             continue
-        columns = dict[str, Any].fromkeys(_NAMES) | {
+        columns = dict[str, Any].fromkeys(sql.TASK_NAMES) | {
             "request_id": request_id,
             "method": task.get("method"),
             "lane": task.get("lane"),

@@ -86,7 +86,7 @@ UPDATE task SET state = 'accepted', cut = NULL, next_check = NULL, waiting_since
     not_before = NULL, probing = 0 WHERE id = ? AND owner = ? AND state = 'handed_over'"""
 WAIT: Final = """
 UPDATE task SET owner = NULL, next_check = ?, probing = 0,
-    waiting_since = coalesce(waiting_since, CASE WHEN ? = 1 THEN ? END)
+    waiting_since = coalesce(waiting_since, CASE WHEN ? = 1 THEN CAST(? AS double precision) END)
 WHERE id = ? AND owner = ? AND state = 'handed_over'"""
 PROBING: Final = """
 UPDATE task SET probing = 1, alone = ? WHERE id = ? AND owner = ? AND state = 'handed_over'"""

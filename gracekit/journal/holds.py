@@ -7,71 +7,15 @@ leave. A hold says so until it is ended from any later request, or lapses.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from gracekit.errors import ConflictError, GracekitError
+from gracekit.journal import holds_sql as sql
 from gracekit.journal.rows import MET_ALONE, from_json, to_json
 from gracekit.journal.tasks import Journal
 from gracekit.journal.tasks_sql import COUNT
 from gracekit.process import Point
 from gracekit.store.batch import Batch
-
-_OPEN: Final = """
-INSERT INTO hold (service, name, key, owner, target, namespace, method, version, args, opened_at,
-    lapses_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (service, name, key) WHERE ended_at IS NULL
-DO UPDATE SET lapses_at = max(lapses_at, excluded.lapses_at), owner = excluded.owner,
-    target = excluded.target, next_check = NULL
-WHERE hold.owner = excluded.owner OR hold.owner IS NULL OR hold.next_check IS NOT NULL
-RETURNING id"""
-# A hold that was opened again meanwhile is another run's, or lapses later: it stays open.
-_END: Final = """
-UPDATE hold SET ended_at = ?, end_reason = ?, args = CASE WHEN ? THEN args END, errored_due = ?,
-    asker = NULL, crashes = 0, alone = 0
-WHERE id = ? AND ended_at IS NULL AND owner IS ? AND lapses_at = ? AND next_check IS ?"""
-END_BY_ORDER: Final = """
-UPDATE hold SET ended_at = coalesce(ended_at, ?1), end_reason = coalesce(end_reason, 'ended'),
-    args = NULL, errored_due = 0, asker = NULL
-WHERE name = ?2 AND key = ?3 AND (ended_at IS NULL OR errored_due = 1) RETURNING id"""
-"""As `end`, by an operator: its errored hook is not called any more either."""
-# Nor does the probe's answer count where the probe, or anybody meanwhile, opened it again.
-_WAIT: Final = """
-UPDATE hold SET owner = ?, next_check = ?, asker = NULL, crashes = 0, alone = 0
-WHERE id = ? AND ended_at IS NULL AND owner IS ? AND next_check IS ?"""
-
-_FOLLOW_CLOCK: Final = """
-UPDATE hold SET lapses_at = lapses_at + ?1, next_check = next_check + ?1
-WHERE owner = ?2 AND ended_at IS NULL"""
-_ASK_NOW: Final = """
-UPDATE hold SET next_check = min(next_check, ?1)
-WHERE owner IS NULL AND ended_at IS NULL AND service = ?2 AND target = ?3"""
-
-_NAMES: Final = (
-    "id",
-    "name",
-    "key",
-    "owner",
-    "namespace",
-    "method",
-    "version",
-    "args",
-    "lapses_at",
-    "next_check",
-    "errored_due",
-    "crashes",
-    "alone",
-)
-_HOLDS: Final = f"SELECT {', '.join(_NAMES)} FROM hold WHERE service = ?1"  # noqa: S608 - constants
-_MINE: Final = f"{_HOLDS} AND ended_at IS NULL AND owner = ?2 AND lapses_at > ?3 ORDER BY id"
-# One look for all that is due: mostly there is nothing, and each pass of the reconciler asks.
-# Left-over ones come last: their probes take long, and the others would be old news by then.
-_DUE: Final = f"""
-SELECT * FROM (
-    {_HOLDS} AND ended_at IS NULL AND iif(owner IS NULL,
-        target = ?2 AND coalesce(next_check, 0) <= ?4,
-        owner = ?3 AND min(lapses_at, coalesce(next_check, lapses_at)) <= ?4)
-    UNION ALL {_HOLDS} AND errored_due = 1 AND target = ?2)
-ORDER BY errored_due DESC, owner IS NULL OR next_check IS NOT NULL, id"""  # noqa: S608 - constants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +80,7 @@ class Holds:
         now = self._journal.clock.wall()
         batch = Batch(Point.HOLD)
         batch.ask(
-            _OPEN,
+            sql.OPEN,
             self._journal.service,
             name,
             key,
@@ -161,8 +105,7 @@ class Holds:
         """End a hold, whoever opened it; false if none was open."""
         batch = Batch(Point.END_HOLD)
         batch.ask(
-            "UPDATE hold SET ended_at = ?, end_reason = 'ended', args = NULL "
-            "WHERE service = ? AND name = ? AND key = ? AND ended_at IS NULL RETURNING id",
+            sql.END_BY_NAME,
             self._journal.clock.wall(),
             self._journal.service,
             name,
@@ -172,7 +115,7 @@ class Holds:
 
     async def mine(self) -> list[Hold]:
         """Holds that keep this run, those past their time excepted."""
-        return await self._list(_MINE, self._journal.run_id, self._journal.clock.wall())
+        return await self._list(sql.MINE, self._journal.run_id, self._journal.clock.wall())
 
     async def due(self) -> list[Hold]:
         """Holds that something is to be done about, in this order, and the oldest first.
@@ -182,7 +125,7 @@ class Holds:
         this run, or without an owner and for this host.
         """
         now = self._journal.clock.wall()
-        return await self._list(_DUE, self._host, self._journal.run_id, now)
+        return await self._list(sql.DUE, self._host, self._journal.run_id, now)
 
     async def begin(self, hold: Hold, *, alone: bool) -> bool:
         """Record that its probe, or its errored hook, is about to be called here.
@@ -191,8 +134,7 @@ class Holds:
         """
         batch = Batch(Point.CALL_HOOK)
         batch.ask(
-            "UPDATE hold SET asker = ?1, alone = ?2 WHERE id = ?3 AND coalesce(asker, ?1) = ?1 "
-            "AND (ended_at IS NULL OR errored_due = 1) RETURNING id",
+            sql.BEGIN,
             *(self._journal.run_id, int(alone), hold.id),
         )
         return bool((await self._journal.commit(batch))[0])
@@ -202,7 +144,7 @@ class Holds:
         batch = Batch(Point.END_HOLD)
         now = self._journal.clock.wall()
         batch.ask(
-            _END + " RETURNING id",
+            sql.END,
             *(now, reason, int(errored), int(errored)),
             *(hold.id, hold.owner, hold.lapses_at, hold.next_check),
         )
@@ -213,7 +155,7 @@ class Holds:
     async def wait(self, hold: Hold, *, next_check: float) -> None:
         """Be kept by a left-over hold, and look at it again at wall time *next_check*."""
         batch = Batch(Point.HOLD)
-        batch.add(_WAIT, self._journal.run_id, next_check, hold.id, hold.owner, hold.next_check)
+        batch.add(sql.WAIT, self._journal.run_id, next_check, hold.id, hold.owner, hold.next_check)
         await self._journal.commit(batch)
 
     def add_follow_clock(self, batch: Batch, by_s: float) -> None:
@@ -222,15 +164,13 @@ class Holds:
         Of those that nobody keeps, the probes are asked at once.
         """
         now, service = self._journal.clock.wall(), self._journal.service
-        batch.add(_FOLLOW_CLOCK, by_s, self._journal.run_id)
-        batch.add(_ASK_NOW, now, service, self._host)
+        batch.add(sql.FOLLOW_CLOCK, by_s, self._journal.run_id)
+        batch.add(sql.ASK_NOW, now, service, self._host)
 
     async def errored_done(self, hold: Hold, *, given_up: str = "") -> None:
         """The hook was called, or is given up: purge the arguments."""
         batch = Batch(Point.ERRORED_DONE)
-        batch.add(
-            "UPDATE hold SET errored_due = 0, args = NULL, asker = NULL WHERE id = ?", hold.id
-        )
+        batch.add(sql.ERRORED_DONE, hold.id)
         if given_up:
             self.add_given_up(batch, hold, given_up)
         await self._journal.commit(batch)
@@ -241,9 +181,9 @@ class Holds:
         name = f"hold {hold.name} {hold.key}"
         self._journal.add_note(batch, "hook_given_up", name, hold.method, detail)
 
-    async def _list(self, sql: str, *params: str | float) -> list[Hold]:
-        rows = await self._journal.engine.query(sql, self._journal.service, *params)
-        found: list[dict[str, Any]] = [dict(zip(_NAMES, row, strict=True)) for row in rows]
+    async def _list(self, text: str, *params: str | float) -> list[Hold]:
+        rows = await self._journal.engine.query(text, self._journal.service, *params)
+        found: list[dict[str, Any]] = [dict(zip(sql.NAMES, row, strict=True)) for row in rows]
         return [
             Hold(
                 **one

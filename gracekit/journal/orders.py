@@ -7,11 +7,12 @@ why is in the same commit, so it also tells whether a commit in doubt was done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from gracekit.journal import orders_sql as sql
 from gracekit.journal.rows import Outcome, from_json
 from gracekit.journal.tasks_sql import COUNT, HOOK_DONE, NOTE
 from gracekit.store.batch import Batch, Row
@@ -52,43 +53,6 @@ _NOT_RETRIED: Final = MappingProxyType(
         TaskState.PENDING: "it waits for capacity, and will be started by itself",
     }
 )
-
-_NAMES: Final = (
-    "id", "request_id", "recipient", "service", "method", "resource_kind", "resource_id", "state",
-    "reason", "detail", "failure", "owner", "cut", "attempts", "probing", "settle_s", "finished_at",
-    "errored_due",
-    "has_arguments", "owes_replies",
-)  # fmt: skip
-_SELECT: Final = f"""
-SELECT {", ".join(_NAMES[:-2])}, args IS NOT NULL,
-    EXISTS (SELECT 1 FROM reply WHERE reply.task_id = task.id) FROM task WHERE """  # noqa: S608
-_CASE: Final = f"{_SELECT} id = ?"
-_KEY: Final = f"{_SELECT} request_id = ? AND recipient = ?"
-# As adoption would: what a dead process was at work on is handed over, unclean.
-_CUT: Final = """
-UPDATE task SET owner = NULL, state = 'handed_over', cut = 'unclean', crashes = crashes + 1,
-    probing = 0, not_before = ? + settle_s WHERE id = ? AND owner IS ? AND state = 'running'"""
-_END: Final = """
-UPDATE task SET state = ?1, failure = ?2, reason = ?3, detail = ?4, finished_at = ?5, probing = 0,
-    args = CASE WHEN ?6 THEN args END, context = CASE WHEN ?6 THEN context END, errored_due = ?6
-WHERE id = ?7 AND owner IS ?8 AND state = ?9"""
-_REPLY_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
-# Crashes are forgotten: whoever retries a task that kills its process has reasons. A probe that
-# is being asked in a living run goes on to its verdict.
-_RETRY: Final = """
-UPDATE task SET state = 'accepted', owner = NULL, cut = NULL, next_check = NULL,
-    waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0
-WHERE id = ? AND owner IS ? AND state = 'handed_over' AND (owner IS NULL OR probing = 0)"""
-# What ended is over: its replies were sent, its hook called, its lease is free. So the row is open
-# again as if it had just been accepted, but for its cursor, its attempts and its last failure,
-# which stands until the next end. It cannot expire: the caller whose patience counted has left.
-_RUN_AGAIN: Final = """
-UPDATE task SET state = 'accepted', owner = NULL, finished_at = NULL, expires_at = NULL,
-    result = NULL, reason = NULL, detail = NULL, cut = NULL, next_check = NULL,
-    waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0, calling = 0,
-    hook_crashes = 0
-WHERE id = ? AND state = ? AND finished_at = ? AND errored_due = 0 AND args IS NOT NULL
-    AND NOT EXISTS (SELECT 1 FROM reply WHERE reply.task_id = task.id)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +102,7 @@ class Case:
 
 
 def _case(row: Row) -> Case:
-    values = dict(zip(_NAMES, row, strict=True))
+    values = dict(zip(sql.NAMES, row, strict=True))
     kind, resource_id = values.pop("resource_kind"), values.pop("resource_id")
     return Case(
         **values  # type: ignore[arg-type]  # as the schema says
@@ -155,19 +119,24 @@ def _case(row: Row) -> Case:
 
 async def case_of(engine: Engine, row_id: int) -> Case | None:
     """The row of that id as it stands; None if there is none."""
-    rows = await engine.query(_CASE, row_id)
+    rows = await engine.query(sql.CASE_OF_ID, row_id)
     return _case(rows[0]) if rows else None
 
 
 async def case_named(engine: Engine, request_id: str, recipient: str) -> Case | None:
     """The row of that request as it stands; None if there is none."""
-    rows = await engine.query(_KEY, request_id, recipient)
+    rows = await engine.query(sql.CASE_OF_KEY, request_id, recipient)
     return _case(rows[0]) if rows else None
 
 
-async def cases(engine: Engine, sql: str, params: Sequence[str | int]) -> list[Case]:
-    """Rows that a condition finds, newest first."""
-    return [_case(row) for row in await engine.query(f"{_SELECT} {sql}", *params)]
+async def cases_of(engine: Engine, request_id: str) -> list[Case]:
+    """Rows of that request, newest first; each copy of a fanout has one."""
+    return [_case(row) for row in await engine.query(sql.CASES_OF_REQUEST, request_id)]
+
+
+async def cases_between(engine: Engine, first: str, end: str) -> list[Case]:
+    """Rows with a request id from *first* up to, and without, *end*: newest first, 100 at most."""
+    return [_case(row) for row in await engine.query(sql.CASES_BETWEEN, first, end)]
 
 
 def refusal_of(case: Case, verb: Verb, state: TaskState | None = None) -> str | None:
@@ -240,8 +209,7 @@ class Mark:
         """Whether the commit that it was part of was done."""
         return bool(
             await engine.query(
-                "SELECT 1 FROM incident WHERE at = ? AND run_id = ? AND what = ? "
-                "AND request_id = ? AND detail = ?",
+                sql.STANDS,
                 *(self.at, self.run_id, self.what, self.request_id, self.detail),
             )
         )
@@ -289,29 +257,29 @@ def add_order(batch: Batch, case: Case, outcome: Outcome | None, mark: Mark, *, 
     """
     owner, state = case.owner, case.state
     if state in RETRIED:  # whoever owns an ended row does nothing with it any more
-        batch.add(_RUN_AGAIN, case.id, state.value, case.finished_at, expect=1)
+        batch.add(sql.RUN_AGAIN, case.id, state.value, case.finished_at, expect=1)
         mark.add(batch)
         return
     if dead and state is TaskState.RUNNING:
-        batch.add(_CUT, mark.at, case.id, owner, expect=1)
+        batch.add(sql.CUT, mark.at, case.id, owner, expect=1)
         owner, state = None, TaskState.HANDED_OVER
     elif dead and owner is not None:
         batch.add(
-            "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = ?",
+            sql.FREE_OF_THE_DEAD,
             *(case.id, owner, state.value),
             expect=1,
         )
         owner = None
     if outcome is None:
-        batch.add(_RETRY, case.id, owner, expect=1)
+        batch.add(sql.RETRY, case.id, owner, expect=1)
     else:
         batch.add(
-            _END,
+            sql.END,
             *(outcome.state.value, outcome.failure, outcome.reason, outcome.detail, mark.at),
             *(int(outcome.state is TaskState.ERRORED), case.id, owner, state.value),
             expect=1,
         )
-        batch.add(_REPLY_DUE, mark.at, case.id)
+        batch.add(sql.REPLY_DUE, mark.at, case.id)
     mark.add(batch)
 
 

@@ -8,43 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from gracekit.journal import retention_sql as sql
 from gracekit.journal.rows import TaskRow, task_row
 from gracekit.journal.tasks import Journal
-from gracekit.journal.tasks_sql import ROW_COLUMNS
 from gracekit.process import Point
 from gracekit.store.batch import Batch, Value
-from gracekit.store.schema import IS_OPEN
 
 REMOVE_AT_ONCE: Final = 500
-
-_OLD: Final = """
-SELECT id FROM task WHERE finished_at < ? AND errored_due = 0
-    AND id NOT IN (SELECT task_id FROM reply) ORDER BY finished_at LIMIT ?"""
-_PAST: Final = {
-    "run": "adopted_at < ?1",
-    "hold": "ended_at < ?1 AND errored_due = 0",
-    "incident": "at < ?1",
-}
-"""What else is over, by table."""
-_COUNT_REMOVED: Final = """
-INSERT INTO tally (what, n) SELECT 'removed', count(*) FROM task
-    WHERE id IN ({marks}) AND finished_at IS NOT NULL AND state <> 'rejected'
-ON CONFLICT (what) DO UPDATE SET n = n + excluded.n"""
-_REMOVE: Final = "DELETE FROM task WHERE id IN ({marks}) AND finished_at IS NOT NULL RETURNING id"
-_SINCE: Final = """
-SELECT max(at) FROM (SELECT at, sum(seconds) OVER (ORDER BY at DESC) AS total FROM consumed)
-WHERE total >= ?"""
-_NOTE_CONSUMED: Final = """
-INSERT INTO consumed SELECT begun, ?2 - begun FROM (
-    SELECT max(?1, coalesce((SELECT max(at + seconds) FROM consumed), 0)) AS begun)
-WHERE begun < ?2"""
-_ABANDONED: Final = f"""
-SELECT {ROW_COLUMNS} FROM task
-WHERE owner IS NULL AND state IN ('accepted', 'handed_over') AND {IS_OPEN} AND service = ?
-    AND target <> '' AND route = ? AND NOT EXISTS (
-        SELECT 1 FROM run WHERE run.service = task.service
-            AND (run.host = task.target OR run.instance = task.target) AND run.beat_at > ?)
-ORDER BY id LIMIT ?"""  # noqa: S608 - constants
 
 
 class Retention:
@@ -66,16 +36,16 @@ class Retention:
         """Requests were consumed for the last *seconds*; runs that did at once count once."""
         now = self._journal.clock.wall()
         batch = Batch(Point.RETIRE, durable=False)
-        batch.add("DELETE FROM consumed WHERE at > ?", now)  # the clock was stepped back
-        batch.add(_NOTE_CONSUMED, now - seconds, now)
-        batch.add(f"DELETE FROM consumed WHERE at < ({_SINCE})", self._after_s)  # noqa: S608
+        batch.add(sql.FORGET_FUTURE, now)  # the clock was stepped back
+        batch.add(sql.NOTE_CONSUMED, now - seconds, now)
+        batch.add(sql.FORGET_BEFORE, self._after_s)
         await self._journal.commit(batch)
 
     async def _oldest_needed(self) -> float | None:
         """Records that ended before this moment may go; None for none yet."""
         if not self._after_s:
             return self._journal.clock.wall() - self._retention_s
-        ((since,),) = await self._journal.engine.query(_SINCE, self._after_s)
+        ((since,),) = await self._journal.engine.query(sql.SINCE, self._after_s)
         return None if since is None else float(since) - self._retention_s
 
     async def remove_all_old(self) -> None:
@@ -93,17 +63,16 @@ class Retention:
             return 0
         batch = Batch(Point.RETIRE)
         removed = []
-        rows = await self._journal.engine.query(_OLD, moment, REMOVE_AT_ONCE)
+        rows = await self._journal.engine.query(sql.OLD, moment, REMOVE_AT_ONCE)
         if ids := [row[0] for row in rows]:
             # Counted from what is there at the commit: a sibling may have removed some of them.
             # Rejected rows were never counted as accepted.
-            batch.add(_COUNT_REMOVED.format(marks=_marks(ids)), *ids)
-            removed.append(batch.ask(_REMOVE.format(marks=_marks(ids)), *ids))
-        for table, over in _PAST.items():
-            old = f"SELECT rowid FROM {table} WHERE {over} LIMIT ?2"  # noqa: S608 - constants
-            if await self._journal.engine.query(old, moment, 1):
-                remove = f"DELETE FROM {table} WHERE rowid IN ({old}) RETURNING 1"  # noqa: S608
-                removed.append(batch.ask(remove, moment, REMOVE_AT_ONCE))
+            batch.add(sql.COUNT_REMOVED.format(marks=_marks(ids)), *ids)
+            removed.append(batch.ask(sql.REMOVE.format(marks=_marks(ids)), *ids))
+        for old, remove in sql.PAST:
+            found = await self._journal.engine.query(old, moment, REMOVE_AT_ONCE)
+            if ids := [row[0] for row in found]:
+                removed.append(batch.ask(remove.format(marks=_marks(ids)), *ids))
         if not removed:
             return 0
         gone = await self._journal.commit(batch)
@@ -116,7 +85,7 @@ class Retention:
         """
         moment = self._journal.clock.wall() - gone_s
         rows = await self._journal.engine.query(
-            _ABANDONED, self._journal.service, route, moment, REMOVE_AT_ONCE
+            sql.ABANDONED, self._journal.service, route, moment, REMOVE_AT_ONCE
         )
         return [task_row(row) for row in rows]
 

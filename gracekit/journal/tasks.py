@@ -25,6 +25,7 @@ from gracekit.journal.rows import (
 from gracekit.journal.tasks_sql import (
     ACCEPT,
     ACCEPT_REPLY,
+    ADD_REPLY,
     BEGIN,
     BY_ID,
     COUNT,
@@ -33,16 +34,21 @@ from gracekit.journal.tasks_sql import (
     FINISH,
     FINISH_OWING_NOTHING,
     HAND_OVER,
+    HAS_ENDED,
     KNOWN,
     LAST_ATTEMPTS,
+    MONITORED,
     NOT_STARTED,
     NOTE,
+    PAROLE_HOLD,
+    PAROLE_TASK,
     REJECT,
     REMOVE_NOTES,
     REMOVE_REJECTED,
     REPLIES,
     REPLIES_DUE,
     REPLY_DONE,
+    STILL_DUE,
     TOKEN,
     WAITS,
 )
@@ -221,16 +227,14 @@ class Journal:
         """
         batch = Batch(Point.ADD_REPLY_ADDRESS)
         index = batch.ask(
-            "INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s) "
-            "SELECT id, ?, ?, ?, ? FROM task "
-            "WHERE id = ? AND finished_at IS NULL ON CONFLICT DO NOTHING RETURNING 1",
+            ADD_REPLY,
             reply.queue,
             reply.msg_id,
             reply.expires_at,
             reply.monitor_s,
             row.id,
         )
-        ended = batch.ask("SELECT 1 FROM task WHERE id = ? AND finished_at IS NOT NULL", row.id)
+        ended = batch.ask(HAS_ENDED, row.id)
         rows = await self.commit(batch)
         return bool(rows[index]) or not rows[ended]
 
@@ -286,12 +290,12 @@ class Journal:
 
     async def monitored(self, row_id: int) -> list[Address]:
         """Callers of an unfinished task that asked for heartbeats."""
-        rows = await self.engine.query(f"{REPLIES} AND monitor_s IS NOT NULL", row_id)
+        rows = await self.engine.query(MONITORED, row_id)
         return [address_of(row) for row in rows]
 
     async def replies_due(self, row_id: int) -> list[Address]:
         """Where the answer of an ended task has still to go."""
-        rows = await self.engine.query(f"{REPLIES} AND due_at IS NOT NULL", row_id)
+        rows = await self.engine.query(STILL_DUE, row_id)
         return [address_of(row) for row in rows]
 
     async def reply_done(self, row_id: int, address: Address, *, sent: bool) -> None:
@@ -351,7 +355,7 @@ class Journal:
         """A suspect of table and id *row* is no longer alone: others will begin beside it."""
         table, row_id = row
         batch = Batch(Point.PAROLE, durable=False)
-        batch.add(f"UPDATE {table} SET alone = 0 WHERE id = ?", row_id)  # noqa: S608 - task or hold
+        batch.add(PAROLE_HOLD if table == "hold" else PAROLE_TASK, row_id)
         await self.commit(batch)
 
     async def last_attempts(self) -> list[tuple[str | None, str, float]]:

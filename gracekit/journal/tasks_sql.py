@@ -23,10 +23,11 @@ INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s)
 SELECT id, ?, ?, ?, ? FROM task WHERE request_id = ? AND recipient = ?"""
 # The first parameter: whether arguments and context stay for an operator's retry.
 HOOK_DONE: Final = """
-UPDATE task SET errored_due = 0, calling = 0, args = CASE WHEN ?1 THEN args END,
-    context = CASE WHEN ?1 THEN context END WHERE id = ?2"""
+UPDATE task SET errored_due = 0, calling = 0, args = CASE WHEN ?1 = 1 THEN args END,
+    context = CASE WHEN ?1 = 1 THEN context END WHERE id = ?2"""
 COUNT: Final = """
-INSERT INTO tally (what, n) VALUES (?, ?) ON CONFLICT (what) DO UPDATE SET n = n + excluded.n"""
+INSERT INTO tally (what, n) VALUES (?, ?)
+ON CONFLICT (what) DO UPDATE SET n = tally.n + excluded.n"""
 NOTE: Final = """
 INSERT INTO incident (at, run_id, what, request_id, method, detail) VALUES (?, ?, ?, ?, ?, ?)"""
 BEGIN: Final = """
@@ -41,7 +42,8 @@ WHERE request_id = ? AND recipient = ?"""
 # Arguments stay where an errored hook, or an operator's retry, may need them.
 FINISH: Final = """
 UPDATE task SET state = ?, result = ?, failure = ?, reason = ?, detail = ?, finished_at = ?,
-    args = CASE WHEN ? THEN args END, context = CASE WHEN ? THEN context END, errored_due = ?
+    args = CASE WHEN ? = 1 THEN args END, context = CASE WHEN ? = 1 THEN context END,
+    errored_due = ?
 WHERE id = ? AND owner = ? AND state = ?"""
 FINISH_OWING_NOTHING: Final = (
     f"{FINISH} AND NOT EXISTS (SELECT 1 FROM reply WHERE task_id = task.id)"
@@ -52,8 +54,8 @@ REPLIES_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
 REPLY_DONE: Final = "DELETE FROM reply WHERE task_id = ? AND queue = ? AND msg_id = ?"
 HAND_OVER: Final = """
 UPDATE task SET state = 'handed_over', cut = ?1, owner = ?2, cursor = coalesce(?3, cursor),
-    crashes = ?8 + iif(coalesce(?3, cursor) IS DISTINCT FROM cursor, 0, crashes),
-    alone = iif(?9 OR (?8 AND alone = 1), 2, iif(?8, 0, alone)),
+    crashes = ?8 + CASE WHEN coalesce(?3, cursor) IS DISTINCT FROM cursor THEN 0 ELSE crashes END,
+    alone = CASE WHEN ?9 = 1 OR (?8 = 1 AND alone = 1) THEN 2 WHEN ?8 = 1 THEN 0 ELSE alone END,
     cursor_at = CASE WHEN ?3 IS NULL THEN cursor_at ELSE ?7 END,
     not_before = ?4 WHERE id = ?5 AND owner = ?6 AND state = 'running'"""
 NOT_STARTED: Final = (
@@ -75,7 +77,7 @@ _LAST_REJECTED: Final = (
 COUNT_REMOVED: Final = f"""
 INSERT INTO tally (what, n) SELECT 'rejected_removed', count(*) FROM task
     WHERE state = 'rejected' AND id <= {_LAST_REJECTED} HAVING count(*) > 0
-ON CONFLICT (what) DO UPDATE SET n = n + excluded.n"""
+ON CONFLICT (what) DO UPDATE SET n = tally.n + excluded.n"""
 REMOVE_REJECTED: Final = f"DELETE FROM task WHERE state = 'rejected' AND id <= {_LAST_REJECTED}"
 REMOVE_NOTES: Final = """
 DELETE FROM incident WHERE what = 'rejected' AND id <= (
@@ -85,6 +87,15 @@ BY_ID: Final = f"SELECT {ROW_COLUMNS} FROM task WHERE id = ?"
 # A resumed attempt did a part of the work only, so first ones count alone.
 LAST_ATTEMPTS: Final = """
 SELECT namespace, method, finished_at - started_at FROM (
-    SELECT * FROM task WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?)
+    SELECT * FROM task WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT ?) AS ended
 WHERE state = 'succeeded' AND attempts = 1 AND service = ? AND started_at IS NOT NULL
     AND finished_at >= started_at ORDER BY finished_at"""
+MONITORED: Final = f"{REPLIES} AND monitor_s IS NOT NULL"
+STILL_DUE: Final = f"{REPLIES} AND due_at IS NOT NULL"
+ADD_REPLY: Final = """
+INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s)
+SELECT id, ?, ?, ?, ? FROM task
+WHERE id = ? AND finished_at IS NULL ON CONFLICT DO NOTHING RETURNING task_id"""
+HAS_ENDED: Final = "SELECT 1 FROM task WHERE id = ? AND finished_at IS NOT NULL"
+PAROLE_TASK: Final = "UPDATE task SET alone = 0 WHERE id = ?"
+PAROLE_HOLD: Final = "UPDATE hold SET alone = 0 WHERE id = ?"

@@ -15,25 +15,15 @@ from pathlib import Path
 from typing import Final
 
 from gracekit.clock import Clock
+from gracekit.leases import epoch_sql as sql
 from gracekit.leases.leases import Leases
 from gracekit.process import Point
 from gracekit.store.batch import Batch, Value
 from gracekit.store.engine import Engine
-from gracekit.store.schema import IS_OPEN
 from gracekit.telemetry.telemetry import Telemetry
 
 EPOCH_BITS: Final = 40
 FILE: Final = "mark"
-
-# What the older store has as accepted may have begun, and even ended, since it was the last one.
-_DOUBTED: Final = f"{IS_OPEN} AND state = 'accepted' AND on_interrupt IN ('error', 'probe')"
-_NOTE_DOUBT: Final = f"""
-INSERT INTO incident (at, run_id, what, request_id, method, detail)
-SELECT ?, '', 'restored', request_id, method, 'accepted in an older store: it may have begun since'
-FROM task WHERE {_DOUBTED}"""  # noqa: S608 - a constant
-_DOUBT: Final = f"""
-UPDATE task SET state = 'handed_over', cut = 'unclean', owner = NULL, not_before = ? + settle_s
-WHERE {_DOUBTED}"""  # noqa: S608 - a constant
 
 Keep = Callable[[str, int], Awaitable[int]]
 
@@ -85,7 +75,7 @@ class Epoch:
     async def rise(self) -> None:
         """Raise the mark: in the store, and then beside it."""
         batch = Batch(Point.JOIN)
-        index = batch.ask("UPDATE epoch SET age = age + 1 RETURNING epoch, age")
+        index = batch.ask(sql.RISE)
         ((epoch, age),) = (await self._engine.commit(batch))[index]
         mark = mark_of(epoch, age)
         self._leases.lowest = mark >> EPOCH_BITS << EPOCH_BITS
@@ -93,9 +83,7 @@ class Epoch:
         await self._keep(self._name, mark)
 
     async def _look(self) -> tuple[int, bool]:
-        ((epoch, age, copied_at),) = await self._engine.query(
-            "SELECT epoch, age, copied_at FROM epoch"
-        )
+        ((epoch, age, copied_at),) = await self._engine.query(sql.LOOK)
         return mark_of(epoch, age), copied_at is not None
 
     async def _raise(self, known: int) -> None:
@@ -105,10 +93,10 @@ class Epoch:
         """
         now = self._clock.wall()
         batch = Batch(Point.JOIN)
-        batch.add(_NOTE_DOUBT, now)
-        batch.add(_DOUBT, now)
+        batch.add(sql.NOTE_DOUBT, now)
+        batch.add(sql.DOUBT, now)
         batch.add(
-            "UPDATE epoch SET epoch = max(epoch, ?) + 1, age = max(age, ?), copied_at = NULL",
+            sql.RAISE,
             known >> EPOCH_BITS,
             known & (1 << EPOCH_BITS) - 1,
         )

@@ -10,95 +10,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from gracekit.clock import Clock
 from gracekit.errors import StoreError
+from gracekit.leases import leases_sql as sql
 from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
-from gracekit.store.schema import IS_OPEN
 
 Resource = tuple[str, str]
-
-PATIENCE_S: Final = 3.0
-"""A waiting request that has not asked for so long keeps nobody from a lease any more: its process
-may be dead, frozen, or without a free slot."""
-# Wall time: where it steps, somebody younger is served first for once.
-_WAITS: Final = f"""
-state = 'accepted' AND waiting_since > {{now}} - {PATIENCE_S} AND waiting_since <= {{now}}"""
-# Not while an older task's truth about the resource is unknown: it is settled first, whoever does
-# it. Older only, so that two of them do not wait for each other; and not those that only one host
-# may settle, which may be away for long. And not while an older one of another run waits for it.
-_TAKE: Final = f"""
-INSERT INTO lease (kind, id, lver, owner, request_id, acquired_at)
-VALUES (?, ?, max(?, (SELECT floor FROM epoch)) + 1, ?, ?, ?)
-ON CONFLICT (kind, id) DO UPDATE SET lver = max(lver + 1, excluded.lver), owner = excluded.owner,
-    request_id = excluded.request_id, acquired_at = excluded.acquired_at, released_at = NULL,
-    release_reason = NULL
-WHERE lease.owner IS NULL AND lease.not_before <= excluded.acquired_at AND NOT EXISTS (
-    SELECT 1 FROM task WHERE task.resource_kind = excluded.kind AND task.resource_id = excluded.id
-        AND task.{IS_OPEN} AND task.request_id <> excluded.request_id
-        AND (task.state = 'handed_over' AND task.cut <> 'safe_point'
-            AND task.service = (SELECT service FROM run WHERE run_id = excluded.owner)
-            AND (task.target = '' OR task.owner IS NOT NULL)
-            OR task.{_WAITS.strip().format(now="excluded.acquired_at")}
-            AND task.owner <> excluded.owner)
-        AND task.id < coalesce(?, (
-            SELECT max(id) FROM task WHERE task.request_id = excluded.request_id), task.id + 1))
-RETURNING lver"""  # noqa: S608 - a constant
-_RIVALS: Final = f"""
-SELECT (SELECT owner FROM lease WHERE kind = ?1 AND id = ?2),
-    EXISTS (SELECT 1 FROM lease
-        WHERE kind = ?1 AND id = ?2 AND (owner IS NOT NULL OR not_before > ?3)),
-    (SELECT owner FROM task WHERE resource_kind = ?1 AND resource_id = ?2 AND {IS_OPEN}
-        AND owner IS NOT NULL AND {_WAITS.strip().format(now="?3")} ORDER BY id LIMIT 1)"""  # noqa: S608 - a constant
-_RELEASE: Final = """
-UPDATE lease SET owner = NULL, released_at = ?, release_reason = ?
-WHERE kind = ? AND id = ? AND owner = ? AND lver = ?"""
-# Not while the request runs here: the lease is its attempt's. An operator's retry may begin it
-# while recovery still settles it.
-_DROP: Final = f"""
-UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'clean'
-WHERE kind = ? AND id = ? AND owner = ? AND request_id = ? AND NOT EXISTS (
-    SELECT 1 FROM task WHERE task.owner = lease.owner AND task.state = 'running'
-        AND task.{IS_OPEN} AND task.request_id = lease.request_id
-        AND task.resource_kind = lease.kind AND task.resource_id = lease.id)"""  # noqa: S608 - a constant
-# An owner that died unclean may have left a last request in flight to a backend: the resource
-# waits as long as the longest settle time of the rows that acted on it.
-_TAKE_AWAY: Final = f"""
-UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'taken', not_before = ? + coalesce(
-    (SELECT max(task.settle_s) FROM task WHERE task.owner = lease.owner
-        AND (task.request_id = lease.request_id
-            OR task.resource_kind = lease.kind AND task.resource_id = lease.id)
-        AND task.state IN ('running', 'handed_over') AND task.{IS_OPEN}), 0)
-WHERE owner = ?"""  # noqa: S608 - a constant
-
-
-_TAKE_AWAY_ONE: Final = """
-UPDATE lease SET owner = NULL, released_at = ?1, release_reason = 'taken',
-    not_before = max(not_before, ?1 + ?2) WHERE owner = ?3 AND request_id = ?4"""
-
-# A free row is needed for its token alone, and the floor keeps the highest token of the rows that
-# were removed. A run of an older gracekit would begin below the floor.
-_REMOVE_AT_ONCE: Final = 500
-_IS_OLD: Final = f"""
-owner IS NULL AND released_at < ?1 AND not_before < ?1
-AND NOT EXISTS (SELECT 1 FROM run WHERE schema IS NULL AND adopted_at IS NULL AND ended_at IS NULL)
-AND NOT EXISTS (SELECT 1 FROM task WHERE task.resource_kind = lease.kind
-    AND task.resource_id = lease.id AND task.{IS_OPEN})"""  # noqa: S608 - a constant
-_PAGE: Final = f"""
-SELECT kind, id, lver, {_IS_OLD} FROM lease WHERE (kind, id) > (?2, ?3)
-ORDER BY kind, id LIMIT {_REMOVE_AT_ONCE}"""  # noqa: S608 - a constant
-_REMOVE: Final = f"""
-DELETE FROM lease WHERE kind = ?2 AND id = ?3 AND lver = ?4 AND {_IS_OLD}"""  # noqa: S608 - a constant
-
-
-# One that is held, or was given back in the future, was so before the clock was set back.
-_FOLLOW_CLOCK: Final = """
-UPDATE lease SET not_before = ?1 + iif(owner IS NULL, max(0, not_before - released_at), 0),
-    released_at = iif(owner IS NULL, ?1, NULL)
-WHERE not_before > ?1 AND (owner IS NOT NULL OR released_at > ?1)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +105,7 @@ class Leases:
         Returns:
             Index of the statement that returns the token.
         """
-        return batch.ask(_TAKE, *self._take_params(resource, request_id, row_id), expect=1)
+        return batch.ask(sql.TAKE, *self._take_params(resource, request_id, row_id), expect=1)
 
     def _take_params(
         self, resource: Resource, request_id: str, row_id: int | None
@@ -194,11 +115,13 @@ class Leases:
 
     def add_release(self, batch: Batch, guard: Guard, *, reason: str) -> None:
         """Give the lease back; one that was lost already is left alone."""
-        batch.add(_RELEASE, self._clock.wall(), reason, *guard.resource, self._run_id, guard.token)
+        batch.add(
+            sql.RELEASE, self._clock.wall(), reason, *guard.resource, self._run_id, guard.token
+        )
 
     def add_drop(self, batch: Batch, resource: Resource, request_id: str) -> None:
         """Give back what this run holds on *resource* for a task that does not run here."""
-        batch.add(_DROP, self._clock.wall(), *resource, self._run_id, request_id)
+        batch.add(sql.DROP, self._clock.wall(), *resource, self._run_id, request_id)
 
     def add_take_away(self, batch: Batch, dead_run: str) -> None:
         """Free every lease of a run proven dead; after an unclean end only when it has settled.
@@ -206,22 +129,23 @@ class Leases:
         Must precede the adoption of the run's rows in the batch: it reads whose they are.
         """
         now = self._clock.wall()
-        batch.add(_TAKE_AWAY, now, now, dead_run)
+        batch.add(sql.TAKE_AWAY, now, now, dead_run)
 
     def add_follow_clock(self, batch: Batch) -> None:
         """After the wall clock was set back: a lease settles for no longer than it was to."""
-        batch.add(_FOLLOW_CLOCK, self._clock.wall())
+        batch.add(sql.FOLLOW_CLOCK, self._clock.wall())
 
     def add_take_away_one(
         self, batch: Batch, dead_run: str, request_id: str, *, settle_s: float
     ) -> None:
         """As `add_take_away`, for one task of that run that may have acted when it died."""
-        batch.add(_TAKE_AWAY_ONE, self._clock.wall(), settle_s, dead_run, request_id)
+        now = self._clock.wall()
+        batch.add(sql.TAKE_AWAY_ONE, now, now + settle_s, dead_run, request_id)
 
     async def take(self, resource: Resource, request_id: str) -> Guard | None:
         """Take a lease by itself; None if it is held."""
         batch = Batch(Point.TAKE_LEASE)
-        index = batch.ask(_TAKE, *self._take_params(resource, request_id, None))
+        index = batch.ask(sql.TAKE, *self._take_params(resource, request_id, None))
         # What an earlier take for the same task may have brought must not be given back any
         # more once this one is on its way: it would take this one's lease from under it.
         doubt = _Owed(resource, request_id)
@@ -262,21 +186,21 @@ class Leases:
 
     async def remove_old(self, moment: float) -> None:
         """Look at the next page of rows, and remove those that are free since before *moment*."""
-        page = await self._engine.query(_PAGE, moment, *self._looked_to)
-        is_last = len(page) < _REMOVE_AT_ONCE
+        page = await self._engine.query(sql.PAGE, moment, *self._looked_to)
+        is_last = len(page) < sql.REMOVE_AT_ONCE
         self._looked_to = ("", "") if is_last else (str(page[-1][0]), str(page[-1][1]))
         old = [(kind, name, int(token or 0)) for kind, name, token, is_old in page if is_old]
         if not old:
             return
         batch = Batch(Point.RETIRE)
-        batch.add("UPDATE epoch SET floor = max(floor, ?)", max(token for *_, token in old))
+        batch.add(sql.RAISE_FLOOR, max(token for *_, token in old))
         for row in old:
-            batch.add(_REMOVE, moment, *row)
+            batch.add(sql.REMOVE, moment, *row)
         await self._engine.commit(batch)
 
     async def rivals(self, resource: Resource) -> Rivals:
         """Who keeps the lease from us, without asking for it."""
-        rows = await self._engine.query(_RIVALS, *resource, self._clock.wall())
+        rows = await self._engine.query(sql.RIVALS, *resource, self._clock.wall())
         holder, taken, following = rows[0]
         return Rivals(
             holder=None if holder is None else str(holder),
@@ -287,7 +211,7 @@ class Leases:
     async def look(self, resource: Resource) -> LeaseRow | None:
         """The lease as stored, without taking it; None if it was never granted."""
         rows = await self._engine.query(
-            "SELECT lver, owner, request_id, not_before FROM lease WHERE kind = ? AND id = ?",
+            sql.LOOK,
             *resource,
         )
         if not rows:

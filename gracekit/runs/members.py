@@ -15,7 +15,8 @@ from gracekit.clock import Clock
 from gracekit.exits import Evidence, Verdict, classify
 from gracekit.life import Answer, Judgement, read_note
 from gracekit.process import Point, Process
-from gracekit.runs.run import COLUMNS, Run, judge_run, list_open, run_of
+from gracekit.runs import runs_sql as sql
+from gracekit.runs.run import Run, judge_run, list_open, run_of
 from gracekit.runs.seat import ENDED, STOPPING, Seat, lock_name
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
@@ -27,13 +28,6 @@ BEAT_WRITTEN_S: Final = 15.0
 service wrote 0.4 GB a day."""
 BACK_WITHIN_S: Final = 300.0
 """So long after the end of a run, its instance may be about to start again."""
-_JOIN: Final = """
-INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, pid_ns, time_ns,
-    pid, start_ticks, lock_path, lock_file, phase, topic, ops_topic, transport, methods,
-    started_at, beat_at, schema)
-SELECT ?, ?, ?, ?, 1 + coalesce(max(generation), 0), ?, ?, ?, ?, ?, ?, ?, ?, 'starting',
-    ?, ?, ?, ?, ?, ?, (SELECT user_version FROM pragma_user_version)
-FROM run WHERE service = ? AND instance = ? RETURNING generation"""
 
 
 class Members:
@@ -66,6 +60,7 @@ class Members:
         topic: str,
         ops_topic: str,
         transport: str,
+        schema: int,
         methods: str | None = None,
     ) -> int:
         """Write this run down; returns its generation, which counts the runs of the instance.
@@ -76,7 +71,7 @@ class Members:
         me = seat.identity
         batch = Batch(Point.JOIN)
         batch.ask(
-            _JOIN,
+            sql.JOIN,
             self.run_id,
             self._service,
             host,
@@ -90,9 +85,7 @@ class Members:
             transport,
             methods,
             now,
-            now,
-            self._service,
-            seat.instance,
+            schema,
             expect=1,
         )
         rows = await self._engine.commit(batch)
@@ -110,9 +103,7 @@ class Members:
             its rows over, at the word of an operator.
         """
         await self._show(phase, written_s)
-        rows = await self._engine.query(
-            "SELECT gone_by, gone_reason, adopted_by FROM run WHERE run_id = ?", self.run_id
-        )
+        rows = await self._engine.query(sql.STANDING, self.run_id)
         for gone_by, reason, adopted_by in rows:
             if gone_by is not None:
                 return f"{gone_by!s} said that this run is gone: {reason!s}"
@@ -128,7 +119,7 @@ class Members:
                 return
         batch = Batch(Point.JOIN, durable=False)
         batch.add(
-            "UPDATE run SET beat_at = ?, phase = ? WHERE run_id = ?",
+            sql.BEAT,
             *(self._clock.wall(), phase, self.run_id),
         )
         await self._engine.commit(batch)
@@ -139,8 +130,7 @@ class Members:
         self._beaten = None  # it writes the phase, too
         batch = Batch(Point.STOP_INTENT)
         batch.add(
-            "UPDATE run SET stop_at = ?, stop_source = ?, stop_by = ?, stop_reason = ?, "
-            "phase = 'draining' WHERE run_id = ? AND stop_at IS NULL",
+            sql.STOP_INTENT,
             self._clock.wall(),
             source,
             by,
@@ -154,8 +144,7 @@ class Members:
         self._beaten = None
         batch = Batch(Point.WITHDRAW_STOP)
         batch.add(
-            "UPDATE run SET stop_at = NULL, stop_source = NULL, stop_by = NULL, "
-            "stop_reason = NULL WHERE run_id = ?",
+            sql.WITHDRAW_STOP,
             self.run_id,
         )
         await self._engine.commit(batch)
@@ -164,8 +153,7 @@ class Members:
         """The last act of a run that ends by itself."""
         batch = Batch(Point.STOP_RECORD)
         batch.add(
-            "UPDATE run SET ended_at = ?, exit_code = ?, report = ?, phase = 'stopped' "
-            "WHERE run_id = ?",
+            sql.STOP_RECORD,
             self._clock.wall(),
             exit_code,
             json.dumps(report),
@@ -193,9 +181,7 @@ class Members:
         """
         since = self._clock.wall() - BACK_WITHIN_S
         rows = await self._engine.query(
-            f"SELECT {COLUMNS}, methods FROM run WHERE service = ? "  # noqa: S608 - a constant
-            "AND (coalesce(ended_at, adopted_at) IS NULL OR coalesce(ended_at, adopted_at) >= ?) "
-            "ORDER BY generation DESC",
+            sql.SIBLINGS,
             self._service,
             since,
         )
@@ -222,8 +208,7 @@ class Members:
     async def offers(self) -> list[str]:
         """What runs on record have served, as texts of `gracekit.rpc.offer`; newest first."""
         rows = await self._engine.query(
-            "SELECT methods FROM run WHERE service = ? AND methods IS NOT NULL "
-            "GROUP BY methods ORDER BY max(started_at) DESC LIMIT ?",
+            sql.OFFERS,
             self._service,
             OFFERS,
         )
@@ -248,8 +233,7 @@ class Members:
 
     async def _not_adopted(self) -> list[Run]:
         rows = await self._engine.query(
-            f"SELECT {COLUMNS} FROM run "  # noqa: S608 - a constant
-            "WHERE service = ? AND adopted_at IS NULL AND run_id <> ? ORDER BY started_at",
+            sql.NOT_ADOPTED,
             self._service,
             self.run_id,
         )
@@ -258,8 +242,7 @@ class Members:
     async def ended_badly(self, *, since: float) -> list[Run]:
         """Runs of this service that were adopted from that wall time on, but for drained ones."""
         rows = await self._engine.query(
-            f"SELECT {COLUMNS} FROM run "  # noqa: S608 - a constant
-            "WHERE service = ? AND adopted_at >= ? AND verdict <> ?",
+            sql.ENDED_BADLY,
             self._service,
             since,
             Verdict.DRAINED.value,
@@ -291,8 +274,7 @@ class Members:
         """Write the verdict on a dead run, once; a second adopter's batch rolls back."""
         verdict = classify(self._evidence_of(run))
         batch.add(
-            "UPDATE run SET adopted_at = ?, adopted_by = ?, verdict = ? "
-            "WHERE run_id = ? AND adopted_at IS NULL",
+            sql.ADOPT,
             self._clock.wall(),
             self.run_id,
             verdict.value,

@@ -14,6 +14,7 @@ from typing import Any, Final
 from gracekit.exits import Evidence, Verdict
 from gracekit.life import Answer, Identity, Judgement, Life, LockFile
 from gracekit.process import Point, Process
+from gracekit.runs import runs_sql as sql
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine
 
@@ -73,18 +74,12 @@ class Run:
         return Evidence(stop_begun=self.stop_at is not None, exit_code=self.exit_code)
 
 
-COLUMNS: Final = (
-    "run_id, service, host, instance, generation, boot_id, pid_ns, time_ns, pid, start_ticks, "
-    "lock_path, lock_file, phase, topic, ops_topic, transport, started_at, beat_at, "
-    "stop_at, stop_source, stop_reason, ended_at, exit_code, report, verdict, adopted_at, "
-    "gone_by, gone_reason"
-)
 _IDENTITY: Final = ("boot_id", "pid_ns", "time_ns", "pid", "start_ticks")
 
 
 def run_of(row: Row) -> Run:
-    """The run in a row of COLUMNS."""
-    names = [name.strip() for name in COLUMNS.split(",")]
+    """The run in a row of `COLUMNS`."""
+    names = [name.strip() for name in sql.COLUMNS.split(",")]
     values: dict[str, Any] = dict(zip(names, row, strict=True))
     values["identity"] = Identity(**{name: values.pop(name) for name in _IDENTITY})
     values["lock_path"] = Path(values["lock_path"])
@@ -112,23 +107,16 @@ def judge_run(run: Run, process: Process, directory: Path | None) -> Judgement:
 
 async def list_runs(engine: Engine, *, service: str | None = None, limit: int = 100) -> list[Run]:
     """Runs on record, newest first; of one service, or of all."""
-    rows = await engine.query(
-        f"SELECT {COLUMNS} FROM run WHERE ? IS NULL OR service = ? "  # noqa: S608 - a constant
-        "ORDER BY started_at DESC, generation DESC LIMIT ?",
-        service,
-        service,
-        limit,
-    )
+    if service is None:
+        rows = await engine.query(sql.ALL, limit)
+    else:
+        rows = await engine.query(sql.OF_SERVICE, service, limit)
     return [run_of(row) for row in rows]
 
 
 async def list_open(engine: Engine, service: str) -> list[Run]:
     """Runs of *service* that have neither ended nor been adopted; some may be dead."""
-    rows = await engine.query(
-        f"SELECT {COLUMNS} FROM run "  # noqa: S608 - a constant
-        "WHERE service = ? AND ended_at IS NULL AND adopted_at IS NULL",
-        service,
-    )
+    rows = await engine.query(sql.OPEN, service)
     return [run_of(row) for row in rows]
 
 
@@ -136,8 +124,7 @@ def gone(run: Run, *, by: str, reason: str, at: float) -> Batch:
     """An operator's word that a run is gone; refused if somebody was quicker."""
     batch = Batch(Point.ADOPT)
     batch.add(
-        "UPDATE run SET gone_at = ?, gone_by = ?, gone_reason = ? "
-        "WHERE run_id = ? AND adopted_at IS NULL AND gone_at IS NULL",
+        sql.GONE,
         *(at, by, reason, run.run_id),
         expect=1,
     )

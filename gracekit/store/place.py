@@ -33,6 +33,11 @@ class StorePlace:
             None if self.path is None else self.path.with_name(f"{self.path.name}-runs")
         )
 
+    @property
+    def schema(self) -> int:
+        """Version of the tables that this gracekit works with."""
+        return len(load_migrations(MIGRATIONS))
+
     def engine(self, process: Process) -> Engine:
         """The engine of the store; not started."""
         migrations = load_migrations(MIGRATIONS)
@@ -44,7 +49,7 @@ class StorePlace:
         """One that only looks; None for a store in memory."""
         if self.path is None:
             return None
-        return StoreReader(self.path, schema=len(load_migrations(MIGRATIONS)))
+        return StoreReader(self.path, schema=self.schema)
 
     def bells(self, run_id: str | None = None) -> Bells:
         """The bells of the store's runs; that of *run_id* can be hung."""

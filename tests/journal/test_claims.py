@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from tests.journal.test_tasks import CALLER, Book
 
 from gracekit.errors import ConflictError, StoreError
 from gracekit.journal.claims import Claims
@@ -15,6 +14,7 @@ from gracekit.journal.rows import Address, TaskRow
 from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.tracker.task import Cut, Lane, OnInterrupt, TaskState
+from tests.journal.test_tasks import CALLER, Book
 from tests.service.kit import World
 
 pytestmark = pytest.mark.looptime

@@ -9,7 +9,6 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.journal.test_tasks import CALLER, Book
 
 from gracekit.journal.claims import Claims
 from gracekit.journal.holds import Holds
@@ -19,6 +18,7 @@ from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.task import Cut, TaskState
+from tests.journal.test_tasks import CALLER, Book
 from tests.service.kit import World
 
 pytestmark = pytest.mark.looptime

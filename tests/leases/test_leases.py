@@ -10,7 +10,8 @@ import pytest
 
 from gracekit.errors import ConflictError, StoreError, UnknownCommitError
 from gracekit.leases.epoch import EPOCH_BITS, Epoch, read_mark
-from gracekit.leases.leases import PATIENCE_S, Guard, LeaseRow, Leases
+from gracekit.leases.leases import Guard, LeaseRow, Leases
+from gracekit.leases.leases_sql import PATIENCE_S
 from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.telemetry.telemetry import Telemetry

@@ -1,0 +1,63 @@
+"""What the command line asks of a store, besides orders."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gracekit.store.schema import IS_OPEN
+
+# -- listings of tasks ----------------------------------------------------------------
+
+TASK_NAMES: Final = (
+    "request_id", "recipient", "service", "lane", "method", "resource_kind", "resource_id", "state",
+    "reason", "detail", "owner", "cut", "attempts", "crashes", "cursor", "cursor_at", "accepted_at",
+    "started_at", "finished_at", "not_before", "next_check", "alone",
+)  # fmt: skip
+TASKS: Final = f"""
+SELECT {", ".join(TASK_NAMES)} FROM task WHERE {{where}} ORDER BY {{order}} DESC LIMIT ?"""
+APART: Final = f"SELECT owner, request_id FROM task WHERE alone = 1 AND {IS_OPEN}"
+HAS_ROW: Final = "SELECT 1 FROM task WHERE request_id = ?"
+SUBJECT: Final = "SELECT method, resource_kind, resource_id FROM task WHERE request_id = ?"
+
+# -- one task -------------------------------------------------------------------------
+
+ROW_NAMES: Final = (
+    "id", "request_id", "recipient", "service", "lane", "queue", "route", "target", "namespace",
+    "method", "version", "on_interrupt", "settle_s", "resource_kind", "resource_id", "state",
+    "reason", "detail", "owner", "cut", "not_before", "attempts", "crashes", "hook_crashes",
+    "alone", "probing", "calling", "token", "cursor", "cursor_at", "accepted_at", "started_at",
+    "finished_at", "expires_at", "next_check", "waiting_since", "errored_due", "failure",
+)  # fmt: skip
+KEPT_NAMES: Final = ("args", "context", "result")
+ROW: Final = f"""
+SELECT {", ".join(ROW_NAMES)}, {", ".join(f"octet_length({name})" for name in KEPT_NAMES)}
+FROM task WHERE id = ?"""
+REPLIES: Final = "SELECT queue, expires_at, due_at FROM reply WHERE task_id = ?"
+LEASE: Final = """
+SELECT lver, owner, request_id, acquired_at, not_before FROM lease WHERE kind = ? AND id = ?"""
+# By the index of its moments: nothing is on record of a task from before it was accepted.
+INCIDENTS: Final = """
+SELECT at, what, detail FROM incident WHERE at >= ? AND request_id = ? ORDER BY id"""
+
+# -- runs, accounts, holds ------------------------------------------------------------
+
+UNFINISHED: Final = f"""
+SELECT owner, state, count(*) FROM task WHERE {IS_OPEN} GROUP BY owner, state"""
+# One statement, so that counts and rows are of one moment.
+ACCOUNTS: Final = """
+SELECT 'tally', what, n FROM tally UNION ALL SELECT 'state', state, count(*) FROM task
+GROUP BY state"""
+HOLDS_OF_RUN: Final = "SELECT name, key FROM hold WHERE owner = ? AND ended_at IS NULL ORDER BY id"
+HOLD_NAMES: Final = (
+    "service", "name", "key", "method", "target", "owner", "asker", "opened_at", "lapses_at",
+    "ended_at", "end_reason", "errored_due", "crashes",
+)  # fmt: skip
+HOLDS: Final = f"""
+SELECT {", ".join(HOLD_NAMES)} FROM hold
+WHERE ended_at IS NULL OR errored_due = 1 ORDER BY id DESC LIMIT ?"""
+WANTED_TARGETS: Final = f"""
+SELECT target FROM task WHERE {IS_OPEN} AND target <> ''
+UNION SELECT target FROM hold WHERE ended_at IS NULL"""
+OF_THE_DEMO: Final = """
+SELECT request_id, state, on_interrupt, cursor, pid FROM task LEFT JOIN run ON run_id = owner
+ORDER BY task.id"""

@@ -1,0 +1,51 @@
+"""The statements of `orders`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+NAMES: Final = (
+    "id", "request_id", "recipient", "service", "method", "resource_kind", "resource_id", "state",
+    "reason", "detail", "failure", "owner", "cut", "attempts", "probing", "settle_s", "finished_at",
+    "errored_due",
+    "has_arguments", "owes_replies",
+)  # fmt: skip
+_CASES: Final = f"""
+SELECT {", ".join(NAMES[:-2])}, args IS NOT NULL,
+    EXISTS (SELECT 1 FROM reply WHERE reply.task_id = task.id) FROM task WHERE """
+CASE_OF_ID: Final = f"{_CASES} id = ?"
+CASE_OF_KEY: Final = f"{_CASES} request_id = ? AND recipient = ?"
+CASES_OF_REQUEST: Final = f"{_CASES} request_id = ? ORDER BY id DESC"
+CASES_BETWEEN: Final = f"""
+{_CASES} request_id >= ? AND request_id < ? ORDER BY id DESC LIMIT 100"""
+# As adoption would: what a dead process was at work on is handed over, unclean.
+CUT: Final = """
+UPDATE task SET owner = NULL, state = 'handed_over', cut = 'unclean', crashes = crashes + 1,
+    probing = 0, not_before = ? + settle_s
+WHERE id = ? AND owner IS NOT DISTINCT FROM ? AND state = 'running'"""
+END: Final = """
+UPDATE task SET state = ?1, failure = ?2, reason = ?3, detail = ?4, finished_at = ?5, probing = 0,
+    args = CASE WHEN ?6 = 1 THEN args END, context = CASE WHEN ?6 = 1 THEN context END,
+    errored_due = ?6
+WHERE id = ?7 AND owner IS NOT DISTINCT FROM ?8 AND state = ?9"""
+REPLY_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
+# Crashes are forgotten: whoever retries a task that kills its process has reasons. A probe that
+# is being asked in a living run goes on to its verdict.
+RETRY: Final = """
+UPDATE task SET state = 'accepted', owner = NULL, cut = NULL, next_check = NULL,
+    waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0
+WHERE id = ? AND owner IS NOT DISTINCT FROM ? AND state = 'handed_over'
+    AND (owner IS NULL OR probing = 0)"""
+# What ended is over: its replies were sent, its hook called, its lease is free. So the row is open
+# again as if it had just been accepted, but for its cursor, its attempts and its last failure,
+# which stands until the next end. It cannot expire: the caller whose patience counted has left.
+RUN_AGAIN: Final = """
+UPDATE task SET state = 'accepted', owner = NULL, finished_at = NULL, expires_at = NULL,
+    result = NULL, reason = NULL, detail = NULL, cut = NULL, next_check = NULL,
+    waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0, calling = 0,
+    hook_crashes = 0
+WHERE id = ? AND state = ? AND finished_at = ? AND errored_due = 0 AND args IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM reply WHERE reply.task_id = task.id)"""
+STANDS: Final = """
+SELECT 1 FROM incident WHERE at = ? AND run_id = ? AND what = ? AND request_id = ? AND detail = ?"""
+FREE_OF_THE_DEAD: Final = "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = ?"

@@ -1,0 +1,50 @@
+"""The statements of `retention`: `{marks}` stands for one `?` for each id."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gracekit.journal.tasks_sql import ROW_COLUMNS
+from gracekit.store.schema import IS_OPEN
+
+OLD: Final = """
+SELECT id FROM task WHERE finished_at < ? AND errored_due = 0
+    AND id NOT IN (SELECT task_id FROM reply) ORDER BY finished_at LIMIT ?"""
+COUNT_REMOVED: Final = """
+INSERT INTO tally (what, n) SELECT 'removed', count(*) FROM task
+    WHERE id IN ({marks}) AND finished_at IS NOT NULL AND state <> 'rejected'
+ON CONFLICT (what) DO UPDATE SET n = tally.n + excluded.n"""
+REMOVE: Final = "DELETE FROM task WHERE id IN ({marks}) AND finished_at IS NOT NULL RETURNING id"
+OLD_RUNS: Final = "SELECT run_id FROM run WHERE adopted_at < ? LIMIT ?"
+REMOVE_RUNS: Final = """
+DELETE FROM run WHERE run_id IN ({marks}) AND adopted_at IS NOT NULL RETURNING run_id"""
+OLD_HOLDS: Final = "SELECT id FROM hold WHERE ended_at < ? AND errored_due = 0 LIMIT ?"
+REMOVE_HOLDS: Final = """
+DELETE FROM hold WHERE id IN ({marks}) AND ended_at IS NOT NULL AND errored_due = 0 RETURNING id"""
+OLD_INCIDENTS: Final = "SELECT id FROM incident WHERE at < ? LIMIT ?"
+REMOVE_INCIDENTS: Final = "DELETE FROM incident WHERE id IN ({marks}) RETURNING id"
+PAST: Final = (
+    (OLD_RUNS, REMOVE_RUNS),
+    (OLD_HOLDS, REMOVE_HOLDS),
+    (OLD_INCIDENTS, REMOVE_INCIDENTS),
+)
+"""What else is over: which, and its removal."""
+FORGET_FUTURE: Final = "DELETE FROM consumed WHERE at > ?"
+SINCE: Final = """
+SELECT max(at) FROM (
+    SELECT at, sum(seconds) OVER (ORDER BY at DESC) AS total FROM consumed) AS summed
+WHERE total >= ?"""
+FORGET_BEFORE: Final = f"DELETE FROM consumed WHERE at < ({SINCE})"
+# ?1 is the beginning, ?2 the end: what another run has noted of that time counts once.
+NOTE_CONSUMED: Final = """
+INSERT INTO consumed SELECT begun, ?2 - begun FROM (
+    SELECT CASE WHEN noted > ?1 THEN noted ELSE ?1 END AS begun FROM (
+        SELECT coalesce(max(at + seconds), 0) AS noted FROM consumed) AS until) AS since
+WHERE begun < ?2"""
+ABANDONED: Final = f"""
+SELECT {ROW_COLUMNS} FROM task
+WHERE owner IS NULL AND state IN ('accepted', 'handed_over') AND {IS_OPEN} AND service = ?
+    AND target <> '' AND route = ? AND NOT EXISTS (
+        SELECT 1 FROM run WHERE run.service = task.service
+            AND (run.host = task.target OR run.instance = task.target) AND run.beat_at > ?)
+ORDER BY id LIMIT ?"""

@@ -1,0 +1,22 @@
+"""The statements of `epoch`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gracekit.store.schema import IS_OPEN
+
+LOOK: Final = "SELECT epoch, age, copied_at FROM epoch"
+RISE: Final = "UPDATE epoch SET age = age + 1 RETURNING epoch, age"
+RAISE: Final = """
+UPDATE epoch SET epoch = CASE WHEN epoch > ?1 THEN epoch ELSE ?1 END + 1,
+    age = CASE WHEN age > ?2 THEN age ELSE ?2 END, copied_at = NULL"""
+# What the older store has as accepted may have begun, and even ended, since it was the last one.
+_DOUBTED: Final = f"{IS_OPEN} AND state = 'accepted' AND on_interrupt IN ('error', 'probe')"
+NOTE_DOUBT: Final = f"""
+INSERT INTO incident (at, run_id, what, request_id, method, detail)
+SELECT ?, '', 'restored', request_id, method, 'accepted in an older store: it may have begun since'
+FROM task WHERE {_DOUBTED}"""
+DOUBT: Final = f"""
+UPDATE task SET state = 'handed_over', cut = 'unclean', owner = NULL, not_before = ? + settle_s
+WHERE {_DOUBTED}"""
