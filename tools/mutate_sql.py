@@ -28,7 +28,11 @@ from gracekit.store.batch import Batch
 from gracekit.store.engine import MemoryEngine
 from gracekit.testing.ports import PlayedEngine
 
-MODULES: Final = ("gracekit.journal.tasks_sql", "gracekit.journal.claims_sql", "gracekit.leases.leases_sql")
+MODULES: Final = (
+    "gracekit.journal.tasks_sql",
+    "gracekit.journal.claims_sql",
+    "gracekit.leases.leases_sql",
+)
 TESTS: Final = ("tests/leases", "tests/journal", "tests/service")
 OPTIONS: Final = (
     *("-q", "-x", "-p", "no:xdist", "-p", "no:randomly", "-p", "no:cacheprovider"),
