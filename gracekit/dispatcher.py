@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from gracekit.clock import Clock
-from gracekit.errors import StoreError
+from gracekit.errors import RowLostError, StoreError, TaskInterruptedError
 from gracekit.journal.rows import Address, Outcome, TaskRow
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
@@ -26,7 +26,7 @@ from gracekit.request.duplicates import Duplicates
 from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import Job, LaneGate, Turns, Unfinished
-from gracekit.request.outcomes import errored, ordered
+from gracekit.request.outcomes import errored, failed, ordered
 from gracekit.request.unjournaled import Unjournaled
 from gracekit.request.waits import LeaseWaits
 from gracekit.rpc.failures import words_of
@@ -256,9 +256,7 @@ class Dispatcher:
         if end.outcome is None:
             await self._hand_over(job, end.cut or Cut.CANCELLED)
             return
-        addresses = await self._finish(job, end, end.outcome)
-        for address in addresses:
-            await self._reply(job, address, end.outcome)
+        await self._finish(job, end, end.outcome)
 
     # -- track and accept: custody ------------------------------------------------------
 
@@ -340,7 +338,7 @@ class Dispatcher:
         self._events.not_started(job)
 
     async def _end_unstarted(self, job: Job, outcome: Outcome) -> None:
-        addresses = await self._custody.finish(job, outcome, expected=TaskState.ACCEPTED)
+        outcome, addresses = await self._record(job, outcome, expected=TaskState.ACCEPTED)
         for address in addresses:
             await self._reply(job, address, outcome)
 
@@ -358,17 +356,30 @@ class Dispatcher:
         self._end_turn(job)
         self._custody.left()
 
-    async def _finish(self, job: Job, end: End, outcome: Outcome) -> list[Address]:
-        """Outcome, end of the lease and replies due, in one commit; then the turn is over."""
-        task = job.task
+    async def _finish(self, job: Job, end: End, outcome: Outcome) -> None:
+        """Outcome, end of the lease and replies due, in one commit; then turn and replies."""
         self._turns.leave_slots(job)
-        addresses = await self._custody.finish(job, outcome, expected=TaskState.RUNNING)
-        self._journal.forget_cursor(task)
+        outcome, addresses = await self._record(job, outcome, expected=TaskState.RUNNING)
+        self._journal.forget_cursor(job.task)
         self._end_turn(job)
         if job.refused:
             await self._waits.pass_on(job)
         self._attempts.note_end(job, end, outcome)
-        return addresses
+        for address in addresses:
+            await self._reply(job, address, outcome)
+
+    async def _record(
+        self, job: Job, outcome: Outcome, *, expected: TaskState
+    ) -> tuple[Outcome, list[Address]]:
+        """Record an outcome; returns what callers are answered, and where."""
+        try:
+            return outcome, await self._custody.finish(job, outcome, expected=expected)
+        except RowLostError as error:
+            self._events.row_lost(job)
+            state = TaskState.FAILED if expected is TaskState.RUNNING else outcome.state
+            job.task.advance(state)
+            answer = failed(TaskInterruptedError(str(error)), state)
+            return answer, [] if job.reply is None else [job.reply]
 
     def _end_turn(self, job: Job) -> None:
         self._turns.leave(job)

@@ -13,6 +13,7 @@ from typing import Final
 
 from gracekit.errors import (
     ConflictError,
+    RowLostError,
     StoreBrokenError,
     StoreClosedError,
     StoreError,
@@ -104,7 +105,8 @@ class Custody:
 
         Owner alone proves nothing: an ended row of an earlier request keeps its owner.
         """
-        row = await self._row_after(error, job.task, what)
+        rows = await self._rows_after(error, job.task, what)
+        row = rows[0] if rows else None
         if row is None or row.owner != self._journal.run_id or row.state is not state:
             return Entry.FAILED
         job.task.row_id, job.task.attempt, job.task.token = row.id, row.attempts, row.token
@@ -136,6 +138,9 @@ class Custody:
         What came out of a handler is worth waiting for: a refused commit is tried again
         until the store takes it. Nothing is due when the row was taken from us, or the store
         is broken or closed: the row then stays as it is for the next start.
+
+        Raises:
+            RowLostError: there is no row any more, so the outcome can never be recorded.
         """
         task = job.task
         hook = outcome.state is TaskState.ERRORED and job.method.errored_hook is not None
@@ -158,7 +163,10 @@ class Custody:
                 if not owing and isinstance(error, ConflictError):
                     owing = True
                     continue
-                row = await self._row_after(error, task, "outcome")
+                found = await self._rows_after(error, task, "outcome")
+                if found == []:
+                    raise self._lost(task) from error
+                row = found[0] if found else None
                 if row is None or (row.state is expected and row.owner == self._journal.run_id):
                     await asyncio.sleep(pause_s)
                     pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
@@ -171,6 +179,14 @@ class Custody:
             if hook:
                 self._pace.poke()
             return [address_of(row) for row in rows]
+
+    def _lost(self, task: TrackedTask) -> RowLostError:
+        if task.token is not None and task.resource is not None:
+            guard = Guard(resource=task.resource, token=task.token)
+            self._leases.owe(guard, task.request_id)
+        return RowLostError(
+            f"{task} was accepted, and the store has lost its row: how it ended cannot be recorded"
+        )
 
     async def hand_over(self, job: Job, cut: Cut, *, returned: bool = True) -> bool:
         """Record a started, unfinished task for recovery; false if that failed.
@@ -254,15 +270,24 @@ class Custody:
         """A task whose entry failed is out of the tracker: recovery may look for its row now."""
         self._pace.poke()
 
-    async def _row_after(self, error: StoreError, task: TrackedTask, what: str) -> TaskRow | None:
+    async def _rows_after(
+        self, error: StoreError, task: TrackedTask, what: str
+    ) -> list[TaskRow] | None:
+        """The row of *task* after a commit of it has failed.
+
+        Returns:
+            The row, or nothing where there is none; None where the store does not say, or the
+            error says that nothing was changed.
+        """
         try:
-            if isinstance(error, UnknownCommitError | ConflictError):
-                return await self._journal.known(task.request_id, task.recipient)
+            if not isinstance(error, UnknownCommitError | ConflictError):
+                return None
+            row = await self._journal.known(task.request_id, task.recipient)
         except StoreError:
             return None
         finally:
             self._tell(error, what)
-        return None
+        return [] if row is None else [row]
 
     def _tell(self, error: StoreError, what: str) -> None:
         self._telemetry.emit("store.error", what=what, error=str(error))

@@ -214,6 +214,7 @@ _EVENTS: Final = (
     ),
     _event("task.adopted", _I, "A task that nobody kept has a keeper.", _TASK),
     _event("task.settled", _I, "Recovery decided.", f"{_TASK} verdict reason"),
+    _event("task.row_lost", _E, "The store has lost its row; its outcome is dropped.", _TASK),
     _event("task.errored", _W, "It will not be run again.", f"{_TASK} reason"),
     _event("hold.ended", _I, "Not by a request: lapsed, or settled.", "hold key method reason"),
     _event("clock.set", _W, "The wall clock was set; what waits keeps its length.", "by_s"),

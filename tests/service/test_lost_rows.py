@@ -11,6 +11,7 @@ from gracekit import (
     Context,
     Done,
     Service,
+    TaskInterruptedError,
     Wait,
 )
 from gracekit.process import Point
@@ -108,3 +109,90 @@ async def test_a_pass_that_failed_does_not_count_as_a_look(world: World, svc: Se
     await life.hears("task.adopted")
 
     assert now() - begun < 2
+
+
+# -- rows that the store has lost ---------------------------------------------------------------
+
+
+def forget(world: World, request_id: str) -> None:
+    """Lose a row, as a store does that was repaired, or restored under a living run."""
+    world.disk.execute(
+        "DELETE FROM reply WHERE task_id IN (SELECT id FROM task WHERE request_id = ?)",
+        (request_id,),
+    )
+    world.disk.execute("DELETE FROM task WHERE request_id = ?", (request_id,))
+    world.disk.execute("UPDATE tally SET n = n - 1 WHERE what = 'accepted'")  # or accounts differ
+
+
+async def test_a_task_whose_row_vanished_ends_and_its_caller_is_told(world: World, svc: Service):
+    """
+    Its outcome can never be recorded: it is dropped and logged, the lease goes back, and the
+    drain does not wait for it.
+    """
+    world.expects_faults = True
+
+    @svc.rpc(resource="vm")
+    async def resize(ctx: Context, vm: str) -> str:
+        await asyncio.sleep(10)
+        return "resized"
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    call = asyncio.create_task(client.prepare(request_id="r", timeout=100).call(resize, vm="1"))
+    await life.hears("task.started")
+    forget(world, "r")
+
+    with pytest.raises(TaskInterruptedError, match=r"the store has lost its row"):
+        await call
+    (told,) = life.told("task.row_lost")
+    assert (told["task_id"], told["method"]) == ("r", "resize")
+    again = await client.prepare(request_id="r2", timeout=100).call(resize, vm="1")
+    assert again == "resized"  # its lease is free
+    assert (await life.drain()).exit_code == 0
+
+
+async def test_a_cast_whose_row_vanished_does_not_hold_the_drain(world: World, svc: Service):
+    """
+    It has no caller to tell; the error is logged once, and not at each try for ever.
+    """
+    world.expects_faults = True
+
+    @svc.rpc
+    async def resize(ctx: Context) -> None:
+        await asyncio.sleep(10)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.prepare(request_id="r").cast(resize)
+    await life.hears("task.started")
+    forget(world, "r")
+    began = now()
+    report = await life.drain()
+
+    assert (report.exit_code, report.left_behind) == (0, 0)
+    assert now() - began < 20
+    assert len(life.told("task.row_lost")) == 1
+    assert len(life.told("store.error")) <= 3
+
+
+async def test_an_order_on_a_task_in_line_whose_row_vanished_ends_it(world: World, svc: Service):
+    """
+    It never began, and no try to record its end is left over.
+    """
+    world.expects_faults = True
+
+    @svc.rpc(resource="vm")
+    async def resize(ctx: Context, vm: str) -> None:
+        await asyncio.sleep(5)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.prepare(request_id="first").cast(resize, vm="1")
+    await client.prepare(request_id="r").cast(resize, vm="1")
+    await world.until(lambda: world.state("r") == "accepted")
+    forget(world, "r")
+    await world.verb(life, "cancel", task_id="r", reason="wrong host")
+    await life.hears("task.row_lost")
+
+    report = await life.drain()
+    assert (report.exit_code, report.left_behind) == (0, 0)
