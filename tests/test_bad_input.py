@@ -316,6 +316,10 @@ JUNK: dict[str, bytes] = {
     "a list": b"[1, 2]",
     "text": b'"add"',
     "NaN": b'{"method": "add", "args": {"a": NaN}}',
+    "NUL in the id": b'{"method": "add", "args": {"a": 1}, "_unique_id": "u\\u0000"}',
+    "NUL in the method": b'{"method": "ad\\u0000d"}',
+    "NUL in the version": b'{"method": "add", "version": "1.\\u00000"}',
+    "surrogate in the id": b'{"method": "add", "_unique_id": "\\ud800"}',
     "no method": b'{"args": {}}',
     "method is no text": b'{"method": 5}',
     "method is empty": b'{"method": ""}',
@@ -358,6 +362,7 @@ async def test_junk_is_kept_aside(site: Site, body: bytes, queue: str):
         ({"method": None}, "message has no method"),
         ({"version": 1.2}, "version is a number, not text"),
         ({"_timeout": "x"}, "_timeout is text, not seconds"),
+        ({"_unique_id": "u\0v"}, "_unique_id has a NUL character, which no store takes: 'u\\x00v'"),
     ],
 )
 async def test_the_caller_of_junk_is_told(site: Site, wrong: dict[str, Any], said: str):
@@ -941,3 +946,40 @@ async def test_a_caller_of_a_service_that_refuses_all_gets_only_our_errors(site:
     for method, args in (("nope", {}), ("add", {"x": 1}), ("change", {}), ("odd", {})):
         with pytest.raises((RpcError, TypeError)):
             await site.client.prepare(timeout=5).call(method, **args)
+
+
+@pytest.mark.looptime
+async def test_a_nul_reaches_no_column_of_text():
+    """
+    PostgreSQL has no such character: refused where it is named, escaped where a handler says it.
+    """
+    world, svc = World(), a_service()
+
+    @svc.rpc
+    async def hold(ctx: Context, key: str) -> None:
+        await ctx.hold("migration", key, at_most="1h")
+
+    @svc.rpc
+    async def fail(ctx: Context) -> None:
+        raise ValueError("no disk \0 there")
+
+    @svc.rpc(resource="vm")
+    async def resize(ctx: Context, vm: str) -> None:
+        """Do nothing."""
+
+    await world.start(svc)
+    client = await world.client(svc)
+    for wrong in ("u\0", "\ud800"):
+        with pytest.raises(ConfigError, match=r"request_id=.* no store takes"):
+            client.prepare(request_id=wrong)
+    with pytest.raises(TypeError, match=r"hold\(\) needs a key without NUL"):
+        await client.call(hold, key="vm\0")
+    with pytest.raises(TypeError, match="none of them NUL"):
+        await client.call("resize", vm="vm\0")
+    with pytest.raises(ValueError, match="no disk"):
+        await client.prepare(request_id="r").call(fail)
+
+    assert world.task("r")["detail"] == r"no disk \0 there"
+    values = [value for row in world.rows("SELECT * FROM task") for value in row.values()]
+    assert not any("\0" in value for value in values if isinstance(value, str))
+    await world.close()

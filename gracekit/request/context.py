@@ -291,7 +291,15 @@ class Context(Mapping[str, Any]):
             name: Kind of operation, for example `"migration"`.
             key: Which one.
             at_most: Duration after which the hold lapses (`"15m"`, or seconds).
+
+        Raises:
+            InvalidArgumentsError: *name* or *key* has a NUL, which no store takes.
         """
+        for what, text in (("name", name), ("key", str(key))):
+            if "\0" in text:
+                raise InvalidArgumentsError(
+                    f"hold() needs a {what} without NUL, which no store takes, and not {text!r}"
+                )
         await self._services.holds.open(
             name,
             str(key),

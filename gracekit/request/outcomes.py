@@ -25,7 +25,8 @@ from gracekit.tracker.task import Order, Reason, TaskState
 def failed(error: BaseException, state: TaskState = TaskState.FAILED) -> Outcome:
     """The outcome of a handler that raised *error*."""
     failure = failure_of(error)
-    return Outcome(state=state, failure=failure_text(failure), detail=failure.message[:1000])
+    detail = failure.message[:1000].replace("\0", "\\0")  # no text of every store has a NUL
+    return Outcome(state=state, failure=failure_text(failure), detail=detail)
 
 
 def has_left_out(outcome: Outcome) -> bool:

@@ -35,7 +35,9 @@ Hook = Callable[..., Any]
 
 LONGEST_RESOURCE: Final = 255
 """Characters of a resource's id: it is kept for as long as its store."""
-_NO_RESOURCE: Final = f"needs text or a number of 1 to {LONGEST_RESOURCE} characters for"
+_NO_RESOURCE: Final = (
+    f"needs text or a number of 1 to {LONGEST_RESOURCE} characters, none of them NUL, for"
+)
 
 
 def resource_id_of(value: object) -> str | None:
@@ -46,7 +48,7 @@ def resource_id_of(value: object) -> str | None:
     if value is None or isinstance(value, Mapping | list | tuple | set | frozenset):
         return None
     text = str(value)
-    return text if 0 < len(text) <= LONGEST_RESOURCE else None
+    return text if 0 < len(text) <= LONGEST_RESOURCE and "\0" not in text else None
 
 
 class Place(NamedTuple):

@@ -107,6 +107,11 @@ class Options:
             )
         if self.request_id is not None and not 0 < len(self.request_id) <= MAX_NAME:
             raise ConfigError(f"request_id must have 1 to {MAX_NAME} characters")
+        if self.request_id is not None and not _is_storable(self.request_id):
+            raise ConfigError(
+                f"request_id={self.request_id!r} has a NUL or half a character, which no store "
+                "takes; write it without"
+            )
         if self.host is not None and not (self.host and self.host.isprintable()):
             raise ConfigError(f"host={self.host!r} names no host; leave it out to send to any")
         for name in ("version_cap", "ops_since"):
@@ -147,6 +152,11 @@ class Options:
             return True
         # An order, unlike `can_send`: whatever came after it has the server too.
         return _numbers(self.version_cap) >= _numbers(self.ops_since)
+
+
+def _is_storable(text: str) -> bool:
+    """Whether any store takes it: NUL is none of PostgreSQL's characters, a surrogate nobody's."""
+    return "\0" not in text and not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def _check_type(name: str, value: object) -> None:

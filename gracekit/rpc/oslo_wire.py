@@ -287,6 +287,8 @@ def _text(message: Mapping[str, Any], key: str, longest: int = MAX_NAME) -> str 
         raise BadMessageError(f"{key} is {_kind(value)}, not text: {excerpt(value)}")
     if len(value) > longest:
         raise BadMessageError(f"{key} is longer than {longest} characters: {excerpt(value)}")
+    if "\0" in value:
+        raise BadMessageError(f"{key} has a NUL character, which no store takes: {excerpt(value)}")
     return value
 
 
