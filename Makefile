@@ -4,6 +4,7 @@
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: demo test check soak bench bench-rabbitmq mutate lock
-demo test check soak bench bench-rabbitmq mutate lock:
+# The first target: what `make` alone does.
+.PHONY: help demo test quick check soak bench bench-rabbitmq mutate lock
+help demo test quick check soak bench bench-rabbitmq mutate lock:
 	@$(PYTHON) tools/dev.py $@ $(ARGS)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from gracekit.clock import Clock
-from gracekit.errors import RowLostError, StoreError, TaskInterruptedError
+from gracekit.errors import StoreError
 from gracekit.journal.rows import Address, Outcome, TaskRow
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
@@ -26,7 +26,7 @@ from gracekit.request.duplicates import Duplicates
 from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import Job, LaneGate, Turns, Unfinished
-from gracekit.request.outcomes import errored, failed, ordered
+from gracekit.request.outcomes import errored, ordered
 from gracekit.request.unjournaled import Unjournaled
 from gracekit.request.waits import LeaseWaits
 from gracekit.rpc.failures import words_of
@@ -338,7 +338,7 @@ class Dispatcher:
         self._events.not_started(job)
 
     async def _end_unstarted(self, job: Job, outcome: Outcome) -> None:
-        outcome, addresses = await self._record(job, outcome, expected=TaskState.ACCEPTED)
+        outcome, addresses = await self._custody.finish(job, outcome, expected=TaskState.ACCEPTED)
         for address in addresses:
             await self._reply(job, address, outcome)
 
@@ -359,7 +359,7 @@ class Dispatcher:
     async def _finish(self, job: Job, end: End, outcome: Outcome) -> None:
         """Outcome, end of the lease and replies due, in one commit; then turn and replies."""
         self._turns.leave_slots(job)
-        outcome, addresses = await self._record(job, outcome, expected=TaskState.RUNNING)
+        outcome, addresses = await self._custody.finish(job, outcome, expected=TaskState.RUNNING)
         self._journal.forget_cursor(job.task)
         self._end_turn(job)
         if job.refused:
@@ -367,19 +367,6 @@ class Dispatcher:
         self._attempts.note_end(job, end, outcome)
         for address in addresses:
             await self._reply(job, address, outcome)
-
-    async def _record(
-        self, job: Job, outcome: Outcome, *, expected: TaskState
-    ) -> tuple[Outcome, list[Address]]:
-        """Record an outcome; returns what callers are answered, and where."""
-        try:
-            return outcome, await self._custody.finish(job, outcome, expected=expected)
-        except RowLostError as error:
-            self._events.row_lost(job)
-            state = TaskState.FAILED if expected is TaskState.RUNNING else outcome.state
-            job.task.advance(state)
-            answer = failed(TaskInterruptedError(str(error)), state)
-            return answer, [] if job.reply is None else [job.reply]
 
     def _end_turn(self, job: Job) -> None:
         self._turns.leave(job)

@@ -54,10 +54,6 @@ class StoreBrokenError(StoreError):
     """An I/O error, a full or read-only disk, or corruption: final for this process."""
 
 
-class RowLostError(StoreError):
-    """A row that was committed is not in the store any more: the store has lost it."""
-
-
 class StoreClosedError(StoreError):
     """The store is not open: it was not started yet, or is stopped."""
 

@@ -185,7 +185,16 @@ def test_a_lease_changes_with_the_leases_batches_only():
         name for name, tree in trees() if any(LEASE_CHANGE.search(text) for text in texts(tree))
     }
 
-    assert changing == {"gracekit/leases/leases.py"}
+    using = {
+        name
+        for name, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        and ("leases_sql" in str(node.module) or any(a.name == "leases_sql" for a in node.names))
+    }
+
+    assert changing == {"gracekit/leases/leases_sql.py"}
+    assert using == {"gracekit/leases/leases.py"}
 
 
 def test_every_reply_passes_its_point_before_and_after():

@@ -1,4 +1,4 @@
-"""One door to every chore: demo, test, check, soak, bench, bench-rabbitmq, mutate, lock.
+"""One door to every chore: demo, test, quick, check, soak, bench, bench-rabbitmq, mutate, lock.
 
 Needs nothing but Python and its pip. The pinned tools go once into
 `.deps/<digest>/`, an environment made by hand: `pip install --target` works
@@ -235,6 +235,11 @@ def test(arguments: Sequence[str]) -> int:
     return run(DEV_LOCK, "pytest", *WORKERS, *arguments)
 
 
+def quick(arguments: Sequence[str]) -> int:
+    """Run the tests that start no process and no server: the loop to work in."""
+    return run(DEV_LOCK, "pytest", *WORKERS, "-q", "-m", "not process and not server", *arguments)
+
+
 def soak(arguments: Sequence[str]) -> int:
     """Run the same tests with large numbers, for hours rather than minutes."""
     servers(arguments)
@@ -326,9 +331,18 @@ def _compile(requirements: Sequence[str], target: Path, arguments: Sequence[str]
     return code
 
 
+def show_help(_: Sequence[str]) -> int:
+    """List the commands."""
+    for name, command in COMMANDS.items():
+        print(f"make {name:<15} {(command.__doc__ or '').strip().partition(chr(10))[0]}")
+    return 0
+
+
 COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
+    "help": show_help,
     "demo": demo,
     "test": test,
+    "quick": quick,
     "check": check,
     "soak": soak,
     "bench": bench,

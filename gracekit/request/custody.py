@@ -13,10 +13,10 @@ from typing import Final
 
 from gracekit.errors import (
     ConflictError,
-    RowLostError,
     StoreBrokenError,
     StoreClosedError,
     StoreError,
+    TaskInterruptedError,
     UnknownCommitError,
 )
 from gracekit.journal.rows import Address, Outcome, TaskRow, address_of
@@ -24,6 +24,7 @@ from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Guard, Leases
 from gracekit.process import Point
 from gracekit.request.lanes import Job
+from gracekit.request.outcomes import failed
 from gracekit.request.pace import Pace
 from gracekit.store.batch import Batch, Row
 from gracekit.telemetry.telemetry import Telemetry
@@ -132,15 +133,15 @@ class Custody:
 
     # -- out -----------------------------------------------------------------------------
 
-    async def finish(self, job: Job, outcome: Outcome, *, expected: TaskState) -> list[Address]:
-        """Record an outcome, end the lease, and make replies due; returns where they go.
+    async def finish(
+        self, job: Job, outcome: Outcome, *, expected: TaskState
+    ) -> tuple[Outcome, list[Address]]:
+        """Record an outcome, end the lease, and make replies due; returns what is answered where.
 
         What came out of a handler is worth waiting for: a refused commit is tried again
         until the store takes it. Nothing is due when the row was taken from us, or the store
-        is broken or closed: the row then stays as it is for the next start.
-
-        Raises:
-            RowLostError: there is no row any more, so the outcome can never be recorded.
+        is broken or closed: the row then stays as it is for the next start. Where the store has
+        lost the row, the outcome can never be recorded, and the caller is told that.
         """
         task = job.task
         hook = outcome.state is TaskState.ERRORED and job.method.errored_hook is not None
@@ -158,14 +159,14 @@ class Custody:
                 rows = (await self._journal.commit(batch))[index]
             except (StoreBrokenError, StoreClosedError) as error:
                 self._tell(error, "outcome")
-                return []
+                return outcome, []
             except StoreError as error:
                 if not owing and isinstance(error, ConflictError):
                     owing = True
                     continue
                 found = await self._rows_after(error, task, "outcome")
                 if found == []:
-                    raise self._lost(task) from error
+                    return self._lost(job, outcome, expected)
                 row = found[0] if found else None
                 if row is None or (row.state is expected and row.owner == self._journal.run_id):
                     await asyncio.sleep(pause_s)
@@ -173,20 +174,33 @@ class Custody:
                     continue
                 if row.state is outcome.state and row.owner == self._journal.run_id:
                     task.advance(outcome.state)
-                    return await self._journal.replies_due(row.id)
-                return []  # not ours any more
+                    return outcome, await self._journal.replies_due(row.id)
+                return outcome, []  # not ours any more
             task.advance(outcome.state)
             if hook:
                 self._pace.poke()
-            return [address_of(row) for row in rows]
+            return outcome, [address_of(row) for row in rows]
 
-    def _lost(self, task: TrackedTask) -> RowLostError:
+    def _lost(
+        self, job: Job, outcome: Outcome, expected: TaskState
+    ) -> tuple[Outcome, list[Address]]:
+        task = job.task
         if task.token is not None and task.resource is not None:
             guard = Guard(resource=task.resource, token=task.token)
             self._leases.owe(guard, task.request_id)
-        return RowLostError(
-            f"{task} was accepted, and the store has lost its row: how it ended cannot be recorded"
+        self._telemetry.emit(
+            "task.row_lost",
+            task_id=task.request_id,
+            method=task.method,
+            channel=task.lane.word,
+            resource=task.resource,
+            attempt=task.attempt,
         )
+        state = TaskState.FAILED if expected is TaskState.RUNNING else outcome.state
+        task.advance(state)
+        sentence = f"{task} has ended, and how cannot be recorded: the store has lost its row"
+        answer = failed(TaskInterruptedError(sentence), state)
+        return answer, [] if job.reply is None else [job.reply]
 
     async def hand_over(self, job: Job, cut: Cut, *, returned: bool = True) -> bool:
         """Record a started, unfinished task for recovery; false if that failed.

@@ -39,18 +39,6 @@ class TaskEvents:
             attempt=task.attempt,
         )
 
-    def row_lost(self, job: Job) -> None:
-        """It has ended, and the store has lost its row."""
-        task = job.task
-        self._telemetry.emit(
-            "task.row_lost",
-            task_id=task.request_id,
-            method=task.method,
-            channel=task.lane.word,
-            resource=task.resource,
-            attempt=task.attempt,
-        )
-
     def started(self, job: Job) -> None:
         """Its handler is called now; of a suspect, how it is kept apart."""
         task = job.task

@@ -102,11 +102,11 @@ def request_in(message: JsonObject) -> Request:
         BadMessageError: it is none.
     """
     return Request(
-        request_id=_text(message, "_unique_id") or "",
+        request_id=_name(message, "_unique_id") or "",
         method=_required(message, "method"),
         args=_object(message, "args"),
-        namespace=_text(message, "namespace"),
-        version=_text(message, "version", MAX_VERSION) or "1.0",
+        namespace=_name(message, "namespace"),
+        version=_name(message, "version", MAX_VERSION) or "1.0",
         context={
             key[_CONTEXT_AT:]: value for key, value in message.items() if key.startswith(_CONTEXT)
         },
@@ -124,7 +124,7 @@ def caller_in(message: JsonObject) -> ReplyAddress | None:
 
 
 def _address(message: JsonObject) -> ReplyAddress | None:
-    msg_id, queue = _text(message, "_msg_id"), _text(message, "_reply_q")
+    msg_id, queue = _name(message, "_msg_id"), _name(message, "_reply_q")
     return ReplyAddress(queue=queue, msg_id=msg_id) if msg_id and queue else None
 
 
@@ -287,13 +287,19 @@ def _text(message: Mapping[str, Any], key: str, longest: int = MAX_NAME) -> str 
         raise BadMessageError(f"{key} is {_kind(value)}, not text: {excerpt(value)}")
     if len(value) > longest:
         raise BadMessageError(f"{key} is longer than {longest} characters: {excerpt(value)}")
-    if "\0" in value:
+    return value
+
+
+def _name(message: Mapping[str, Any], key: str, longest: int = MAX_NAME) -> str | None:
+    """Text that a request goes by, which the journal keeps as it is."""
+    value = _text(message, key, longest)
+    if value is not None and "\0" in value:
         raise BadMessageError(f"{key} has a NUL character, which no store takes: {excerpt(value)}")
     return value
 
 
 def _required(message: JsonObject, key: str) -> str:
-    value = _text(message, key)
+    value = _name(message, key)
     if not value:
         raise BadMessageError(f"message has no {key}")
     return value

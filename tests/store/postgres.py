@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,8 +33,9 @@ def program(name: str) -> str:
 class Postgres:
     """A server with an empty database, reached by `psql`."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self) -> None:
+        # Not below the tests' own, where only we may go; and the path of a socket is short.
+        self._directory = Path(tempfile.mkdtemp(prefix="gracekit-pg-"))
         self._as = {"user": NOBODY, "group": "nogroup"} if os.geteuid() == 0 else {}
 
     @contextmanager
@@ -60,6 +62,7 @@ class Postgres:
         finally:
             server.terminate()  # SIGTERM waits for clients, and there are none
             server.wait(WAIT_S)
+            shutil.rmtree(self._directory)
 
     def _await(self) -> None:
         deadline = time.monotonic() + WAIT_S

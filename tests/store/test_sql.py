@@ -6,7 +6,6 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import apsw
@@ -99,29 +98,19 @@ def test_every_text_can_be_prepared_on_sqlite(database):
             raise AssertionError(f"{name}: {error}\n{text}") from error
 
 
-def test_every_text_can_be_prepared_on_postgresql(database, tmp_path_factory):
+@pytest.mark.server
+def test_every_text_can_be_prepared_on_postgresql(database):
     """
     The same words mean something to a second engine, with a type for each parameter.
     """
     found = texts()
-    with Postgres(short_directory(tmp_path_factory)).running() as server:
+    with Postgres().running() as server:
         assert server.execute(tables_of(database)) == {}
         prepared = [f"PREPARE p{n} AS {numbered(one)}" for n, one in enumerate(found.values())]
         errors = server.execute(prepared)
 
     names = list(found)
     assert [f"{names[number]}: {error}" for number, error in errors.items()] == []
-
-
-def short_directory(factory: pytest.TempPathFactory) -> Path:
-    """The path of a socket has 107 bytes at most, and others must be able to enter."""
-    directory = factory.mktemp("pg")
-    for path in (directory, *directory.parents):
-        if path.stat().st_uid == directory.stat().st_uid and path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o711)
-        if path == factory.getbasetemp().parent:
-            break
-    return directory
 
 
 def test_no_statement_stands_outside_of_the_modules_of_texts():
