@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import signal
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -48,3 +49,45 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     if not inspect.iscoroutinefunction(inspect.unwrap(pyfuncitem.obj)):
         pyfuncitem.funcargs.pop("event_loop_policy", None)
     return (yield)
+
+
+# -- what `make quick` leaves out ---------------------------------------------------------------
+
+SERVERS = {"shared_broker", "rabbit_url", "rabbit_vhost", "own_broker", "own_vhost"}
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a broker of the tests by its fixtures."""
+    for item in items:
+        if SERVERS & set(getattr(item, "fixturenames", ())):
+            item.add_marker("server")
+
+
+class Guard:
+    """Fails a test that starts a process and does not say so: `make quick` would run it."""
+
+    def __init__(self) -> None:
+        self.item: pytest.Item | None = None
+        sys.addaudithook(self.look)
+
+    def look(self, event: str, _: object) -> None:
+        """Called by Python before each such event."""
+        item = self.item
+        if event in STARTS and item is not None:
+            self.item = None  # once, and not for what the failure itself starts
+            raise AssertionError(f"{item.nodeid} starts a process ({event}): mark it `process`")
+
+
+_guard = Guard()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Watch a test that is marked neither `process` nor `server`."""
+    is_marked = item.get_closest_marker("process") or item.get_closest_marker("server")
+    _guard.item = None if is_marked else item
+    try:
+        return (yield)
+    finally:
+        _guard.item = None

@@ -362,6 +362,7 @@ def test_errors_that_callers_branch_on_are_public():
     assert raised - mistakes - _face() == set()
 
 
+@pytest.mark.process
 def test_import_loads_no_broker_and_no_command_line():
     """
     All public names together cost an embedded user neither a broker library nor the CLI.
@@ -371,6 +372,7 @@ def test_import_loads_no_broker_and_no_command_line():
     assert _said_by(code) == "[]"
 
 
+@pytest.mark.process
 def test_import_loads_no_module_of_the_package():
     """
     Each public name loads what it needs when it is used: the command line needs few of them.

@@ -869,6 +869,7 @@ async def _make_store(place: Path) -> None:
     await engine.stop()
 
 
+@pytest.mark.process
 def test_a_read_only_disk_is_refused_at_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """
     Exit 78, before any request is taken.

@@ -202,6 +202,7 @@ async def test_judgement_of_an_orderly_life_is_good(files):
     assert judgement.good
 
 
+@pytest.mark.process
 async def test_command_fails_for_a_planted_loss_and_a_planted_repetition(files):
     """
     `gracekit demo --check` ends with 1 and names both ids.

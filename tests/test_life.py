@@ -146,6 +146,7 @@ def test_boot_and_namespace_are_compared(lock: LifeLock):
     assert not seen(lock, pid_ns=1).same_namespace
 
 
+@pytest.mark.process
 def test_a_zombie_is_gone():
     """
     It cannot act any more, though its pid is taken until its parent has asked for it.
@@ -262,6 +263,7 @@ def test_closing_another_descriptor_does_not_drop_the_lock(lock: LifeLock):
     assert seen(lock).lock is Lock.HELD
 
 
+@pytest.mark.process
 def test_asking_refuses_nobody_the_lock(tmp_path: Path):
     """
     A question that took the lock for a moment would refuse an acquire of a free slot.
@@ -293,6 +295,7 @@ while True:
     assert refused == 0
 
 
+@pytest.mark.process
 def test_only_one_holds_the_lock_while_its_file_is_removed(tmp_path: Path):
     """
     Who opened the file before its removal does not hold the lock of a file that is gone.
@@ -335,6 +338,7 @@ else:
 """
 
 
+@pytest.mark.process
 def test_locks_of_an_older_version_and_ours_exclude_each_other(tmp_path: Path):
     """
     An older gracekit takes POSIX locks: in a rolling upgrade both see each other.
@@ -360,6 +364,7 @@ def test_locks_of_an_older_version_and_ours_exclude_each_other(tmp_path: Path):
     lock.release()
 
 
+@pytest.mark.process
 def test_a_forked_child_does_not_hold_the_lock(lock: LifeLock):
     """
     It would share the parent's lock; and it does not take it from the parent either.
@@ -408,6 +413,7 @@ def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Life]]:
     process.communicate()
 
 
+@pytest.mark.process
 def test_a_process_that_ends_while_it_is_looked_at_is_dead(
     holder: tuple[subprocess.Popen[str], Life], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -429,6 +435,7 @@ def test_a_process_that_ends_while_it_is_looked_at_is_dead(
     assert judge(look(life, tmp_path)).is_dead
 
 
+@pytest.mark.process
 def test_a_process_that_goes_between_two_questions_is_gone(
     holder: tuple[subprocess.Popen[str], Life], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -460,6 +467,7 @@ def test_a_hidden_proc_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch):
         Process().identify()
 
 
+@pytest.mark.process
 def test_an_identity_is_read_when_it_is_asked_for():
     """
     A fork is somebody else.

@@ -120,6 +120,7 @@ def test_every_batch_names_its_point():
 PASSES = "from gracekit.process import *; Process().reach(Point.ACCEPT, 'after'); print('lives')"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("place", "switch", "code", "said"),
     [

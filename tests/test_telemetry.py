@@ -298,6 +298,7 @@ async def test_without_an_sdk_nobody_keeps_more_for_each_runtime_and_client():
     assert instruments() <= before
 
 
+@pytest.mark.process
 def test_gauges_and_counters_are_those_of_all_runtimes_that_live():
     """
     With a provider that comes late: two in one process are added up, and one that is closed is not.
@@ -609,6 +610,7 @@ def test_a_flush_waits_for_the_stream_no_longer_than_its_bound(full_pipe):
     assert full_pipe.lines()[-1].endswith("app: last words")
 
 
+@pytest.mark.process
 def test_a_forked_child_writes_its_own_lines_and_not_those_of_its_parent(full_pipe):
     """
     The thread that writes stays in the parent; a line is neither lost nor written twice.

@@ -155,6 +155,7 @@ def test_a_way_that_goes_through_a_strangers_directory_is_a_warning(place):
     assert str(inner.parent) in found.seen
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("flag", ["i", "a"])
 def test_a_file_that_nobody_may_change_fails(used, flag):
     """
@@ -338,6 +339,7 @@ async def test_a_living_run_is_seen_with_its_process(used, settings, svc):
     assert levels(runs.check_instance(named, gone)) == {"instance": Level.OK}
 
 
+@pytest.mark.process
 def test_a_stranger_that_has_the_store_open_is_found(used):
     """
     A shell of sqlite3 left open is named with its pid.

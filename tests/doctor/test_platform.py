@@ -248,6 +248,7 @@ END
 """
 
 
+@pytest.mark.process
 def test_systemctl_is_asked_for_the_unit_of_a_process(tmp_path, monkeypatch):
     """
     What systemd itself says counts: drop-ins and defaults are in it.

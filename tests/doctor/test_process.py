@@ -79,6 +79,7 @@ def test_a_shell_as_the_first_process_is_found(tmp_path, command, level):
     assert check_first_process(tmp_path).level is level
 
 
+@pytest.mark.process
 def test_real_parents_are_read(tmp_path):
     """
     A child of a real shell is seen to have one above it.
@@ -149,6 +150,7 @@ def test_as_pid_1_the_alarm_needs_a_handler(tmp_path, masks, level):
     assert check_alarm(4711, tmp_path).level is level
 
 
+@pytest.mark.process
 def test_masks_are_those_of_the_kernel():
     """
     A real child that ignores SIGTERM and blocks SIGALRM is read as such.
@@ -206,6 +208,7 @@ def test_a_terminal_as_standard_input_is_told(tmp_path, target, level):
     assert check_terminal(7, tmp_path).level is level
 
 
+@pytest.mark.process
 def test_few_open_files_are_told():
     """
     The limit of a real child is read, and the remedy stays within what it may set.
@@ -257,6 +260,7 @@ def test_python_and_dependencies_are_looked_at():
     assert {one.level for one in host.check_dependencies()} <= {Level.OK, Level.SKIP}
 
 
+@pytest.mark.process
 def test_a_limit_on_file_size_is_told():
     """
     A store that may not grow is a full disk to come.

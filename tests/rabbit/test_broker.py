@@ -25,6 +25,8 @@ from tests.rabbit.erlang import find_server
 from tests.rabbit.machine import HOST, Child, free_ports, process, see_off
 from tests.scale import scale
 
+pytestmark = pytest.mark.process
+
 PATIENCE_S = 30.0  # for what must happen; never waited for in full
 QUORUM = {"x-queue-type": "quorum"}
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.scale import scale
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 PLANTED = sorted((Path(__file__).parent / "planted").glob("*.patch"))
 NO_BROKER = [patch for patch in PLANTED if patch.stem == "ack_of_what_is_open"]

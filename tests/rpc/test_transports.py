@@ -28,7 +28,11 @@ from tests.stress import stress
 QUEUE = shared_queue("compute")
 
 
-@pytest.fixture(params=["memory", "sqlite", "amqp", "amqp-plain"])
+BROKER = pytest.mark.server
+EACH = ("memory", "sqlite", *(pytest.param(one, marks=BROKER) for one in ("amqp", "amqp-plain")))
+
+
+@pytest.fixture(params=EACH)
 async def machine(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Machine]:
     tmp_path.chmod(0o700)
     machine: Machine

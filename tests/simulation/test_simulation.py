@@ -48,6 +48,7 @@ KINDS = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.timeout(scale(600, 7200))
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_no_seed_breaks_a_promise_and_together_they_meet_everything(block: int, tmp_path: Path):
@@ -76,6 +77,7 @@ def _edges() -> set[tuple[str, str]]:
     }
 
 
+@pytest.mark.process
 def test_the_same_seed_gives_the_same_trace():
     """
     In other processes, with other hashes of strings, and after other seeds.
@@ -105,6 +107,7 @@ def _play(*arguments: str, **environment: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("patch", PLANTED, ids=lambda patch: patch.stem)
 def test_a_planted_bug_can_still_be_planted(patch: Path, tmp_path: Path):
     """
@@ -113,6 +116,7 @@ def test_a_planted_bug_can_still_be_planted(patch: Path, tmp_path: Path):
     _plant(patch, tmp_path)
 
 
+@pytest.mark.process
 @pytest.mark.timeout(scale(1200, 7200))
 @pytest.mark.parametrize("patch", SOUGHT, ids=lambda patch: patch.stem)
 def test_a_planted_bug_is_found(patch: Path, tmp_path: Path):

@@ -270,6 +270,7 @@ async def test_a_place_where_no_file_can_be_is_not_to_be_made(path):
     assert path in str(refused.value)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("beside", ["", "-wal"])
 def test_a_file_that_is_a_mount_point_is_refused(tmp_path, beside):
     """
@@ -313,6 +314,7 @@ async def test_file_of_another_user_is_refused(engine, database):
         await engine.start()
 
 
+@pytest.mark.process
 async def test_read_only_file_system_is_refused(engine, database):
     """
     A store that cannot be written is a configuration error at start, not a surprise later.
@@ -341,6 +343,7 @@ def test_library_with_the_wal_race_is_refused():
         check_library("3.50.4")
 
 
+@pytest.mark.process
 async def test_lock_of_another_program_is_waited_for_a_bounded_time(engine, database):
     """
     A foreign transaction refuses commits and starts, names the cause, and breaks nothing.

@@ -86,6 +86,7 @@ def test_a_directory_of_somebody_else_is_refused(database: Path):
     assert not database.exists()
 
 
+@pytest.mark.process
 @needs_root
 @pytest.mark.parametrize("owner", [0, OTHER], ids=["root's", "our own"])
 def test_directories_of_root_and_our_own_will_do(tmp_path: Path, owner: int):
@@ -196,6 +197,7 @@ def test_root_is_told_to_run_as_the_owner_of_a_file(database: Path):
     assert "chown" not in str(caught.value)
 
 
+@pytest.mark.process
 @needs_root
 def test_who_is_not_root_may_also_have_a_file_given_to_them(database: Path):
     """
@@ -211,6 +213,7 @@ def test_who_is_not_root_may_also_have_a_file_given_to_them(database: Path):
     assert f"as root: chown {OTHER}" in said
 
 
+@pytest.mark.process
 @needs_root
 def test_a_directory_that_cannot_be_reached_is_refused_with_a_sentence(database: Path):
     """
@@ -322,6 +325,7 @@ def test_an_open_directory_of_ours_is_closed(database: Path, mode: int):
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
+@pytest.mark.process
 @needs_root
 def test_a_directory_of_root_that_everybody_may_write_is_refused(database: Path):
     """
@@ -390,6 +394,7 @@ def test_a_lock_file_is_our_own_plain_file(
         assert path.with_name("other").read_text() == "something of ours"
 
 
+@pytest.mark.process
 @needs_root
 def test_a_lock_that_we_may_not_even_open_is_known_as_a_strangers(database: Path):
     """

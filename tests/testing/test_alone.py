@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LOADED = ("pytest", "_pytest", "looptime", "hypothesis", "greenlet", "gracekit.cli", "tests")
 
 
+@pytest.mark.process
 def test_it_loads_no_test_library():
     """
     `import gracekit.testing` works where only gracekit's own dependencies are installed.
