@@ -260,7 +260,13 @@ class Service:
                 )
 
     def client(self, url: str, settings: Settings | None = None) -> RpcClient:
-        """A client of this service; use as `async with svc.client(url) as client`."""
+        """A client of this service; use as `async with svc.client(url) as client`.
+
+        Args:
+            url: Of the transport.
+            settings: None for the defaults. Of these the client needs the name of the ops topic,
+                and as the service has them: exchange, declare profile, and the largest body.
+        """
         settings = settings or Settings()
         return RpcClient(
             url,
@@ -269,6 +275,7 @@ class Service:
             exceptions=self.exceptions,
             exchange=settings.exchange,
             declare_profile=settings.declare_profile,
+            max_body_bytes=settings.max_body_bytes,
         )
 
     def run(self, settings: Settings | None = None) -> None:

@@ -290,6 +290,7 @@ class ShutdownCoordinator:
             await self._wait_ops_quiet()
         await self._close_ops()
         await self._wait_running()
+        await self._count_holds()  # not counted while a task was waited for
         self._report.waited_s = self._times.now - request.at
         return True
 
@@ -312,7 +313,8 @@ class ShutdownCoordinator:
 
     async def _count_holds(self) -> int | None:
         """Open holds; None if that cannot be told now, which is no reason to leave."""
-        asking = self._steps.bounded("count of holds", self._parts.holds.mine(), INTENT_TIMEOUT_S)
+        limit_s = self._times.within(INTENT_TIMEOUT_S)
+        asking = self._steps.bounded("count of holds", self._parts.holds.mine(), limit_s)
         holds: list[Hold] | None = await asking
         if holds is None:
             return None

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gracekit import Service, Settings
 from gracekit.clock import Clock
 from gracekit.errors import (
     CallTimeoutError,
@@ -826,6 +827,25 @@ async def test_what_cannot_be_sent_is_refused_by_name(client, echo):
         await client.cast("echo", a="x" * (1 << 20))
 
     assert echo.requests == []
+
+
+async def test_a_client_of_a_service_sends_what_its_settings_take(tmp_path):
+    """
+    As large as the service's own `max_body_bytes`, where both are told.
+    """
+    tmp_path.chmod(0o700)
+    svc, url = Service("compute"), f"sqlite:///{tmp_path / 'queue.db'}"
+    process, clock = Process(), Clock()
+    transport = open_transport(url, process=process, clock=clock)  # clients make no queue
+    await transport.start()
+    await transport.declare([shared_queue("compute")])
+
+    async with svc.client(url, Settings(max_body_bytes=1 << 22)) as large:
+        await large.cast("echo", a="x" * (1 << 21))
+    async with svc.client(url) as small:
+        with pytest.raises(MessageTooLargeError, match="a larger max_body_bytes"):
+            await small.cast("echo", a="x" * (1 << 21))
+    await transport.stop()
 
 
 async def test_only_exceptions_can_be_registered(client):

@@ -257,6 +257,34 @@ async def test_a_hold_that_outlives_the_deadline_is_counted_and_named(world: Wor
     assert hold == {"ended_at": None, "args": '{"vm":"v"}'}
 
 
+async def test_a_hold_is_reported_open_beside_a_task_that_was_handed_over(
+    world: World, svc: Service
+):
+    """
+    The drain waits for the task until the deadline, and yet says which hold it leaves.
+    """
+
+    @svc.rpc
+    async def migrate(ctx: Context, vm: str) -> None:
+        await ctx.hold("migration", vm, at_most="15m")
+
+    @svc.rpc(on_interrupt="retry")
+    async def copy(ctx: Context) -> None:
+        await asyncio.sleep(7200)
+
+    life = await world.start(svc)
+    client = await world.client(svc)
+    await client.call(migrate, vm="v")
+    await client.prepare(request_id="c").cast(copy)
+    await world.until(lambda: world.state("c") == "running")
+    report = await life.drain()
+
+    assert report.handed_over == ["c"]
+    assert (report.open_holds, report.holds) == (1, ["migration v"])
+    (finished,) = life.told("drain.finished")
+    assert (finished["open_holds"], finished["holds"]) == (1, "migration v")
+
+
 async def test_background_work_of_a_handler_is_waited_for(world: World, svc: Service):
     """
     `ctx.track` outlives the request that started it, and holds the drain.
