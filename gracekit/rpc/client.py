@@ -378,8 +378,8 @@ class RpcClient(ClientView):
         if len(body) > self._max_body_bytes:
             raise MessageTooLargeError(
                 f"{request.method}() makes a message of {len(body)} bytes and at most "
-                f"{self._max_body_bytes} are sent; pass a reference to the data, or give service and "
-                "client a larger max_body_bytes"
+                f"{self._max_body_bytes} are sent; pass a reference to the data, or give service "
+                "and client a larger max_body_bytes"
             )
         expires_in_s = None if expires_at is None else max(0.0, expires_at - self._clock.loop())
         return Message(body=body, expires_in_s=expires_in_s, headers=trace)
