@@ -1,8 +1,14 @@
-"""A start after a crash that left 100,000 rows: time until ready, and of settling a row."""
+"""A start after a crash that left 100,000 rows: time until ready, and of settling a row.
+
+And what a program pays to load gracekit.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +22,11 @@ from gracekit.life import read_identity
 
 NAME: Final = "start"
 ROWS: Final = 100_000
+_PROGRAMS: Final = {
+    "Python alone": ("-c", "pass"),
+    "import gracekit": ("-c", "import gracekit"),
+    "gracekit --version": ("-m", "gracekit", "--version"),
+}
 PATIENCE_S: Final = 120.0
 """What is settled until then is enough to tell what a row takes."""
 
@@ -55,6 +66,16 @@ def run(plan: Plan) -> Iterator[Figure]:
         ready, a_row = zip(*times, strict=True)
         yield alone(NAME, f"{rows:,} rows{case}: ready", ready, "s")
         yield alone(NAME, f"{rows:,} rows{case}: settled", a_row, "us a row")
+    for name, words in _PROGRAMS.items():
+        yield alone(NAME, f"{name}: processor time", [_processor_s(*words) for _ in range(5)], "s")
+
+
+def _processor_s(*words: str) -> float:
+    """Processor time of a Python with these words, from its start to its end."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 async def _start(directory: Path, name: str, rows: int, *, named: bool) -> tuple[float, float]:
