@@ -73,7 +73,8 @@ def run(plan: Plan) -> Iterator[Figure]:
 def _processor_s(*words: str) -> float:
     """Processor time of a Python with these words, from its start to its end."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+    command = (sys.executable, *words)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - our own Python
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
