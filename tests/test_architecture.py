@@ -44,6 +44,7 @@ FLOORS: Final = (
     _FACE,
     {"doctor"},
     {"cli"},
+    {"demo"},  # a command of its own
     {"testing"},  # may import anything; nothing imports it
 )
 SISTERS: Final = {"rpc", "tracker", "leases", "runs"}
@@ -59,7 +60,14 @@ SAME_FLOOR: Final = (
 )
 
 # What an embedded user must not pay for: broker, command line, terminal.
-NOT_LOADED: Final = ("aio_pika", "click", "rich", "gracekit.cli", "gracekit.testing")
+NOT_LOADED: Final = (
+    "aio_pika",
+    "click",
+    "rich",
+    "gracekit.cli",
+    "gracekit.demo",
+    "gracekit.testing",
+)
 
 
 class Import(NamedTuple):

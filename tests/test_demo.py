@@ -18,10 +18,10 @@ import apsw
 import pytest
 
 from gracekit import Runtime, Settings
-from gracekit.cli.demo_client import cast
-from gracekit.cli.demo_files import CONFIRMED, EFFECTS, PROCESSES, append, entries
-from gracekit.cli.demo_judge import judge, read_rows, reader_of
-from gracekit.cli.demo_service import DONE, START, svc
+from gracekit.demo.client import cast
+from gracekit.demo.files import CONFIRMED, EFFECTS, PROCESSES, append, entries
+from gracekit.demo.judge import judge, read_rows, reader_of
+from gracekit.demo.service import DONE, START, svc
 
 ROOT = Path(__file__).resolve().parent.parent
 COPY = {"label": "copy d", "method": "copy", "items": [0, 1, 2]}

@@ -47,7 +47,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "prune": ("gracekit.cli.prune:prune", "Remove what hosts that are gone have left."),
         "store": ("gracekit.cli.store:store", "Back up the file of a store."),
         "config": ("gracekit.cli.settings:config", "Show settings, and where each comes from."),
-        "demo": ("gracekit.cli.demo:demo", "Show a drain, a crash and a recovery."),
+        "demo": ("gracekit.demo.command:demo", "Show a drain, a crash and a recovery."),
     }
 )
 

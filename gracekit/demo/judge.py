@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gracekit.cli import looks_sql as sql
-from gracekit.cli.demo_files import (
+from gracekit.demo.files import (
     CONFIRMED,
     EFFECTS,
     PROCESSES,
@@ -22,7 +22,7 @@ from gracekit.cli.demo_files import (
     Entry,
     entries,
 )
-from gracekit.cli.demo_service import START
+from gracekit.demo.service import START
 from gracekit.exits import ExitCode
 from gracekit.journal.rows import from_json
 from gracekit.store.batch import Row

@@ -19,7 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from gracekit.cli.demo_files import (
+from gracekit.clock import Clock
+from gracekit.config.settings import Settings, variable_name
+from gracekit.config.values import PREFIX
+from gracekit.demo.files import (
     CONFIRMED,
     EFFECTS,
     PINGS,
@@ -30,8 +33,8 @@ from gracekit.cli.demo_files import (
     append,
     entries,
 )
-from gracekit.cli.demo_judge import read_rows, reader_of
-from gracekit.cli.demo_service import (
+from gracekit.demo.judge import read_rows, reader_of
+from gracekit.demo.service import (
     ATTACHED,
     DONE,
     PARENT_VARIABLE,
@@ -39,9 +42,6 @@ from gracekit.cli.demo_service import (
     START,
     TOPIC_VARIABLE,
 )
-from gracekit.clock import Clock
-from gracekit.config.settings import Settings, variable_name
-from gracekit.config.values import PREFIX
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
 from gracekit.process import Process as ThisProcess
@@ -310,12 +310,12 @@ class Story:
 
     async def _start_service(self, name: str) -> None:
         self.view.say(f"start of {name}")
-        child = await self._start(name, "gracekit", "run", "gracekit.cli.demo_service:svc")
+        child = await self._start(name, "gracekit", "run", "gracekit.demo.service:svc")
         self._services[name] = child
         await self._until(lambda scene: scene.phases[name] == "serving", f"{name} to serve")
 
     async def _start_client(self, name: str, verb: str) -> None:
-        await self._start(name, "gracekit.cli.demo_client", verb)
+        await self._start(name, "gracekit.demo.client", verb)
 
     async def _start(self, name: str, *arguments: str) -> _Child:
         with (self.directory / f"{name}.log").open("ab") as log:

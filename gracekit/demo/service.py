@@ -12,8 +12,8 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from gracekit.cli.demo_files import EFFECTS, append, entries
 from gracekit.clock import Clock
+from gracekit.demo.files import EFFECTS, append, entries
 from gracekit.recovery.verdicts import Done, Retry
 from gracekit.request.context import Context
 from gracekit.service import Service

@@ -14,14 +14,14 @@ from typing import Any
 
 import click
 
-from gracekit.cli.demo_files import PINGS, entries
-from gracekit.cli.demo_judge import Judgement, judge
-from gracekit.cli.demo_story import Story, View
-from gracekit.cli.demo_view import Lines, Picture, Silent, can_draw
 from gracekit.cli.text import json_text
 from gracekit.clock import Clock
 from gracekit.config.loading import load
 from gracekit.config.values import BROKERS, shown_url
+from gracekit.demo.files import PINGS, entries
+from gracekit.demo.judge import Judgement, judge
+from gracekit.demo.story import Story, View
+from gracekit.demo.view import Lines, Picture, Silent, can_draw
 from gracekit.errors import GracekitError
 
 

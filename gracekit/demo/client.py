@@ -1,4 +1,4 @@
-"""The callers of the demonstration: `python -m gracekit.cli.demo_client send|ping`.
+"""The callers of the demonstration: `python -m gracekit.demo.client send|ping`.
 
 `send` casts what it reads from standard input, one JSON object a line, and
 writes an id down only after the transport has confirmed it: from then on the
@@ -13,10 +13,10 @@ import os
 import sys
 from pathlib import Path
 
-from gracekit.cli.demo_files import CONFIRMED, PINGS, Entry, append
-from gracekit.cli.demo_service import name, ping, svc
 from gracekit.clock import Clock
 from gracekit.config.loading import load
+from gracekit.demo.files import CONFIRMED, PINGS, Entry, append
+from gracekit.demo.service import name, ping, svc
 from gracekit.errors import RpcError
 from gracekit.rpc.client import RpcClient
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
 
-from gracekit.cli.demo_files import Entry
-from gracekit.cli.demo_story import DRAIN_S, Scene
+from gracekit.demo.files import Entry
+from gracekit.demo.story import DRAIN_S, Scene
 from gracekit.tracker.task import TaskState
 
 _LABEL: Final = 19
