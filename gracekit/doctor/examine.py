@@ -14,21 +14,12 @@ from typing import Final
 
 from gracekit.config.settings import Settings
 from gracekit.config.values import BROKERS, sqlite_path
-from gracekit.doctor import (
-    database,
-    declared,
-    disk,
-    host,
-    platform,
-    pods,
-    proc,
-    processes,
-    queues,
-    runs,
-    times,
-    units,
-)
+from gracekit.doctor import declared, times
+from gracekit.doctor.files import database, disk, queues, runs
 from gracekit.doctor.finding import Finding, fail, skip, told
+from gracekit.doctor.machine import host, proc, processes
+from gracekit.doctor.platform import checks as platform
+from gracekit.doctor.platform import pods, units
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.exits import ExitCode
 from gracekit.rpc.sqlite import QUEUES_SCHEMA
@@ -231,7 +222,7 @@ def _transport(settings: Settings, found: runs.Runs, service: Service | None) ->
 
 def _broker(settings: Settings, found: runs.Runs, service: Service | None) -> Findings:
     # Here and not above: its client takes a tenth of a second to load, and files need none.
-    from gracekit.doctor.rabbit import Visit  # noqa: PLC0415
+    from gracekit.doctor.rabbit.checks import Visit  # noqa: PLC0415
 
     visit = Visit(settings, found, service, store=StorePlace(settings.store_url).identity())
     yield from _in("transport", visit.check_url, visit.check_nodes)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import pytest
 
 from gracekit import Context, Service
-from gracekit.doctor import versions
-from gracekit.doctor.answers import Answer, Fit, read_refusal
 from gracekit.doctor.finding import Level
-from gracekit.doctor.fits import Fits, check_profile
-from gracekit.doctor.things import Thing, Topic, listed, things_of
+from gracekit.doctor.rabbit import versions
+from gracekit.doctor.rabbit.answers import Answer, Fit, read_refusal
+from gracekit.doctor.rabbit.fits import Fits, check_profile
+from gracekit.doctor.rabbit.things import Thing, Topic, listed, things_of
 from gracekit.rpc.amqp.profiles import PROFILES
 
 NAME = "'a' in vhost '/'"

@@ -16,13 +16,13 @@ from aiormq.channel import Channel
 
 from gracekit import Context, Runtime, Service, Settings
 from gracekit.clock import Clock
-from gracekit.doctor.answers import Answer, Fit
-from gracekit.doctor.broker import Desk, Node, Picture, inquire
 from gracekit.doctor.examine import Case, examine
+from gracekit.doctor.files.runs import Runs
 from gracekit.doctor.finding import Finding, Level
-from gracekit.doctor.rabbit import Scene, Visit
-from gracekit.doctor.runs import Runs
-from gracekit.doctor.things import Thing, Topic, things_of
+from gracekit.doctor.rabbit.answers import Answer, Fit
+from gracekit.doctor.rabbit.broker import Desk, Node, Picture, inquire
+from gracekit.doctor.rabbit.checks import Scene, Visit
+from gracekit.doctor.rabbit.things import Thing, Topic, things_of
 from gracekit.errors import DependencyError
 from gracekit.exits import ExitCode
 from gracekit.process import Process

@@ -13,9 +13,10 @@ import apsw
 import pytest
 
 from gracekit import Context, Runtime, Service, Settings
-from gracekit.doctor import database, disk, host, proc, queues, runs
 from gracekit.doctor.examine import Case, examine
+from gracekit.doctor.files import database, disk, queues, runs
 from gracekit.doctor.finding import Finding, Level
+from gracekit.doctor.machine import host, proc
 from gracekit.exits import ExitCode
 from gracekit.rpc.sqlite import QUEUES_SCHEMA
 from gracekit.store.migrate import MIGRATIONS, load_migrations

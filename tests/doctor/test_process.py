@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gracekit import Settings
-from gracekit.doctor import host, proc
 from gracekit.doctor.finding import Level
-from gracekit.doctor.processes import (
+from gracekit.doctor.machine import host, proc
+from gracekit.doctor.machine.processes import (
     check_alarm,
     check_files,
     check_first_process,
@@ -267,7 +267,7 @@ def test_a_limit_on_file_size_is_told():
     """
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-        "from gracekit.doctor.host import check_limits\n"
+        "from gracekit.doctor.machine.host import check_limits\n"
         "print([found.level.value for found in check_limits()])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,9 +16,9 @@ from typing import Any, Final
 from gracekit.config.settings import Settings
 from gracekit.config.values import PREFIX, format_duration, parse_duration, sqlite_path
 from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
-from gracekit.doctor.given import given_by
-from gracekit.doctor.grace import compare
-from gracekit.doctor.shells import hides_signals
+from gracekit.doctor.platform.given import given_by
+from gracekit.doctor.platform.grace import compare
+from gracekit.doctor.platform.shells import hides_signals
 from gracekit.errors import ConfigError
 
 DEFAULT_GRACE_S: Final = 30.0  # terminationGracePeriodSeconds

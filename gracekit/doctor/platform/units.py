@@ -20,9 +20,9 @@ from typing import Final
 from gracekit.config.settings import Settings
 from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
-from gracekit.doctor.given import Given, given_by
-from gracekit.doctor.grace import compare
-from gracekit.doctor.shells import hides_signals
+from gracekit.doctor.platform.given import Given, given_by
+from gracekit.doctor.platform.grace import compare
+from gracekit.doctor.platform.shells import hides_signals
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 

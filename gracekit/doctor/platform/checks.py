@@ -9,11 +9,11 @@ from typing import Final
 
 from gracekit.config.settings import Settings
 from gracekit.config.values import format_duration
-from gracekit.doctor import proc
 from gracekit.doctor.finding import Finding, ok, skip, warn
-from gracekit.doctor.grace import compare
+from gracekit.doctor.machine import proc
+from gracekit.doctor.platform.grace import compare
+from gracekit.doctor.platform.units import check_directives, check_unit, show_unit
 from gracekit.doctor.times import last_breath_s
-from gracekit.doctor.units import check_directives, check_unit, show_unit
 
 DOCKER_GRACE_S: Final = 10.0  # `docker stop`, `podman stop` and compose, without an option
 SUPERVISOR_FILES: Final = (

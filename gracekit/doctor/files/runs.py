@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from gracekit.config.settings import Settings
-from gracekit.doctor import proc
-from gracekit.doctor.database import Look
+from gracekit.doctor.files.database import Look
 from gracekit.doctor.finding import Finding, fail, ok, warn
+from gracekit.doctor.machine import proc
 from gracekit.exits import ExitCode
 from gracekit.leases.epoch import mark_of, read_mark
 from gracekit.life import Judgement

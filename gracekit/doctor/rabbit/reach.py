@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gracekit.doctor.broker import Node
 from gracekit.doctor.finding import Finding, fail, ok, told, warn
+from gracekit.doctor.rabbit.broker import Node
 from gracekit.errors import ConfigError, GracekitError
 from gracekit.exits import ExitCode
 from gracekit.rpc.amqp.url import TLS_PORT, Broker, is_loopback

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from gracekit.doctor.answers import Answer, Fit
 from gracekit.doctor.finding import Finding, fail, ok, skip
-from gracekit.doctor.things import SHOWN, Thing, listed
+from gracekit.doctor.rabbit.answers import Answer, Fit
+from gracekit.doctor.rabbit.things import SHOWN, Thing, listed
 from gracekit.rpc.amqp.profiles import PROFILES
 
 CHECK: Final = "profile"

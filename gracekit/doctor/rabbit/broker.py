@@ -18,9 +18,9 @@ from aiormq.exceptions import AMQPError
 from pamqp.commands import Queue as QueueFrames
 
 from gracekit.clock import Clock
-from gracekit.doctor.answers import EXCHANGE_GUARD, QUEUE_GUARD, Answer, Fit, read_refusal
-from gracekit.doctor.things import Flags, Thing
-from gracekit.doctor.versions import is_accepted, read_version
+from gracekit.doctor.rabbit.answers import EXCHANGE_GUARD, QUEUE_GUARD, Answer, Fit, read_refusal
+from gracekit.doctor.rabbit.things import Flags, Thing
+from gracekit.doctor.rabbit.versions import is_accepted, read_version
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.rpc.amqp.bounds import bounded
 from gracekit.rpc.amqp.link import Link

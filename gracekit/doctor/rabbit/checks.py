@@ -8,14 +8,14 @@ from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
 from gracekit.config.settings import Settings
-from gracekit.doctor import reach, versions
-from gracekit.doctor.answers import Answer, Fit
-from gracekit.doctor.broker import Picture, inquire
+from gracekit.doctor.files.queues import judge
+from gracekit.doctor.files.runs import Runs
 from gracekit.doctor.finding import Finding, Level, fail, ok, skip, warn
-from gracekit.doctor.fits import check_profile, fitting
-from gracekit.doctor.queues import judge
-from gracekit.doctor.runs import Runs
-from gracekit.doctor.things import Thing, Topic, listed, queue_thing, things_of
+from gracekit.doctor.rabbit import reach, versions
+from gracekit.doctor.rabbit.answers import Answer, Fit
+from gracekit.doctor.rabbit.broker import Picture, inquire
+from gracekit.doctor.rabbit.fits import check_profile, fitting
+from gracekit.doctor.rabbit.things import Thing, Topic, listed, queue_thing, things_of
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 from gracekit.rpc.amqp.profiles import OSLO_OPTIONS

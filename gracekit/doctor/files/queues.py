@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gracekit.config.settings import Settings
-from gracekit.doctor.database import Look
+from gracekit.doctor.files.database import Look
+from gracekit.doctor.files.runs import Runs
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
-from gracekit.doctor.runs import Runs
 from gracekit.life import Judgement
 from gracekit.process import Process
 from gracekit.rpc import sqlite_rows as rows

@@ -14,9 +14,9 @@ from typing import Final
 
 from gracekit.config.settings import Settings
 from gracekit.config.values import format_duration
-from gracekit.doctor import proc
-from gracekit.doctor.database import Look
+from gracekit.doctor.files.database import Look
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
+from gracekit.doctor.machine import proc
 from gracekit.exits import ExitCode
 
 OLDEST_PYTHON: Final = (3, 11)

@@ -1,0 +1,1 @@
+"""The store and the queue as files: their place, their inside, the runs on record."""

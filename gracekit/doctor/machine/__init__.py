@@ -1,0 +1,1 @@
+"""This machine, and the processes of the service on it."""

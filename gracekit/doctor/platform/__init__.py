@@ -1,0 +1,1 @@
+"""Who will stop the service and how: systemd, supervisord, Kubernetes, shells, containers."""
