@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import apsw
@@ -23,6 +23,7 @@ from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.group import GroupCommit
 from gracekit.store.migrate import load_migrations
+from gracekit.testing.engines import EngineSuite
 
 SCHEMA = "CREATE TABLE kv (key INTEGER PRIMARY KEY, value ANY) STRICT"
 
@@ -118,7 +119,27 @@ def connection() -> Iterator[apsw.Connection]:
     made.close()
 
 
-# -- both engines -----------------------------------------------------------------
+# -- both engines: the suite, and what is SQLite's ------------------------------------
+
+
+class TestSqlite(EngineSuite):
+    """On a file."""
+
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path: Path) -> None:
+        self.places = itertools.count()
+        self.directory = tmp_path
+
+    def make(self, migrations: Sequence[str], process: Process) -> Engine:
+        path = self.directory / f"store-{next(self.places)}.db"
+        return SqliteEngine(path, migrations, process=process)
+
+
+class TestMemory(EngineSuite):
+    """In memory."""
+
+    def make(self, migrations: Sequence[str], process: Process) -> Engine:
+        return MemoryEngine(migrations, process=process)
 
 
 async def test_commit_returns_the_rows_of_each_statement(engine):
@@ -138,20 +159,6 @@ async def test_commit_returns_the_rows_of_each_statement(engine):
     assert await engine.query("SELECT value FROM kv WHERE key = ?", 1) == [(None,)]
 
 
-async def test_missed_expectation_undoes_the_whole_batch(engine):
-    """
-    A compare-and-set that misses names its statement and leaves no trace of its batch.
-    """
-    batch = put(1)
-    batch.add("UPDATE kv SET value = 1 WHERE key = 99", expect=1)
-
-    with pytest.raises(ConflictError, match="changed 0 rows instead of 1") as caught:
-        await engine.commit(batch)
-
-    assert caught.value.statement == 1
-    assert await keys(engine) == []
-
-
 async def test_insert_tells_the_row_id_or_conflicts(engine):
     """
     One row or none of the batch: an INSERT that found its row there is a conflict.
@@ -168,37 +175,6 @@ async def test_insert_tells_the_row_id_or_conflicts(engine):
 
     assert caught.value.statement == 1
     assert await keys(engine) == [7]
-
-
-async def test_statement_after_another_is_left_out_when_that_returned_nothing(engine):
-    """
-    Most tasks have no reply to mark: what has nothing to change is not carried out.
-    """
-    await engine.commit(put(1))
-    batch = Batch(Point.FINISH)
-    found = batch.ask("SELECT key FROM kv WHERE key = 1")
-    missed = batch.ask("SELECT key FROM kv WHERE key = 2")
-    done = batch.add("INSERT INTO kv VALUES (3, 0)", after=found)
-    left = batch.add("INSERT INTO kv VALUES (4, 0)", expect=1, after=missed)
-
-    rows = await engine.commit(batch)
-
-    assert (rows[done], rows[left]) == ([], [])
-    assert await keys(engine) == [1, 3]
-
-
-async def test_asked_rows_are_counted(engine):
-    """
-    `ask` counts what it returns: an unexpected row is a conflict as well.
-    """
-    await engine.commit(put(1))
-    batch = put(2)
-    batch.ask("SELECT 1 FROM kv WHERE key = 1", expect=0)
-
-    with pytest.raises(ConflictError, match="returned 1 rows instead of 0"):
-        await engine.commit(batch)
-
-    assert await keys(engine) == [1]
 
 
 @pytest.mark.parametrize(
@@ -229,77 +205,6 @@ async def test_refused_statement_undoes_its_batch_alone(engine, sql, params):
     assert type(outcomes[1]) is StoreError
     assert outcomes[0] == outcomes[2] == [[]]
     assert await keys(engine) == [1, 4, 5]
-
-
-async def test_submitted_batches_commit_in_the_order_of_calls(engine):
-    """
-    A later batch sees an earlier one that nobody awaited yet.
-    """
-    futures = [
-        engine.submit(put(1, "a")),
-        engine.submit(swap(1, "a", "b")),
-        engine.submit(swap(1, "a", "c")),
-        engine.submit(swap(1, "b", "d")),
-    ]
-
-    outcomes = await asyncio.gather(*futures, return_exceptions=True)
-
-    assert [type(outcome) for outcome in outcomes] == [list, list, ConflictError, list]
-    assert await engine.query("SELECT value FROM kv") == [("d",)]
-
-
-async def test_cancelled_awaiter_does_not_cancel_the_commit(engine):
-    """
-    Who stops waiting changes nothing about what was submitted.
-    """
-    task = asyncio.create_task(engine.commit(put(1)))
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-    await engine.commit(put(2))
-
-    assert await keys(engine) == [1, 2]
-
-
-async def test_points_are_passed_around_the_commit_of_succeeded_batches(make):
-    """
-    A batch that is rolled back reaches no point, because its commit does not happen.
-    """
-    process = RecordingProcess()
-    engine = make(process=process)
-    await engine.start()
-
-    await engine.commit(put(1))
-    with pytest.raises(ConflictError):
-        await engine.commit(swap(1, "no", "yes"))
-    await engine.stop()
-
-    assert process.passed == [(Point.ACCEPT, "before"), (Point.ACCEPT, "after")]
-
-
-async def test_commit_from_thread_works_while_the_loop_is_blocked(engine):
-    """
-    The signal thread can record its stop-intent though no coroutine runs.
-    """
-    results: list[object] = []
-    thread = threading.Thread(
-        target=lambda: results.append(engine.commit_from_thread(put(1), timeout_s=20))
-    )
-
-    thread.start()
-    thread.join(30)  # the loop is held here
-
-    assert results == [[[]]]
-    assert await keys(engine) == [1]
-
-
-async def test_errors_of_commit_from_thread_are_raised(engine):
-    """
-    A thread gets the same errors as a coroutine.
-    """
-    with pytest.raises(ConflictError):
-        await asyncio.to_thread(engine.commit_from_thread, swap(1, 0, 1), timeout_s=20)
 
 
 async def test_query_refuses_to_write(engine):
@@ -338,40 +243,6 @@ async def test_full_disk_breaks_the_store_for_good(make):
     assert told == [engine.broken, engine.broken]
     assert await keys(engine) == [1]
     await engine.stop()
-
-
-async def test_start_and_stop_may_come_twice_and_in_the_wrong_order(make):
-    """
-    The lifecycle is forgiving; a stopped engine refuses work instead of hanging.
-    """
-    engine = make()
-    with pytest.raises(StoreError, match="not open"):
-        await engine.commit(put(1))
-    await engine.stop()
-    await asyncio.gather(engine.start(), engine.start())
-    await engine.commit(put(1))
-    await asyncio.gather(engine.stop(), engine.stop())
-    await engine.stop()
-
-    with pytest.raises(StoreError, match="not open"):
-        await engine.commit(put(2))
-    with pytest.raises(StoreError, match="not open"):
-        await engine.query("SELECT 1")
-    with pytest.raises(StoreError, match="not open"):
-        engine.commit_from_thread(put(2), timeout_s=1)
-
-
-async def test_stop_waits_for_what_was_submitted(make):
-    """
-    Everything in line before `stop` is committed and answered.
-    """
-    engine = make()
-    await engine.start()
-    futures = [engine.submit(put(key)) for key in range(50)]
-
-    await engine.stop()
-
-    assert await asyncio.gather(*futures) == [[[]]] * 50
 
 
 async def test_newer_schema_is_refused_and_names_both_versions(tmp_path):

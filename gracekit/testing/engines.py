@@ -1,0 +1,282 @@
+"""What every engine promises, as tests: the suite that a new engine has to pass.
+
+It needs no test library. With pytest and an asyncio plugin, derive a class whose name begins with
+`Test` and say how the engine is made; or call each method of `EngineSuite.names()` yourself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Final
+
+from gracekit.errors import ConflictError, StoreClosedError, StoreError
+from gracekit.process import Phase, Point, Process
+from gracekit.store.batch import Batch, Value
+from gracekit.store.engine import Engine
+
+SCHEMA: Final = ("CREATE TABLE kv (key BIGINT PRIMARY KEY, value TEXT)",)
+PATIENCE_S: Final = 30.0
+
+
+def put(key: int, value: Value = "") -> Batch:
+    """A batch that inserts one row."""
+    batch = Batch(Point.ACCEPT)
+    batch.add("INSERT INTO kv (key, value) VALUES (?, ?)", key, value, expect=1)
+    return batch
+
+
+def swap(key: int, old: Value, new: Value) -> Batch:
+    """A batch that changes one row, if it has the old value: a compare-and-set."""
+    batch = Batch(Point.CLAIM)
+    batch.add("UPDATE kv SET value = ? WHERE key = ? AND value = ?", new, key, old, expect=1)
+    return batch
+
+
+async def keys(engine: Engine) -> list[Value]:
+    """What is committed."""
+    return [key for (key,) in await engine.query("SELECT key FROM kv ORDER BY key")]
+
+
+@contextlib.contextmanager
+def raises(kind: type[StoreError], match: str = "") -> Iterator[list[StoreError]]:
+    """The block must raise an error of that kind, with words that *match*; it is put into a list.
+
+    Raises:
+        AssertionError: it raised nothing, or has other words.
+    """
+    caught: list[StoreError] = []
+    try:
+        yield caught
+    except kind as error:
+        caught.append(error)
+    assert caught, f"no {kind.__name__} was raised"
+    assert re.search(match, str(caught[0])), f"{caught[0]!r} does not match {match!r}"
+
+
+class PointsPassed(Process):
+    """A process that notes the points around each commit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed: list[tuple[Point, Phase]] = []
+
+    def reach(self, point: Point, phase: Phase) -> None:
+        """Called by the engine, in any thread."""
+        self.passed.append((point, phase))
+
+
+class EngineSuite:
+    """The promises of `gracekit.store.engine.Engine`, one a method."""
+
+    def make(self, migrations: Sequence[str], process: Process) -> Engine:
+        """An engine with an empty database of its own, not started."""
+        raise NotImplementedError
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The methods that are tests."""
+        return [name for name in dir(cls) if name.startswith("test_")]
+
+    @contextlib.asynccontextmanager
+    async def opened(self, process: Process | None = None) -> AsyncIterator[Engine]:
+        """One that is started, and stopped in the end."""
+        engine = self.make(SCHEMA, process or Process())
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+
+    # -- batches ------------------------------------------------------------------------
+
+    async def test_commit_returns_the_rows_of_each_statement(self) -> None:
+        """Each statement's rows come back in its place."""
+        async with self.opened() as engine:
+            batch = Batch(Point.ACCEPT)
+            first = batch.add("INSERT INTO kv (key, value) VALUES (1, ?), (2, ?)", "a", "b")
+            second = batch.ask("SELECT key, value FROM kv ORDER BY key", expect=2)
+            third = batch.ask("UPDATE kv SET value = NULL WHERE key = 1 RETURNING key", expect=1)
+            rows = await engine.commit(batch)
+
+            assert rows[first] == []
+            assert rows[second] == [(1, "a"), (2, "b")]
+            assert rows[third] == [(1,)]
+            assert await engine.query("SELECT value FROM kv WHERE key = ?", 1) == [(None,)]
+
+    async def test_numbered_parameters_may_be_used_twice(self) -> None:
+        """`?1` is the first parameter wherever it stands."""
+        async with self.opened() as engine:
+            batch = Batch(Point.ACCEPT)
+            text = "INSERT INTO kv (key, value) SELECT ?2, ?1 WHERE ?1 = ?1"
+            batch.add(text, "a", 1, expect=1)
+            await engine.commit(batch)
+
+            assert await engine.query("SELECT key, value FROM kv") == [(1, "a")]
+
+    async def test_a_missed_expectation_undoes_the_whole_batch(self) -> None:
+        """A compare-and-set that misses names its statement and leaves no trace of its batch."""
+        async with self.opened() as engine:
+            batch = put(1)
+            batch.add("UPDATE kv SET value = 'x' WHERE key = 99", expect=1)
+            with raises(ConflictError, "changed 0 rows instead of 1") as caught:
+                await engine.commit(batch)
+
+            assert getattr(caught[0], "statement", None) == 1
+            assert await keys(engine) == []
+
+    async def test_rows_that_are_asked_for_are_counted(self) -> None:
+        """An unexpected row is a conflict as well."""
+        async with self.opened() as engine:
+            await engine.commit(put(1))
+            batch = put(2)
+            batch.ask("SELECT 1 FROM kv WHERE key = 1", expect=0)
+            with raises(ConflictError, "returned 1 rows instead of 0"):
+                await engine.commit(batch)
+
+            assert await keys(engine) == [1]
+
+    async def test_insert_returns_the_row_id_or_conflicts(self) -> None:
+        """One row, or none of the batch: an INSERT that found its row there is a conflict."""
+        async with self.opened() as engine:
+            sql = "INSERT INTO kv (key, value) VALUES (?, '') ON CONFLICT DO NOTHING"
+            batch, again = Batch(Point.ACCEPT), Batch(Point.ACCEPT)
+            batch.insert(sql, 7)
+            again.insert(sql, 8)
+            again.insert(sql, 7)
+            await engine.commit(batch)
+            with raises(ConflictError, "changed 0 rows instead of 1") as caught:
+                await engine.commit(again)
+
+            assert getattr(caught[0], "statement", None) == 1
+            assert await keys(engine) == [7]
+
+    async def test_a_statement_is_left_out_when_the_one_before_it_returned_nothing(self) -> None:
+        """Most tasks have no reply to mark: what has nothing to change is not carried out."""
+        async with self.opened() as engine:
+            await engine.commit(put(1))
+            batch = Batch(Point.FINISH)
+            found = batch.ask("SELECT key FROM kv WHERE key = 1")
+            missed = batch.ask("SELECT key FROM kv WHERE key = 2")
+            done = batch.add("INSERT INTO kv (key, value) VALUES (3, '')", after=found)
+            left = batch.add("INSERT INTO kv (key, value) VALUES (4, '')", expect=1, after=missed)
+            rows = await engine.commit(batch)
+
+            assert (rows[done], rows[left]) == ([], [])
+            assert await keys(engine) == [1, 3]
+
+    async def test_a_refused_statement_undoes_its_batch_alone(self) -> None:
+        """What the database refuses is an error to its own waiter, and the engine goes on."""
+        for sql in ("INSERT INTO kv (key) VALUES (1)", "INSERT INTO nowhere VALUES (1)", "no sql"):
+            async with self.opened() as engine:
+                await engine.commit(put(1))
+                bad = put(3)
+                bad.add(sql)
+                outcomes = await asyncio.gather(
+                    *(engine.submit(put(4)), engine.submit(bad), engine.submit(put(5))),
+                    return_exceptions=True,
+                )
+
+                assert isinstance(outcomes[1], StoreError), sql
+                assert outcomes[0] == outcomes[2] == [[]]
+                assert await keys(engine) == [1, 4, 5]
+
+    async def test_batches_are_committed_in_the_order_in_which_they_were_submitted(self) -> None:
+        """A later batch sees an earlier one that nobody has awaited yet."""
+        async with self.opened() as engine:
+            futures = [
+                engine.submit(put(1, "a")),
+                engine.submit(swap(1, "a", "b")),
+                engine.submit(swap(1, "a", "c")),
+                engine.submit(swap(1, "b", "d")),
+            ]
+            outcomes = await asyncio.gather(*futures, return_exceptions=True)
+
+            assert [type(outcome) for outcome in outcomes] == [list, list, ConflictError, list]
+            assert await engine.query("SELECT value FROM kv") == [("d",)]
+
+    async def test_a_cancelled_wait_does_not_cancel_the_commit(self) -> None:
+        """A caller that stops waiting changes nothing about what it submitted."""
+        async with self.opened() as engine:
+            task = asyncio.create_task(engine.commit(put(1)))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await engine.commit(put(2))
+
+            assert await keys(engine) == [1, 2]
+
+    async def test_points_are_passed_around_the_commit_of_what_succeeds(self) -> None:
+        """A batch that is rolled back reaches no point, because its commit does not happen."""
+        process = PointsPassed()
+        async with self.opened(process) as engine:
+            await engine.commit(put(1))
+            with raises(ConflictError):
+                await engine.commit(swap(1, "no", "yes"))
+
+        assert process.passed == [(Point.ACCEPT, "before"), (Point.ACCEPT, "after")]
+
+    # -- threads ------------------------------------------------------------------------
+
+    async def test_a_thread_can_commit_while_the_loop_is_blocked(self) -> None:
+        """The signal thread records its stop-intent though no coroutine runs."""
+        async with self.opened() as engine:
+            results: list[object] = []
+            thread = threading.Thread(
+                target=lambda: results.append(engine.commit_from_thread(put(1), timeout_s=20))
+            )
+            thread.start()
+            thread.join(PATIENCE_S)  # the loop is held here
+
+            assert results == [[[]]]
+            assert await keys(engine) == [1]
+
+    async def test_errors_of_a_commit_from_a_thread_are_raised(self) -> None:
+        """A thread gets the same errors as a coroutine."""
+        async with self.opened() as engine:
+            with raises(ConflictError):
+                await asyncio.to_thread(engine.commit_from_thread, swap(1, "", "x"), timeout_s=20)
+
+    # -- reading, starting, stopping ----------------------------------------------------
+
+    async def test_a_query_cannot_write(self) -> None:
+        """A write by way of `query` is refused, and breaks nothing."""
+        async with self.opened() as engine:
+            with raises(StoreError):
+                await engine.query("INSERT INTO kv (key) VALUES (1)")
+            with raises(StoreError):
+                await engine.query("SELECT * FROM nowhere")
+
+            assert engine.broken is None
+            await engine.commit(put(1))
+            assert await keys(engine) == [1]
+
+    async def test_start_and_stop_may_come_twice_and_in_the_wrong_order(self) -> None:
+        """A stopped engine refuses work instead of hanging."""
+        engine = self.make(SCHEMA, Process())
+        with raises(StoreClosedError):
+            await engine.commit(put(1))
+        await engine.stop()
+        await asyncio.gather(engine.start(), engine.start())
+        await engine.commit(put(1))
+        await asyncio.gather(engine.stop(), engine.stop())
+        await engine.stop()
+
+        with raises(StoreClosedError):
+            await engine.commit(put(2))
+        with raises(StoreClosedError):
+            await engine.query("SELECT 1")
+        with raises(StoreClosedError):
+            engine.commit_from_thread(put(2), timeout_s=1)
+
+    async def test_stop_waits_for_what_was_submitted(self) -> None:
+        """Everything in line before `stop` is committed and answered."""
+        engine = self.make(SCHEMA, Process())
+        await engine.start()
+        futures = [engine.submit(put(key)) for key in range(50)]
+        await engine.stop()
+
+        assert await asyncio.gather(*futures) == [[[]]] * 50
