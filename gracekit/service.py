@@ -30,10 +30,10 @@ from gracekit.errors import ConfigError, DeclarationError
 from gracekit.periodic import PeriodicJob
 from gracekit.request.context import Context
 from gracekit.rpc.client import RpcClient
+from gracekit.rpc.method_table import MethodTable
 from gracekit.rpc.methods import (
     InDrain,
     Method,
-    MethodTable,
     OnInterruptName,
     Place,
     check_no_generator,

@@ -436,7 +436,6 @@ LONGEST_MODULE: Final = 500
 LONGEST_FUNCTION: Final = 60
 LONGER: Final = {
     "config/settings.py": "the table of all settings with their rules, which is read as one",
-    "rpc/methods.py": "to be divided: the declaration and the table of methods",
     "life.py": "one rule with its evidence; half of it is the table's explanation",
     "testing/ports.py": "the played ports, each of some 100 lines",
     "testing/kit.py": "the test kit's one public class, with an example for each method",

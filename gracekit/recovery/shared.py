@@ -20,7 +20,7 @@ from gracekit.request.context import Services
 from gracekit.request.pace import Pace
 from gracekit.request.seats import Seats
 from gracekit.request.suspects import Suspects
-from gracekit.rpc.methods import MethodTable
+from gracekit.rpc.method_table import MethodTable
 from gracekit.runs.members import Members
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Lane

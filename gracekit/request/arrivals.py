@@ -28,7 +28,8 @@ from gracekit.rpc.message import (
     ReplyAddress,
     Request,
 )
-from gracekit.rpc.methods import Method, MethodTable
+from gracekit.rpc.method_table import MethodTable
+from gracekit.rpc.methods import Method
 from gracekit.rpc.oslo_wire import (
     caller_in,
     check_size,

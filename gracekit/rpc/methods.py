@@ -10,29 +10,24 @@ from __future__ import annotations
 
 import copy
 import difflib
-import functools
 import inspect
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 from gracekit.config.values import parse_duration
 from gracekit.errors import (
     DeclarationError,
     InvalidArgumentsError,
-    NoSuchMethodError,
-    UnsupportedVersionError,
 )
+from gracekit.rpc.versions import major
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)  # a method that returns a dict returns an object too
-
 OnInterruptName = Literal["error", "retry", "probe", "requeue"]
 InDrain = Literal["answer", "refuse"]
 Hook = Callable[..., Any]
-
-
 LONGEST_RESOURCE: Final = 255
 """Characters of a resource's id: it is kept for as long as its store."""
 _NO_RESOURCE: Final = (
@@ -58,7 +53,7 @@ class Place(NamedTuple):
     version: str
 
     def __str__(self) -> str:
-        return f"{_named(self.namespace)} at {self.version}"
+        return f"{named(self.namespace)} at {self.version}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,9 +251,9 @@ class Method(Generic[P, R_co]):
             names = [name for name in args if name in unknown]
             known = list(self.signature.parameters)
             hints = [
-                f"; did you mean {near!r} instead of {_cut(name)}?"
+                f"; did you mean {near!r} instead of {cut(name)}?"
                 for name in names[:_MOST_NAMED]
-                if (near := _nearest(name, known))
+                if (near := nearest(name, known))
             ]
             if (taken := self._context_name) in unknown:  # without annotations: it was forgotten
                 hints.append(
@@ -278,11 +273,11 @@ _ALIKE: Final = 3
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(_cut, names[:_MOST_NAMED]))
+    shown = ", ".join(map(cut, names[:_MOST_NAMED]))
     return f"{shown} and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else shown
 
 
-def _nearest(name: str, known: Sequence[str]) -> str | None:
+def nearest(name: str, known: Sequence[str]) -> str | None:
     """What may have been meant; of many names only those that begin alike are compared."""
     if len(name) > _LONGEST_NAME:
         return None
@@ -297,7 +292,7 @@ def _fitting(places: set[Place], namespace: str | None, version: str | None) -> 
         near = {place for place in places if place.namespace == namespace} or places
         places = {place._replace(namespace=namespace) for place in near}
     if version is not None:
-        near = {place for place in places if _major(place.version) == _major(version)} or places
+        near = {place for place in places if major(place.version) == major(version)} or places
         places = {place._replace(version=version) for place in near}
     return places
 
@@ -458,108 +453,11 @@ def _seconds(value: str | float | None) -> float | None:
     return None if value is None else parse_duration(value)
 
 
-@dataclass(slots=True)
-class MethodTable:
-    """The methods of one service by (namespace, name), and the versions each is served at."""
-
-    _methods: dict[tuple[str | None, str], list[Method[Any, Any]]] = field(default_factory=dict)
-
-    def add(self, method: Method[Any, Any], *, beside: bool = False) -> None:
-        """Register *method*.
-
-        Args:
-            method: What to serve.
-            beside: Its name may be taken at the same major version: of those that
-                serve a request the first is asked, as of oslo's endpoints.
-
-        Raises:
-            DeclarationError: the name is taken at the same major version.
-        """
-        served = self._methods.setdefault((method.namespace, method.name), [])
-        if not beside and any(_major(other.version) == _major(method.version) for other in served):
-            raise DeclarationError(
-                f"method {method.name!r} is registered twice"
-                f"{f' in namespace {method.namespace!r}' if method.namespace else ''} "
-                f"for version {_major(method.version)}.x"
-            )
-        served.append(method)
-
-    def resolve(self, namespace: str | None, name: str, version: str) -> Method[Any, Any]:
-        """The method that serves a request: same major version, asked minor not above.
-
-        Raises:
-            NoSuchMethodError: the namespace is served at that version, and
-                nothing of that name in it.
-            UnsupportedVersionError: nothing is served in the namespace at that
-                version; or the namespace is unknown.
-        """
-        served = self._methods.get((namespace, name), ())
-        for method in served:
-            if serves(method.version, version):
-                return method
-        # Which of the two it is decides whether an oslo client tries an older version.
-        places = {method.version for method in self if method.namespace == namespace}
-        if any(serves(place, version) for place in places):
-            hint = _elsewhere(version, served) if served else self._hint(name)
-            raise NoSuchMethodError(f"method {_cut(name)} is not served{hint}")
-        if not places:
-            raise UnsupportedVersionError(
-                f"{_named(namespace)} is not served; nor is {_cut(name)} in it"
-            )
-        raise UnsupportedVersionError(
-            f"{_cut(name)} in {_named(namespace)} is served at "
-            f"{', '.join(m.version for m in served) or 'no version'}, not at {_cut(version)}: "
-            "the major version must match, the minor not be above"
-        )
-
-    def __iter__(self) -> Iterator[Method[Any, Any]]:
-        return (method for served in self._methods.values() for method in served)
-
-    def _hint(self, name: str) -> str:
-        near = _nearest(name, [known for _, known in self._methods])
-        return f"; did you mean {near!r}?" if near else ""
-
-
-def _elsewhere(version: str, served: Sequence[Method[Any, Any]]) -> str:
-    return f" at {_cut(version)}, where others are, only at {', '.join(m.version for m in served)}"
-
-
-def _cut(text: str | None) -> str:
+def cut(text: str | None) -> str:
+    """A name from the wire as messages show it: quoted, and not for ever."""
     return repr(text and text[:_LONGEST_NAME])[:120]
 
 
-def _named(namespace: str | None) -> str:
-    return "the default namespace" if namespace is None else f"namespace {_cut(namespace)}"
-
-
-def _major(version: str) -> int:
-    return _parts(version)[0]
-
-
-def _parts(version: str) -> tuple[int, ...]:
-    try:
-        parts = tuple(int(part) for part in version.split("."))
-    except ValueError:
-        return (-1,)
-    return parts if len(parts) > 1 else (*parts, 0)
-
-
-def serves(served: str, asked: str) -> bool:
-    """Whether an interface at version *served* fits one asked for: same major, minor not above."""
-    # Anyone can send a version: what is kept is small and of a known number.
-    return _short_serves(served, asked) if len(asked) <= _SHORT else _serves(served, asked)
-
-
-def _serves(served: str, asked: str) -> bool:
-    have, want = _parts(served), _parts(asked)
-    return have[0] == want[0] >= 0 and _steps(want) <= _steps(have)
-
-
-_SHORT: Final = 16
-_short_serves: Final = functools.lru_cache(256)(_serves)
-
-
-def _steps(parts: tuple[int, ...]) -> tuple[int, int]:
-    """Minor version and revision; a revision that is not said is 0, and a fourth part nothing."""
-    minor, revision, *_ = (*parts[1:], 0, 0)
-    return minor, revision
+def named(namespace: str | None) -> str:
+    """A namespace as messages name it."""
+    return "the default namespace" if namespace is None else f"namespace {cut(namespace)}"

@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 
-from gracekit.rpc.methods import Method, MethodTable, resource_id_of, serves
+from gracekit.rpc.method_table import MethodTable
+from gracekit.rpc.methods import Method, resource_id_of
+from gracekit.rpc.versions import serves
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

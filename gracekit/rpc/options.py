@@ -10,8 +10,9 @@ from typing import Any, Final, TypedDict
 
 from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.errors import ConfigError
-from gracekit.rpc.methods import Method, Place, serves
+from gracekit.rpc.methods import Method, Place
 from gracekit.rpc.oslo_wire import MAX_NAME
+from gracekit.rpc.versions import serves
 
 CALL_TIMEOUT_S: Final = 60.0
 SHORTEST_MONITOR_S: Final = 2.0
