@@ -390,8 +390,7 @@ def test_a_forked_child_does_not_hold_the_lock(lock: LifeLock):
 HOLDER = """
 import sys
 from pathlib import Path
-from gracekit.life import read_identity
-from gracekit.life import LifeLock
+from gracekit.life import LifeLock, read_identity
 lock = LifeLock(Path(sys.argv[1]))
 assert lock.acquire()
 print(read_identity().start_ticks, flush=True)
