@@ -25,7 +25,7 @@ from gracekit.rpc.transport import shared_queue
 from gracekit.runs.members import Members
 from gracekit.tracker.history import History
 from gracekit.tracker.task import Lane
-from gracekit.upkeep import LifeSigns, Tidying, Watch
+from gracekit.upkeep import LifeSigns, Tidying, Watch, Watchdog
 
 
 def in_order(
@@ -43,11 +43,15 @@ def in_order(
     watch = _watch(ground, signs, parts.servers)
     tidying = _tidying(ground, records, epoch, reconciler)
     work = partial(_work, ground)
+    feeding = work(Watchdog(every_s=settings.beat_s).feed)
     seed = partial(_seed_history, ground, records.journal, requests.history)
     gate = reconciler.gate if settings.startup_reconciliation_enabled else None
     rings = partial(records.bells.start, requests.pace.poke, on_nudge=requests.waits.wake)
     return PartList(
         [
+            # Stopped last: a drain may wait for the store until its end. Started last: what feeds
+            # systemd's watchdog also sets it off, and it must not watch a start.
+            Listed("end of the watchdog", Once(end=feeding.stop)),
             Listed("store and seat", seat),
             Listed("bell", Once(_soon(rings), end=_soon(records.bells.stop))),
             Listed(RECORD, records.own),
@@ -70,6 +74,7 @@ def in_order(
             Listed("watch", work(watch.watch)),
             Listed("beat", work(signs.beat)),
             Listed("tidying", work(tidying.tidy)),
+            Listed("watchdog", Once(feeding.start)),
         ]
     )
 

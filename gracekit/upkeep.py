@@ -90,8 +90,27 @@ class LifeSigns:
             self._coordinator.give_up(why, by="life")
 
 
+class Watchdog:
+    """Tells systemd that the event loop turns, from its readiness to the end of its drain.
+
+    It waits for nothing but its timer: a slow store does not keep it from feeding, and a blocked
+    loop does.
+    """
+
+    def __init__(self, *, every_s: float) -> None:
+        self._every_s = every_s
+
+    async def feed(self) -> None:
+        """Feed systemd's watchdog until cancelled, if there is one."""
+        if sdnotify.watchdog_interval_s() is None:
+            return
+        while True:
+            sdnotify.watchdog()
+            await asyncio.sleep(self._every_s)
+
+
 class Watch:
-    """What is looked at each second, whatever the store does; it feeds systemd's watchdog too."""
+    """What is looked at each second, whatever the store does."""
 
     def __init__(
         self,
@@ -115,7 +134,6 @@ class Watch:
 
     async def watch(self) -> None:
         """Look until cancelled."""
-        is_watched = sdnotify.watchdog_interval_s() is not None
         while True:
             self._signs.look_at_files()
             self._listen()
@@ -123,8 +141,6 @@ class Watch:
                 self._signals.keep()
             self._telemetry.tell_left_out()
             self._telemetry.look_for_metrics()
-            if is_watched:
-                sdnotify.watchdog()
             await asyncio.sleep(self._every_s)
 
     def _listen(self) -> None:

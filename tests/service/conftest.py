@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from gracekit import Service
-from tests.service.kit import World
+from tests.service.kit import Systemd, World
 
 
 @pytest.fixture
@@ -27,3 +28,13 @@ async def world() -> AsyncIterator[World]:
 def svc() -> Service:
     """A service to declare methods on."""
     return Service("compute")
+
+
+@pytest.fixture
+def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Systemd]:
+    """What systemd hears of the processes of this test, once it listens."""
+    path = tmp_path / "notify"
+    made = Systemd(path)
+    monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+    yield made
+    made.close()

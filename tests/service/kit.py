@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+import contextlib
+import itertools
+import socket
+from pathlib import Path
+from typing import Any, Final, cast
 
 from gracekit import Service, Settings
 from gracekit.process import Point
@@ -71,6 +75,52 @@ class Doors:
                 self._news.clear()
                 await self._news.wait()
         return self.entered
+
+
+class Systemd:
+    """A notification socket, and what was sent to it, each with its loop time in seconds."""
+
+    EVERY_S: Final = 0.05
+    """It is emptied so often: a socket keeps about ten messages, and further ones are lost."""
+
+    def __init__(self, path: Path) -> None:
+        self.told: list[tuple[float, str]] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(str(path))
+        self._listening: asyncio.Task[None] | None = None
+
+    def listen(self) -> None:
+        """Hear what comes from now on; called in the test, where time is virtual."""
+        self._listening = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    self.told.append((now(), self._socket.recv(4096).decode()))
+            await asyncio.sleep(self.EVERY_S)
+
+    def close(self) -> None:
+        """Hear nothing more."""
+        if self._listening is not None:
+            self._listening.cancel()
+        self._socket.close()
+
+    def texts(self, what: str) -> list[str]:
+        """The messages so far in which *what* occurs."""
+        return [text for _, text in self.told if what in text]
+
+    def statuses(self) -> list[str]:
+        """The lines for `systemctl status` so far."""
+        lines = [line for _, text in self.told for line in text.splitlines()]
+        return [line.removeprefix("STATUS=") for line in lines if line.startswith("STATUS=")]
+
+    def longest_gap(self, *, since: float, until: float) -> float:
+        """The longest time between two moments at which the watchdog was fed, and these ends."""
+        fed = [at for at, text in self.told if "WATCHDOG=1" in text and since <= at <= until]
+        moments = [since, *fed, until]
+        return max(after - before for before, after in itertools.pairwise(moments))
 
 
 class SteadyClock(VirtualClock):

@@ -16,7 +16,7 @@ from gracekit.periodic import PeriodicJobs
 from gracekit.process import Point
 from gracekit.recovery.reconciler import Reconciler
 from gracekit.runs.members import Members
-from tests.service.kit import Doors, Fault, Life, World
+from tests.service.kit import Doors, Fault, Life, Systemd, World, now
 
 pytestmark = pytest.mark.looptime
 
@@ -117,6 +117,53 @@ async def test_systemd_s_watchdog_is_fed_while_the_store_is_slow(
                 heard.append(systemd.recv(4096))
         assert b"WATCHDOG=1" in heard
     systemd.close()
+
+
+async def test_systemd_s_watchdog_is_not_fed_before_the_service_is_ready(
+    world: World, svc: Service, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    The first message sets it off, and a hook that blocks the loop in a start is no reason to be
+    killed.
+    """
+    monkeypatch.setenv("WATCHDOG_USEC", "2000000")
+
+    @svc.on_start
+    async def warm_up() -> None:
+        await asyncio.sleep(4)
+
+    systemd.listen()
+    await world.start(svc)
+    await asyncio.sleep(2)
+
+    assert [text for _, text in systemd.told][:2] == ["READY=1\nSTATUS=serving", "WATCHDOG=1"]
+
+
+async def test_systemd_s_watchdog_is_fed_until_the_end_of_a_drain(
+    world: World, svc: Service, systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    A slow `on_stop` and a disk that hangs in the last steps are no reasons to be killed either.
+    """
+    monkeypatch.setenv("WATCHDOG_USEC", "2000000")
+    systemd.listen()
+    world.expects_faults = True
+
+    @svc.on_stop
+    async def slow() -> None:
+        await asyncio.sleep(4)
+
+    life = await world.start(svc)
+    life.faults.delay_s = 60.0
+    life.plan(Point.STOP_RECORD, Fault.DELAY)
+    began_at = now()
+
+    await life.drain()
+
+    ended_at = now()
+    await asyncio.sleep(1)
+    assert ended_at - began_at > 4
+    assert systemd.longest_gap(since=began_at, until=ended_at) < 2
 
 
 async def test_a_service_that_starts_or_stops_is_not_ready(
