@@ -43,7 +43,7 @@ def in_order(
     watch = _watch(ground, signs, parts.servers)
     tidying = _tidying(ground, records, epoch, reconciler)
     work = partial(_work, ground)
-    feeding = work(Watchdog(every_s=settings.beat_s).feed)
+    feeding = work(Watchdog(ground.telemetry, beat_s=settings.beat_s).feed)
     seed = partial(_seed_history, ground, records.journal, requests.history)
     gate = reconciler.gate if settings.startup_reconciliation_enabled else None
     rings = partial(records.bells.start, requests.pace.poke, on_nudge=requests.waits.wake)

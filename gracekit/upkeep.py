@@ -30,6 +30,8 @@ DISCARD_S: Final = 1800.0
 """Age of adoptions whose fanout queues are removed; older ones are gone by themselves."""
 DEAF_AFTER_S: Final = 30.0
 """A service that could not read its queues for so long is not ready."""
+SHORTEST_FEED_S: Final = 0.1
+"""systemd's watchdog is fed no more often, so its time must be at least twice as long."""
 
 
 class LifeSigns:
@@ -97,13 +99,19 @@ class Watchdog:
     loop does.
     """
 
-    def __init__(self, *, every_s: float) -> None:
-        self._every_s = every_s
+    def __init__(self, telemetry: Telemetry, *, beat_s: float) -> None:
+        self._telemetry = telemetry
+        self._half_s = sdnotify.watchdog_interval_s()
+        self._every_s = max(SHORTEST_FEED_S, min(beat_s, self._half_s or beat_s))
 
     async def feed(self) -> None:
-        """Feed systemd's watchdog until cancelled, if there is one."""
-        if sdnotify.watchdog_interval_s() is None:
+        """Feed systemd's watchdog until cancelled, if there is one: twice in its time, or more."""
+        if self._half_s is None:
             return
+        if self._half_s < self._every_s:
+            self._telemetry.emit(
+                "watchdog.short", allowed_s=2 * self._half_s, every_s=self._every_s
+            )
         while True:
             sdnotify.watchdog()
             await asyncio.sleep(self._every_s)

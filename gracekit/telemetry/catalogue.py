@@ -53,6 +53,12 @@ _EVENTS: Final = (
     # a service
     _event("service.starting", _I, "A run begins.", "service instance host run hard_limit_s"),
     _event("service.doubted", _W, "What it declares will not do what was meant.", "text"),
+    _event(
+        "watchdog.short",
+        _W,
+        "systemd's WatchdogSec allows less time than can be kept: it may kill a healthy service.",
+        "allowed_s every_s",
+    ),
     _event("service.serving", _I, "It is ready.", "service instance run took_s"),
     _event("service.quieted", _I, "Intake is closed, and may be resumed."),
     _event("service.stopped", _I, "The run is over.", "service instance run exit_code"),

@@ -134,7 +134,8 @@ def test_a_good_unit_is_all_ok(unit):
         ("SuccessExitStatus=75", "", "Restart", Level.WARN),
         ("Type=notify", "Type=simple", "Type", Level.WARN),
         ("Type=notify", "Type=notify\nTimeoutStartSec=30", "TimeoutStartSec", Level.WARN),
-        ("WatchdogSec=30", "WatchdogSec=1", "WatchdogSec", Level.FAIL),
+        ("WatchdogSec=30", "WatchdogSec=150ms", "WatchdogSec", Level.FAIL),
+        ("WatchdogSec=30", "WatchdogSec=1", "WatchdogSec", Level.WARN),
         ("WatchdogSec=30", "WatchdogSec=1500ms", "WatchdogSec", Level.WARN),
     ],
 )

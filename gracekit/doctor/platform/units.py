@@ -25,10 +25,12 @@ from gracekit.doctor.platform.grace import compare
 from gracekit.doctor.platform.shells import hides_signals
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
+from gracekit.upkeep import SHORTEST_FEED_S
 
 DEFAULT_STOP_S: Final = 90.0  # systemd's DefaultTimeoutStopSec
 DEFAULT_STOPWAIT_S: Final = 10.0  # supervisord's stopwaitsecs
 SYSTEMCTL_TIMEOUT_S: Final = 5.0
+CALM_WATCHDOG_S: Final = 2.0  # a busy machine may hold a process up for a second
 
 Directives = Mapping[str, str]
 
@@ -311,23 +313,25 @@ def _check_watchdog(settings: Settings, name: str, unit: Directives) -> Iterator
     limit = time_span(unit.get("WatchdogSec", "") or "0") or 0.0
     if not limit or math.isinf(limit):
         return
-    beat, half = settings.beat_s, limit / 2
     theirs = f"WatchdogSec of {name} = {format_duration(limit)}"
-    if beat >= limit:
+    remedy = f"raise WatchdogSec to {format_duration(CALM_WATCHDOG_S)} or more"
+    if limit < 2 * SHORTEST_FEED_S:
         yield fail(
             "WatchdogSec",
-            f"beat = {format_duration(beat)} must be below {theirs}: systemd would kill a "
-            "healthy service",
-            f"set GRACEKIT_BEAT to at most {format_duration(half)}",
+            f"{theirs} must be at least {format_duration(2 * SHORTEST_FEED_S)}: systemd would kill "
+            "a healthy service",
+            remedy,
         )
-    elif beat > half:
+    elif limit < CALM_WATCHDOG_S:
         yield warn(
             "WatchdogSec",
-            f"beat = {format_duration(beat)} should be at most half of {theirs}",
-            f"set GRACEKIT_BEAT to at most {format_duration(half)}",
+            f"{theirs} should be at least {format_duration(CALM_WATCHDOG_S)}: systemd kills a "
+            "service whose event loop is held up for so long, as on a busy machine",
+            remedy,
         )
     else:
-        yield ok("WatchdogSec", f"beat = {format_duration(beat)} is at most half of {theirs}")
+        every = format_duration(min(settings.beat_s, limit / 2))
+        yield ok("WatchdogSec", f"{theirs} is fed every {every}")
 
 
 # -- supervisord ------------------------------------------------------------------
