@@ -124,6 +124,7 @@ class ShutdownCoordinator:
         """Close intake and go on with what runs; `resume` undoes it."""
         self._phase.advance(ServiceState.QUIET)
         self._telemetry.emit("service.quieted")
+        sdnotify.status(self._phase.state.value)
         await self._close_intake()
 
     async def resume(self) -> None:
@@ -164,6 +165,7 @@ class ShutdownCoordinator:
         try:
             await self._insist(self._close_intake)  # 2, and 3: periodic jobs and recovery
             if not await self._insist(partial(self._wait_idle, request)):  # 4
+                progress.cancel()  # the service may take long to reopen, and drains no more
                 await self._withdraw()
                 return None
             unfinished = self._hand_over()
@@ -220,8 +222,7 @@ class ShutdownCoordinator:
         )
         for task in running[:MOST_AWAITED]:
             self._tell_awaited(task)
-        if request.final:
-            self._say_stopping()
+        self._tell_platform(stopping=request.final)
 
     def _tell_awaited(self, task: TrackedTask) -> None:
         self._telemetry.emit(
@@ -281,7 +282,7 @@ class ShutdownCoordinator:
             return False
         self._past_return = True
         if not request.final:
-            self._say_stopping()
+            self._tell_platform(stopping=True)
         await self._wait_ops_quiet()
         # One that came by the ops lane and held no drain may have let another begin that does,
         # or opened a hold, which only the ops lane can end.
@@ -412,6 +413,7 @@ class ShutdownCoordinator:
 
     async def _reopen(self) -> None:
         self._phase.advance(ServiceState.SERVING)
+        sdnotify.status(self._phase.deaf or self._phase.state.value)
         self._phase.asked_at = self._phase.deadline = None
         self._report = DrainReport()
         self._parts.dispatcher.open_gate(Lane.REQUESTS)
@@ -455,5 +457,7 @@ class ShutdownCoordinator:
             source=request.source, by=request.by, reason=request.reason
         )
 
-    def _say_stopping(self) -> None:
-        sdnotify.stopping(extend_s=3 * self._settings.progress_every_s)
+    def _tell_platform(self, *, stopping: bool) -> None:
+        text = self._forecast.status([task for task in self._parts.tracker if task.running])
+        tell = sdnotify.stopping if stopping else sdnotify.status
+        tell(text=text, extend_s=3 * self._settings.progress_every_s)

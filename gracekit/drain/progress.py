@@ -43,6 +43,12 @@ class Forecast:
         known = [seconds for seconds in left if seconds is not None]
         return max(known, default=None) if len(known) == len(left) else None
 
+    def status(self, running: list[TrackedTask]) -> str:
+        """`draining: 2 running, expected finish 8s`, for `systemctl status`."""
+        expected_s = self.all_left_s(running)
+        known = "" if expected_s is None else f", expected finish {expected_s:.0f}s"
+        return f"draining: {len(running)} running{known}"
+
     def listed(self, running: list[TrackedTask]) -> str:
         """`migrate vm:vm-1 12.3s (expected finish 8.1s), copy 3.0s and 7 more`, oldest first."""
         oldest = sorted(running, key=lambda task: task.started_at or 0.0)[:LISTED_TASKS]
@@ -102,9 +108,4 @@ class Progress:
                 left_s=round(max(0.0, deadline - self._clock.loop()), 1),
                 expected_s=self._forecast.all_left_s(running),
             )
-            sdnotify.status(self._status(running), extend_s=3 * self._every_s)
-
-    def _status(self, running: list[TrackedTask]) -> str:
-        expected_s = self._forecast.all_left_s(running)
-        known = "" if expected_s is None else f", expected finish {expected_s:.0f}s"
-        return f"draining: {len(running)} running{known}"
+            sdnotify.status(self._forecast.status(running), extend_s=3 * self._every_s)

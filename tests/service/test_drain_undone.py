@@ -20,7 +20,7 @@ from gracekit.drain.report import StopRequest
 from gracekit.errors import RunEndedError
 from gracekit.process import Point
 from gracekit.rpc.oslo_wire import MAX_NAME
-from tests.service.kit import Doors, Fault, World, now, run_row
+from tests.service.kit import Doors, Fault, Systemd, World, now, run_row
 
 pytestmark = pytest.mark.looptime
 
@@ -194,6 +194,47 @@ async def test_the_platform_hears_of_a_stop_when_it_is_final_and_not_before(
             doors.open(n)
             await life.wait_end()
             assert stops() == [True] * (not final)
+
+
+async def test_the_platform_shows_at_once_what_state_the_service_is_in(
+    world: World, svc: Service, systemd: Systemd
+):
+    """
+    Quiet, a drain from its first moment, and either undone: also where reopening takes long.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    async def shown() -> str:
+        await asyncio.sleep(2 * systemd.EVERY_S)
+        return systemd.statuses()[-1]
+
+    systemd.listen()
+    life = await world.start(svc)
+    await (await world.client(svc)).cast(work)
+    await doors.wait(1)
+    assert await shown() == "serving"
+    await world.verb(life, "quiet")
+    assert await shown() == "quiet"
+    await world.verb(life, "resume")
+    assert await shown() == "serving"
+
+    await world.verb(life, "drain")
+    assert await shown() == "draining: 1 running"
+    await asyncio.sleep(10)
+    life.faults.delay_s = 20
+    life.plan("consume", Fault.DELAY)
+    await world.verb(life, "resume")
+    await life.hears("drain.resumed", 2)
+    assert await shown() == "serving"
+
+    life.ask_to_stop()
+    assert await shown() == "draining: 1 running"
+    doors.open("work")
+    await life.wait_end()
 
 
 async def test_a_drain_is_final_once_a_task_was_handed_over(world: World, svc: Service):
