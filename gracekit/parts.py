@@ -81,6 +81,11 @@ class PartList:
         self._started = 0  # so many from the top have been started, or were begun to be
         self._standing = len(listed)  # so many from the top have not been stopped
 
+    @property
+    def starting(self) -> str:
+        """Name of the part that starts, or would start next; of the last one if all have."""
+        return self._listed[min(self._started, len(self._listed) - 1)].name
+
     async def start(
         self, *, through: str | None = None, unless: Callable[[], bool] = lambda: False
     ) -> None:

@@ -16,7 +16,7 @@ from typing import Final, Literal, Self, cast, get_args
 
 import anyio
 
-from gracekit import background, sdnotify
+from gracekit import background
 from gracekit.built import Ground, Wired
 from gracekit.clock import Clock
 from gracekit.config.loading import load
@@ -42,6 +42,7 @@ from gracekit.telemetry.catalogue import LOGGER
 from gracekit.telemetry.telemetry import LogFailures, Telemetry
 from gracekit.tracker.stacks import StackDump
 from gracekit.tracker.tracker import Tracker
+from gracekit.upkeep import Starting
 from gracekit.wiring import wire
 
 SIGNAL_RECORD_S: Final = 1.0
@@ -111,6 +112,7 @@ class Runtime:
         self._is_open = False
         self._early: list[Callable[[], None]] = []  # asked for before it was open
         self._opened_at = 0.0
+        self._starting = Starting(self.phase, self.settings, self.telemetry, self._clock)
 
     def _stop_signals(self) -> StopSignals:
         return StopSignals(
@@ -162,8 +164,9 @@ class Runtime:
     # -- life ---------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        await self.open()
-        await self._start_unless_stopped()
+        with self._starting:
+            await self.open()
+            await self._start_unless_stopped()
         self._begin_ending()
         return self
 
@@ -359,6 +362,7 @@ class Runtime:
         await seat.start()
         try:
             self.wired = wire(self._ground)
+            self._starting.order = self.wired.parts
             await self.wired.parts.start(through=RECORD)
         except BaseException:
             if self.wired is None:
@@ -439,7 +443,7 @@ class Runtime:
             run=self.run_id,
             took_s=round(self._clock.loop() - self._opened_at, 3),
         )
-        sdnotify.ready("serving")
+        self._starting.end_ready()
 
     async def _stop_after_failed_start(self, error: BaseException) -> DrainReport:
         reason = f"start failed: {error!r}"

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Final
 
-from gracekit import sdnotify
+from gracekit import background, sdnotify
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
 from gracekit.drain.coordinator import ShutdownCoordinator
@@ -15,6 +15,7 @@ from gracekit.errors import DependencyError, StoreError
 from gracekit.journal.retention import Retention
 from gracekit.leases.epoch import Epoch
 from gracekit.leases.leases import Leases
+from gracekit.parts import PartList
 from gracekit.phase import Phase, ServiceState
 from gracekit.recovery.reconciler import Reconciler
 from gracekit.rpc.server import RpcServer
@@ -114,6 +115,50 @@ class Watchdog:
             )
         while True:
             sdnotify.watchdog()
+            await asyncio.sleep(self._every_s)
+
+
+class Starting:
+    """Shows systemd how far a start is, and asks it for more time, while the context is open.
+
+    Attributes:
+        order: What starts; None while the store is opened.
+    """
+
+    def __init__(
+        self, phase: Phase, settings: Settings, telemetry: Telemetry, clock: Clock
+    ) -> None:
+        self._phase = phase
+        self._every_s = settings.progress_every_s
+        self._telemetry = telemetry
+        self._clock = clock
+        self._showing: asyncio.Task[None] | None = None
+        self.order: PartList | None = None
+
+    def __enter__(self) -> None:
+        """Raises ConfigError where no event loop of asyncio runs."""
+        background.need_loop()
+        self._showing = background.start(
+            self._show, "gracekit-starting", telemetry=self._telemetry, clock=self._clock
+        )
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def end_ready(self) -> None:
+        """Show nothing more, but that the service takes requests."""
+        self._end()
+        sdnotify.ready("serving")
+
+    def _end(self) -> None:
+        if self._showing is not None:
+            self._showing.cancel()
+
+    async def _show(self) -> None:
+        await asyncio.sleep(self._every_s)
+        while not self._phase.draining:
+            what = "store and seat" if self.order is None else self.order.starting
+            sdnotify.status(f"starting: {what}", extend_s=3 * self._every_s)
             await asyncio.sleep(self._every_s)
 
 

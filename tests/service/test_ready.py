@@ -214,6 +214,60 @@ async def test_a_watchdog_that_allows_too_little_time_is_warned_of_at_the_start(
     assert len(systemd.texts("WATCHDOG=1")) < 60
 
 
+async def test_a_long_start_asks_systemd_for_more_time_until_it_is_ready(
+    world: World, svc: Service, systemd: Systemd
+):
+    """
+    Every five seconds, whether the store is slow or a hook; what it waits for is shown.
+    """
+
+    @svc.on_start
+    async def warm_up() -> None:
+        await asyncio.sleep(12)
+
+    systemd.listen()
+    life = world.life(svc)
+    life.faults.delay_s = 6
+    life.plan(Point.JOIN, Fault.DELAY)
+    await life.start()
+    await asyncio.sleep(20)
+
+    asked = systemd.texts("EXTEND_TIMEOUT_USEC=15000000")
+    shown = ["record", "hooks", "hooks"]
+    assert systemd.statuses() == [*(f"starting: {what}" for what in shown), "serving"]
+    assert asked == systemd.texts("STATUS=starting")
+    assert systemd.told[-1][1] == "READY=1\nSTATUS=serving"
+
+
+async def test_a_start_that_is_cut_or_fails_asks_systemd_for_no_more_time(
+    world: World, svc: Service, systemd: Systemd
+):
+    """
+    A stop that comes meanwhile begins a drain, which asks for its own.
+    """
+
+    @svc.on_start
+    async def warm_up() -> None:
+        await asyncio.sleep(12)
+        raise ZeroDivisionError("not warm")
+
+    systemd.listen()
+    cut = world.life(svc)
+    starting = asyncio.ensure_future(cut.start())
+    await asyncio.sleep(7)
+    cut.ask_to_stop()
+    await starting
+    await cut.wait_end()
+    await asyncio.sleep(1)
+    assert systemd.statuses() == ["starting: hooks", "draining: 0 running"]
+
+    with pytest.raises(ZeroDivisionError):
+        await world.life(svc).start()
+    failed_at = len(systemd.texts("STATUS=starting"))
+    await asyncio.sleep(20)
+    assert failed_at == len(systemd.texts("STATUS=starting")) == 3
+
+
 async def test_a_service_that_starts_or_stops_is_not_ready(
     world: World, svc: Service, doors: Doors
 ):
