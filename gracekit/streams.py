@@ -161,6 +161,8 @@ def _bounded(step: Callable[[], bool], within_s: float) -> bool:
 
     A stream that the program has closed counts as done.
     """
+    if sys.is_finalizing():
+        return False  # no thread begins any more, and to start one would wait for ever
     done: list[bool] = []
 
     def run() -> None:

@@ -627,6 +627,24 @@ def test_a_forked_child_writes_its_own_lines_and_not_those_of_its_parent(full_pi
     assert sorted(lines) == ["of the child", "of the parent"]
 
 
+@pytest.mark.process
+def test_what_fails_at_the_interpreter_s_end_does_not_keep_the_process():
+    """
+    No thread can begin then, and so nobody waits for one that would say it.
+    """
+    code = "from gracekit.telemetry.logs import take_hooks; take_hooks(); print('lost')"
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONUNBUFFERED": ""},  # its last flush is the one that fails
+            stdout=full,
+            check=False,
+            timeout=30,
+        )
+
+    assert ran.returncode == 120
+
+
 def test_embedded_use_leaves_the_root_logger_alone(root):
     """
     Building and using Telemetry installs nothing but the library's NullHandler.

@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from gracekit import streams
 from gracekit.config.values import did_you_mean
 from gracekit.errors import (
     CallTimeoutError,
@@ -140,7 +141,23 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a letter must not turn a listing into a traceback.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    cli(prog_name="gracekit")
+    try:
+        cli(prog_name="gracekit")
+    except OSError as error:
+        if not _is_of_echo(error):
+            raise
+        streams.say(f"Error: standard output cannot be written: {error.strerror or error}")
+        # Not `sys.exit`: the interpreter would write the rest of the text once more, fail again,
+        # and end with a code of its own.
+        os._exit(ERROR)
+
+
+def _is_of_echo(error: OSError) -> bool:
+    """Whether a standard stream did not take what a command printed."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code is click.echo.__code__
 
 
 def _open_closed_streams() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,10 @@ import pytest
 from gracekit.cli.call import arguments
 from gracekit.cli.main import COMMANDS, cli
 from gracekit.cli.text import clock, duration, json_text, table
-from tests.cli.kit import ROOT, environment, gracekit
+from gracekit.process import Process
+from gracekit.store.engine import SqliteEngine
+from gracekit.store.migrate import MIGRATIONS, load_migrations
+from tests.cli.kit import GRACEKIT, PATIENCE_S, ROOT, environment, gracekit
 
 pytestmark = pytest.mark.process
 
@@ -162,3 +166,38 @@ def test_a_closed_standard_stream_is_no_error(tmp_path, closed):
     )
 
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [("--help",), ("config", "show"), ("status",), ("holds",)])
+def test_a_full_standard_output_is_a_sentence_and_an_exit_code(tmp_path, words, unbuffered):
+    """
+    Whoever sends a listing to a full disk is told so, and the process ends.
+    """
+    make_store(tmp_path / "gracekit-store.db")
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [*GRACEKIT, *words],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+            env=environment(PYTHONUNBUFFERED=unbuffered),
+        )
+
+    said = "Error: standard output cannot be written: No space left on device\n"
+    assert (ran.returncode, ran.stderr) == (1, said)
+
+
+def make_store(path: Path) -> None:
+    """A store in which nothing is on record."""
+
+    async def make() -> None:
+        engine = SqliteEngine(path, load_migrations(MIGRATIONS), process=Process())
+        await engine.start()
+        await engine.stop()
+
+    path.parent.chmod(0o700)
+    asyncio.run(make())
