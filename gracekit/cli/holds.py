@@ -71,7 +71,8 @@ def end(options: Options, /, *, name: str, key: str, reason: str) -> None:
 
     Neither its probe nor its errored hook is called for it again.
     """
-    ended = asyncio.run(_end(options, name, key, reason))
+    with Records(options.settings):  # refuses where there is no store, before one is made
+        ended = asyncio.run(_end(options, name, key, reason))
     if not ended:
         raise GracekitError(f"no hold {safe(name)} of {safe(key)} is open; see `gracekit holds`")
     if options.as_json:

@@ -301,12 +301,15 @@ def test_filters_narrow_the_list(directory):
     assert none == {"tasks": [], "more": False, "not_heard": {}}
 
 
-@pytest.mark.parametrize("command", ["status", "tasks", "drain", "quiet", "resume"])
-def test_a_missing_store_is_named_and_not_made(tmp_path: Path, command):
+@pytest.mark.parametrize(
+    "command",
+    ["status", "tasks", "drain", "quiet", "resume", "holds", "holds end move vm-1 --reason done"],
+)
+def test_a_missing_store_is_named_and_not_made(tmp_path: Path, command: str):
     """
-    Looking creates nothing, and the message names path and option.
+    Looking and changing create nothing, and the message names path and option.
     """
-    answer = gracekit(tmp_path, command)
+    answer = gracekit(tmp_path, *command.split())
 
     assert answer.code == 2
     assert f"there is no store at {tmp_path / 'gracekit-store.db'}" in answer.err
