@@ -26,6 +26,7 @@ from gracekit.cli.show import show
 from gracekit.cli.status import LONGEST_WHY
 from gracekit.cli.text import duration, json_text, safe, table
 from gracekit.clock import age_s
+from gracekit.errors import DependencyError
 from gracekit.life import Answer as LifeAnswer
 from gracekit.life import Judgement
 from gracekit.request.suspects import SUSPECTED
@@ -134,6 +135,8 @@ def tasks(
 
     `show` tells all that is on record of one task; `cancel`, `fail` and `retry`
     act on it.
+
+    Exit status: 0; with --instance 4 if no run of that name is on record.
     """
     if click.get_current_context().invoked_subcommand is not None:
         refuse_options_before_the_verb()
@@ -171,11 +174,10 @@ async def _look(
         heard = await desk.hear_all(records, name, every_task=True)
     runs = {run.run_id: run for run in await records.runs()}
     judged = {run_id: records.judge(run) for run_id, run in runs.items()}
-    text, params = _query(
-        resource, states, [r for r in runs.values() if name and is_named(r, name)]
-    )
-    if name is not None and not params:
-        return [], False, {}
+    owners = [run for run in runs.values() if name is not None and is_named(run, name)]
+    if name is not None and not owners:
+        raise DependencyError(await records.what_is_known(name))
+    text, params = _query(resource, states, owners)
     rows = await records.engine.query(text, *params, limit + 1)
     live = {
         (run_id, str(task.get("task_id"))): task

@@ -301,6 +301,23 @@ def test_filters_narrow_the_list(directory):
     assert none == {"tasks": [], "more": False, "not_heard": {}}
 
 
+def test_tasks_of_an_unknown_instance_are_refused(directory):
+    """
+    A mistyped name lists no other run's tasks; the nearest known name is said, as by `status`.
+    """
+    with Running(directory, "--instance", "api-1"):
+        gracekit(directory, "call", "compute", "echo")
+
+        listed = ("tasks", "--state", "all", "--json")
+        known = gracekit(directory, *listed, "--instance", "api-1")
+        wrong = gracekit(directory, *listed, "--instance", "ap-1")
+
+    assert len(known.json["tasks"]) == 1
+    assert (wrong.code, wrong.out) == (4, "")
+    assert "no run of instance 'ap-1' is on record" in wrong.err
+    assert "did you mean api-1?" in wrong.err
+
+
 @pytest.mark.parametrize(
     "command",
     ["status", "tasks", "drain", "quiet", "resume", "holds", "holds end move vm-1 --reason done"],
