@@ -76,7 +76,7 @@ class Entry:
 
     @property
     def age_s(self) -> float:
-        """Seconds in its present state, as far as that is on record."""
+        """Seconds since it has ended, else since its last start, else since it was accepted."""
         if self.live is not None:
             return float(self.live.get("age_s") or 0.0)
         column = self.columns
@@ -130,8 +130,10 @@ def tasks(
 ) -> None:
     """List tasks: those that have not ended, newest first, or as the options say.
 
-    AGE is the time in the present state. OWNER is the instance that may act on
-    a task: "none" waits for any living run, "gone" for the next start.
+    AGE is the time since the task has ended; until then since it last began to
+    run, or since it was accepted if it has not begun. When a task was handed over
+    is not on record. OWNER is the instance that may act on a task: "none" waits
+    for any living run, "gone" for the next start.
 
     `show` tells all that is on record of one task; `cancel`, `fail` and `retry`
     act on it.

@@ -18,6 +18,7 @@ from gracekit import RpcClient
 from gracekit.cli.main import cli
 from gracekit.cli.records import Records
 from gracekit.cli.status import not_ready
+from gracekit.cli.tasks import Entry
 from gracekit.process import Process
 from gracekit.runs.run import Run
 from gracekit.store.engine import SqliteEngine
@@ -299,6 +300,28 @@ def test_filters_narrow_the_list(directory):
     assert nothing.out == "no tasks\n"
     assert (len(two["tasks"]), two["more"]) == (2, True)
     assert none == {"tasks": [], "more": False, "not_heard": {}}
+
+
+def test_the_age_of_a_task_is_what_the_help_says():
+    """
+    Since its end, its last start or its acceptance: when it was handed over is not on record.
+    """
+    now, whole = time.time(), " ".join(CliRunner().invoke(cli, ["tasks", "--help"]).output.split())
+
+    def age(state: str, **moments: float) -> float:
+        columns = dict.fromkeys(("started_at", "finished_at")) | {"state": state, **moments}
+        return Entry(columns=columns, owner=None, orphaned=False, doubtful=False, live=None).age_s
+
+    assert age("accepted", accepted_at=now - 300) == pytest.approx(300, abs=60)
+    handed_over = age("handed_over", accepted_at=now - 900, started_at=now - 600)
+    assert handed_over == pytest.approx(600, abs=60)
+    ended = age("failed", accepted_at=now - 900, started_at=now - 600, finished_at=now - 300)
+    assert ended == pytest.approx(300, abs=60)
+    assert (
+        "AGE is the time since the task has ended; until then since it last began to run, "
+        "or since it was accepted if it has not begun."
+    ) in whole
+    assert "When a task was handed over is not on record." in whole
 
 
 def test_tasks_of_an_unknown_instance_are_refused(directory):
