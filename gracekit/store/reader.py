@@ -52,9 +52,12 @@ class StoreReader:
         """As `start`, outside a loop."""
         if self._connection is not None:
             return
-        if not self.path.exists():
+        if not self.path.is_file():
+            wrong = f"there is no store at {self.path}"
+            if self.path.exists():
+                wrong = f"{self.path} is no regular file, and a store is one"
             raise ConfigError(
-                f"there is no store at {self.path}: name the service's with {self._option} "
+                f"{wrong}: name the service's with {self._option} "
                 "sqlite:////path/to/gracekit-store.db or GRACEKIT_STORE_URL"
             )
         real = self.path.parent.resolve() / self.path.name

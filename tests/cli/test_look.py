@@ -379,6 +379,23 @@ def test_other_files_are_no_store_and_stay_as_they_are(tmp_path: Path):
     assert tables == 4
 
 
+@pytest.mark.parametrize("words", [("status",), ("store", "backup", "copy.db")])
+def test_a_directory_is_no_store(tmp_path: Path, words: tuple[str, ...]):
+    """
+    Who names the directory of a store in its place is told so in a sentence.
+    """
+    place = tmp_path / "place"
+    place.mkdir()
+
+    answer = gracekit(tmp_path, *words, "--store", f"sqlite:///{place}")
+
+    assert answer.code == 2
+    assert answer.err == (
+        f"Error: {place} is no regular file, and a store is one: name the service's with --store "
+        "sqlite:////path/to/gracekit-store.db or GRACEKIT_STORE_URL\n"
+    )
+
+
 def test_a_store_whose_log_is_gone_is_said_to_be_empty(tmp_path: Path):
     """
     The main file of a young store holds nothing: who lost its -wal did not name a wrong file.
