@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 
 from gracekit.cli import looks_sql as sql
-from gracekit.cli.main import ERROR, UNREACHABLE
+from gracekit.cli.main import ERROR, UNREACHABLE, tell
 from gracekit.cli.options import Options, common
 from gracekit.cli.reach import Answer, Desk, Heard
 from gracekit.cli.records import Records, doubt, label, verdict_of
@@ -67,8 +67,10 @@ class Watch:
 
     def say(self, text: str, *, err: bool = False) -> None:
         """Print a line about this drain."""
-        if err or not self.quiet:
-            click.echo(f"{self.prefix}{text}", err=err)
+        if err:
+            tell(f"{self.prefix}{text}", prefix="")
+        elif not self.quiet:
+            click.echo(f"{self.prefix}{text}")
 
 
 @click.command()
@@ -127,13 +129,13 @@ def _codes(watches: list[Watch]) -> set[int]:
 def _detach(watches: list[Watch]) -> None:
     asked = [watch.run.instance for watch in watches if watch.began is not None]
     if not asked:
-        click.echo("\ninterrupted before a drain was confirmed; see `gracekit status`", err=True)
+        tell("interrupted before a drain was confirmed; see `gracekit status`", prefix="\n")
         return
     names = " ".join(asked)
-    click.echo(
-        f"\ndetached; the drain of {names} goes on. "
+    tell(
+        f"detached; the drain of {names} goes on. "
         f"Undo before the deadline: gracekit resume {names if len(asked) == 1 else '--all'}",
-        err=True,
+        prefix="\n",
     )
 
 

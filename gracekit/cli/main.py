@@ -31,6 +31,9 @@ ERROR: Final = 1
 USAGE: Final = 2
 UNREACHABLE: Final = 4
 
+_AS_JSON: Final = f"{__name__}.as_json"
+"""Whether what is said on standard error is JSON, in the `meta` of click's contexts."""
+
 # The help is here, so that `gracekit --help` loads no command.
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
@@ -55,6 +58,11 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 
 class LazyGroup(click.Group):
     """A group whose commands are imported one at a time."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does. A command line that cannot be read is refused in JSON too, if it asks."""
+        ctx.meta[_AS_JSON] = "--json" in (args[: args.index("--")] if "--" in args else args)
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Their names, in the order of the help."""
@@ -88,6 +96,10 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except GracekitError as error:
             _fail(error)
+        except click.ClickException as error:
+            if not ctx.meta[_AS_JSON]:
+                raise
+            end(error.format_message(), error.exit_code)
 
 
 def _fail(error: GracekitError) -> NoReturn:
@@ -96,8 +108,15 @@ def _fail(error: GracekitError) -> NoReturn:
 
 def end(message: str, code: int) -> NoReturn:
     """End the command with a message on standard error; it may hold wire text."""
-    click.echo(said(f"Error: {message}"), err=True)
+    tell(message)
     raise click.exceptions.Exit(code)
+
+
+def tell(message: str, *, prefix: str = "Error: ") -> None:
+    """Say *message* on standard error, with --json as a line of JSON; it may hold wire text."""
+    as_json = click.get_current_context().meta.get(_AS_JSON, False)
+    words = said(message, as_json=as_json)
+    click.echo(words if as_json else f"{prefix}{words}", err=True)
 
 
 def exit_code_of(error: GracekitError) -> int:

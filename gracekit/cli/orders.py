@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.main import ERROR, UNREACHABLE
+from gracekit.cli.main import ERROR, UNREACHABLE, tell
 from gracekit.cli.options import Options, common, reason_option
 from gracekit.cli.reach import Desk
 from gracekit.cli.records import Records, doubt
@@ -213,7 +213,7 @@ def _carry_out(
     if options.as_json:
         click.echo(json_text(result | {"done": progress.code == 0, "words": progress.words}))
     if progress.code in {ERROR, UNREACHABLE}:
-        click.echo(f"Error: {safe(progress.words, longest=2048)}", err=True)
+        tell(safe(progress.words, longest=2048))
     elif not options.as_json:
         click.echo(f"{subject}: {safe(progress.words, longest=1024)}")
     click.get_current_context().exit(progress.code)

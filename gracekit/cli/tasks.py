@@ -13,6 +13,7 @@ from typing import Any, Final
 import click
 
 from gracekit.cli import looks_sql as sql
+from gracekit.cli.main import tell
 from gracekit.cli.options import (
     HintingGroup,
     Options,
@@ -156,7 +157,7 @@ def tasks(
         click.echo(f"and more; --limit shows above {limit}")
     for name, why in silent.items():
         words = safe(why, longest=LONGEST_WHY)
-        click.echo(f"what {safe(name)} runs without a row is not listed: {words}", err=True)
+        tell(f"what {safe(name)} runs without a row is not listed: {words}", prefix="")
 
 
 for _verb in (show, cancel, fail, retry):

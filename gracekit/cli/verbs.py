@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.main import ERROR, UNREACHABLE
+from gracekit.cli.main import ERROR, UNREACHABLE, tell
 from gracekit.cli.options import Options, common
 from gracekit.cli.reach import Desk
 from gracekit.cli.records import Records, choose
@@ -56,9 +56,12 @@ def _say(verb: str, options: Options, name: str | None, *, everyone: bool) -> No
     if options.as_json:
         click.echo(json_text({"runs": [result for result, _ in results]}))
     for result, code in results:
-        if code or not options.as_json:
-            words = result.get("error") or result["phase"]
-            click.echo(f"{result['service']}@{result['instance']}: {safe(words)}", err=bool(code))
+        words = safe(result.get("error") or result["phase"])
+        name = f"{result['service']}@{result['instance']}: "
+        if code:
+            tell(f"{name}{words}", prefix="")
+        elif not options.as_json:
+            click.echo(f"{name}{words}")
     click.get_current_context().exit(min(failed, default=0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,10 +54,14 @@ def test_what_the_handler_raised_is_told_by_class_and_message(directory):
     """
     Exit 1; no escape sequence of the message reaches the terminal, and no line of its own.
     """
+    plain = gracekit(directory, "call", "compute", "boom")
     answer = gracekit(directory, "call", "compute", "boom", "--json")
 
-    assert answer.code == 1
-    assert answer.err == "Error: LookupError: no \\x1b[31msuch thing\n  Error: forged\n"
+    assert (plain.code, plain.out, answer.code) == (1, "", 1)
+    assert plain.err == "Error: LookupError: no \\x1b[31msuch thing\n  Error: forged\n"
+    (line,) = answer.err.splitlines()
+    said = json.loads(line)["message"]
+    assert said == "LookupError: no \\x1b[31msuch thing\\nError: forged"
     message = "no \x1b[31msuch thing\nError: forged"
     assert answer.json["error"] == {"class": "LookupError", "message": message}
 

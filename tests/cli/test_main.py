@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -189,6 +190,36 @@ def test_a_full_standard_output_is_a_sentence_and_an_exit_code(tmp_path, words, 
 
     said = "Error: standard output cannot be written: No space left on device\n"
     assert (ran.returncode, ran.stderr) == (1, said)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        ("drian --json", 2, "no command 'drian'; did you mean drain?"),
+        ("status --json --store sqlite:///none.db", 2, "there is no store at"),
+        ("status --json --instance api-1", 4, "no run of instance 'api-1' is on record"),
+        ("tasks --json --limit x", 2, "'x' is not a valid integer range"),
+        ("tasks --bogus --json", 2, "No such option '--bogus'"),
+        ("tasks cancel x --reason y --json", 1, "no task x is on record"),
+        ("holds end a b --json", 2, "Missing option '--reason'"),
+        ("call compute echo --json", 4, "there is no transport at"),
+        ("quiet --json", 4, "no run is on record"),
+        ("store backup --json gracekit-store.db", 2, "exists, and is not written over"),
+        ("config show --json nonsense", 2, "nonsense"),
+    ],
+)
+def test_with_json_a_refusal_is_one_json_line_on_standard_error(tmp_path, command, code, message):
+    """
+    A script that reads JSON reads why it was refused in the same way, for every command.
+    """
+    make_store(tmp_path / "gracekit-store.db")
+
+    answer = gracekit(tmp_path, *command.split())
+
+    (line,) = answer.err.splitlines()
+    assert message in json.loads(line)["message"]
+    assert answer.code == code
+    assert not answer.out or "error" in answer.json
 
 
 def make_store(path: Path) -> None:
