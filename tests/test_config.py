@@ -545,6 +545,25 @@ def test_a_value_of_another_type_is_refused_with_the_one_that_is_wanted(name, va
     assert "canary" not in str(refused.value)
 
 
+A_UNIT = "is not a whole number; write digits alone, without a unit: 64 MiB are 67108864"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("-1", "prefetch_bytes = -1 must be more than 0; set GRACEKIT_PREFETCH_BYTES"),
+        ("9" * 20, f"GRACEKIT_PREFETCH_BYTES: {'9' * 20} must be below 2^53"),
+        ("9" * 9000, f"GRACEKIT_PREFETCH_BYTES: {'9' * 30}... must be below 2^53"),
+        ("64MiB", f"GRACEKIT_PREFETCH_BYTES: '64MiB' {A_UNIT}"),
+    ],
+)
+def test_a_number_that_is_refused_is_told_the_rule_that_it_breaks(text, said):
+    """
+    Negative and huge numbers are whole ones, and who writes a unit learns what to write.
+    """
+    assert problems(env={"GRACEKIT_PREFETCH_BYTES": text}) == [said]
+
+
 def test_a_table_in_a_file_is_told_to_be_taken_away(tmp_path):
     """
     Other programs have tables, so people write them.

@@ -22,6 +22,9 @@ DECLARE_PROFILE: Final = "durable"
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _CENTURY_S: Final = 100 * 366 * 86400.0  # beyond it timers of the kernel overflow
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.ASCII)
+_COUNT: Final = re.compile(r"-?[0-9]+")
+_LONGEST_COUNT: Final = 18
+_SHOWN_DIGITS: Final = 30
 NAME_CHARACTERS: Final = "A-Za-z0-9_.:@#,/+ -"
 """Of a name on a broker, as a class of a regular expression."""
 LEAST_BODY_BYTES: Final = 1024
@@ -214,12 +217,26 @@ def parse_optional_duration(value: Any) -> float | None:
 
 
 def parse_count(value: object) -> int:
-    """A whole number, also as text."""
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value.strip()):
-        value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 53:
-        return value
-    raise ConfigError(f"{value!r} is not a whole number")
+    """A whole number, also as text; whether it may be 0 or less is judged with the others."""
+    if isinstance(value, str):
+        digits = value.strip()
+        if not _COUNT.fullmatch(digits):
+            raise ConfigError(
+                f"{value!r} is not a whole number; write digits alone, without a unit: "
+                "64 MiB are 67108864"
+            )
+        if len(digits) > _LONGEST_COUNT:  # Python does not even read 5,000 of them
+            raise ConfigError(f"{_shortened(digits)} must be below 2^53")
+        value = int(digits)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{value!r} is not a whole number")
+    if abs(value) >= 1 << 53:
+        raise ConfigError(f"{_shortened(str(value))} must be below 2^53")
+    return value
+
+
+def _shortened(digits: str) -> str:
+    return digits if len(digits) <= _SHOWN_DIGITS else f"{digits[:_SHOWN_DIGITS]}..."
 
 
 def parse_truth(value: object) -> bool:
