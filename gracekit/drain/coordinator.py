@@ -121,7 +121,14 @@ class ShutdownCoordinator:
         return self._request is not None
 
     async def quiet(self) -> None:
-        """Close intake and go on with what runs; `resume` undoes it."""
+        """Close intake and go on with what runs; `resume` undoes it.
+
+        Raises:
+            GracekitError: the service does not serve.
+        """
+        state = self._phase.state
+        if state is not ServiceState.SERVING:
+            raise GracekitError(f"the service is {state.value}: there is no intake to close")
         self._phase.advance(ServiceState.QUIET)
         self._telemetry.emit("service.quieted")
         sdnotify.status(self._phase.state.value)

@@ -55,6 +55,20 @@ async def test_quiet_closes_intake_and_resume_opens_it(world: World, svc: Servic
     assert (report.exit_code, report.not_started) == (0, [])
 
 
+async def test_a_service_that_is_quiet_says_so_when_it_is_quieted_again(world: World, svc: Service):
+    """
+    As `resume` of a serving one: the answer is what it is, and that nothing is to be done.
+    """
+    life = await world.start(svc)
+    await world.verb(life, "quiet")
+
+    with pytest.raises(GracekitError, match="the service is quiet: there is no intake to close"):
+        await world.verb(life, "quiet")
+
+    await world.verb(life, "resume")
+    assert (await life.drain()).exit_code == 0
+
+
 async def test_a_drain_after_quiet_lists_each_task_once(world: World, svc: Service):
     """
     What quiet has left unstarted is not counted twice.
