@@ -21,6 +21,7 @@ from gracekit.clock import Clock
 from gracekit.errors import DependencyError, UnconfirmedError
 from gracekit.rpc.amqp import link as amqp_link
 from gracekit.rpc.amqp import outlet as amqp_outlet
+from gracekit.rpc.amqp.bounds import close_channel
 from gracekit.rpc.amqp.channels import (
     FramedChannel,
     MessageChannel,
@@ -219,6 +220,24 @@ async def test_nothing_follows_a_close_of_ours(own_broker: Broker, own_vhost: st
         assert heard == []  # it will be another's
     finally:
         own_broker.thaw()
+        await link.stop()
+
+
+async def test_a_close_that_is_answered_late_costs_a_channel_alone(rabbit_url: str):
+    """
+    aiormq sends it again after a heartbeat's time; the broker would close the whole connection.
+    """
+    link = link_to(f"{rabbit_url}?heartbeat=1s")
+    await link.start()
+    try:
+        channel, other = await link.messages(), await link.messages()
+        other.pause()
+        await close_channel(channel.amqp, 1.5)
+        other.resume()
+
+        assert await link.channel()
+        await other.amqp.queue_declare("q")
+    finally:
         await link.stop()
 
 

@@ -105,6 +105,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self._socket: asyncio.Transport | None = None
         self._taps: dict[int, Tap] = {0: self}
         self._open: set[int] = set()  # numbers of channels
+        self._shut: set[int] = set()  # of channels that we have closed
         self._largest = _AT_FIRST  # bytes of a payload
         self._fault: ConnectionError | None = None
         self._buffer = memoryview(bytearray(_BUFFER))
@@ -289,23 +290,33 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
             if self._socket is not None and not self.is_lost and not self._socket.is_closing():
                 self._socket.write(b"".join(frames))
 
-    def heed(self, frames: bytes | bytearray | memoryview) -> None:
-        """Tell a tap what aiormq asks for, or that it ends its channel, or by channel 0 all."""
+    def heed(self, frames: bytes | bytearray | memoryview) -> bool:
+        """Tell a tap what aiormq asks for, or that it ends its channel, or by channel 0 all.
+
+        Returns whether it may leave. aiormq closes a channel again when no answer comes within a
+        heartbeat; the broker, which has closed it, would close the connection for that.
+        """
         kind, channel, _ = HEAD.unpack_from(frames)
         if kind != METHOD:
-            return
+            return True
         (method,) = METHOD_ID.unpack_from(frames, 7)
         if method == CHANNEL_OPEN:
             self._open.add(channel)
+            self._shut.discard(channel)
+        elif method == CHANNEL_CLOSE:
+            if channel in self._shut:
+                return False
+            self._shut.add(channel)
         elif method == CHANNEL_CLOSE_OK:
             self._open.discard(channel)
         tap = self._taps.get(channel)
         if tap is None:
-            return
+            return True
         if method in _ENDS:
             tap.end()
         elif method not in UNANSWERED:
             tap.ask(method)
+        return True
 
     def ask(self, method: int) -> None:
         """See `Tap`; answers on channel 0 are aiormq's alone."""
@@ -393,5 +404,5 @@ class _Writer(asyncio.StreamWriter):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """See `asyncio.StreamWriter`."""
         self._wire.flush()
-        self._wire.heed(data)
-        super().write(data)
+        if self._wire.heed(data):
+            super().write(data)
