@@ -12,6 +12,7 @@ import pytest
 
 from gracekit.clock import Clock
 from gracekit.process import Process
+from gracekit.rpc.amqp import consumer as amqp_consumer
 from gracekit.rpc.amqp import intake as amqp_intake
 from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import FRAMES, read_url
@@ -158,6 +159,28 @@ async def test_what_is_read_and_not_accepted_is_bounded_in_bytes(url: str) -> No
         await reader.server.stop()
 
     assert BOUND < read <= BOUND + 2 * LARGE + ON_ITS_WAY
+    assert not any(delivery.redelivered for delivery in reader.taken)
+
+
+async def test_a_pause_is_not_taken_for_a_message_that_stalls(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    It ends in the midst of a message, and the rest is on its way: no reader is lost for it.
+    """
+    monkeypatch.setattr(amqp_consumer, "STALLED_S", 0.3)
+    async with transport_to(url) as transport:
+        reader = Reader(transport, places=HOW_MANY, prefetch_bytes=BOUND)
+        await transport.declare([QUEUE])
+        await send(url, HOW_MANY, LARGE)
+        await reader.server.start()
+        await until(lambda: len(reader.taken) * LARGE > BOUND, "as much as may be read")
+        await asyncio.sleep(5 * amqp_consumer.STALLED_S)
+        for at in range(HOW_MANY):
+            await until(lambda: len(reader.taken) > at, "the next")  # noqa: B023
+            await reader.taken[at].ack()
+        await reader.server.stop()
+
     assert not any(delivery.redelivered for delivery in reader.taken)
 
 

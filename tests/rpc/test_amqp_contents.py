@@ -222,3 +222,29 @@ async def test_how_far_a_message_has_come_can_be_asked(ear: Ear):
 
     assert len(set(seen)) == 4
     assert ear.contents.unfinished is None
+
+
+class Socket(asyncio.Transport):
+    """One that is always open."""
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+async def test_a_message_does_not_stall_while_we_do_not_read(ear: Ear):
+    """
+    That nothing more of it comes is our doing, and after a pause its time begins anew.
+    """
+    ear.wire.connection_made(Socket())
+    ear.take(deliver(1), header(4))
+    before = ear.contents.unfinished
+    ear.wire.hold(ear)
+    paused = ear.contents.unfinished
+    ear.wire.let_go(ear)
+
+    assert paused is None
+    assert ear.contents.unfinished not in {None, before}

@@ -67,10 +67,15 @@ class Contents:
 
     @property
     def unfinished(self) -> object:
-        """How far a message has come of which a part is missing; None if there is none."""
-        if self._due == METHOD:
+        """How far a message has come of which a part is missing; None if there is none.
+
+        None also while we do not read. After each pause it differs: what was sent meanwhile
+        is still on its way.
+        """
+        read_since = self._wire.read_since
+        if self._due == METHOD or read_since is None:
             return None
-        return self._last, self._due, self._missing, self._wire.missing
+        return self._last, self._due, self._missing, self._wire.missing, read_since
 
     def take(self, kind: int, data: bytes, offset: int, end: int) -> bool | bytes:
         """See `Tap`.

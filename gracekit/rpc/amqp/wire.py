@@ -93,6 +93,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         is_lost: Nothing leaves any more.
         heard_at: Loop time at which the last bytes came.
         goodbye: The broker has closed the connection.
+        read_since: Loop time from which on we read; None while we do not.
         missing: Bytes of a frame that has come in part, or so many at least.
     """
 
@@ -102,6 +103,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self.goodbye: Goodbye | None = None
         self._event_loop = asyncio.get_running_loop()
         self.heard_at = self._event_loop.time()
+        self.read_since: float | None = self.heard_at
         self._socket: asyncio.Transport | None = None
         self._taps: dict[int, Tap] = {0: self}
         self._open: set[int] = set()  # numbers of channels
@@ -140,6 +142,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self._holders.add(holder)
         if self._socket is not None and not self.is_lost and not self._socket.is_closing():
             self._socket.pause_reading()
+            self.read_since = None
             if self._sign is None:
                 self._sign_of_life()
 
@@ -149,6 +152,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         if self._sign is not None and not self._holders:
             self._sign.cancel()
             self._sign = None
+            self.read_since = self._event_loop.time()
             if self._socket is not None and not self._socket.is_closing():
                 self._socket.resume_reading()
 
