@@ -18,6 +18,8 @@ from gracekit.rpc.transport import Consumer, Delivery, Queue, ReadFailure, Trans
 
 RETRY_S: Final = 1.0
 """Seconds until a consumer that could not be made is tried again."""
+AGAIN_S: Final = 5.0
+"""Within which what was given back is read again, so that it is the same pause of reading."""
 
 
 class Places:
@@ -96,6 +98,8 @@ class RpcServer:
         self._waiting: deque[Delivery] = deque()
         self._bytes = 0  # read, and no tasks yet
         self._held: ReadFailure | None = None  # reading pauses for their sake
+        self._stuck_since: float | None = None  # it pauses again and again, and nothing is accepted
+        self._eased_at = 0.0  # the last pause ended
         self._ending = False  # consuming ends, as too much waits or for too long
         self._consumer: Consumer | None = None
         self._failure: ReadFailure | None = None  # of making a consumer
@@ -180,13 +184,23 @@ class RpcServer:
 
     def _hold(self) -> None:
         if self._held is None:
+            now = asyncio.get_running_loop().time()
+            if self._stuck_since is None or now - self._eased_at > AGAIN_S:
+                self._stuck_since = now
             why = f"{self._bytes} bytes wait to be accepted, and {self._prefetch_bytes} may"
-            self._held = ReadFailure(since=asyncio.get_running_loop().time(), why=why)
+            self._held = ReadFailure(since=self._stuck_since, why=why)
 
-    def _taken(self, number: int) -> None:
-        self._bytes -= number
-        if self._held and self._bytes <= self._prefetch_bytes:
+    def _ease(self) -> None:
+        if self._held is not None:
             self._held = None
+            self._eased_at = asyncio.get_running_loop().time()
+
+    def _taken(self, number: int, goes_back: bool) -> None:  # noqa: FBT001 - see `Delivery.on_taken`
+        self._bytes -= number
+        if not goes_back:
+            self._stuck_since = None
+        if self._held and self._bytes <= self._prefetch_bytes:
+            self._ease()
             if self._consumer is not None:
                 self._consumer.resume()
 
@@ -255,7 +269,7 @@ class RpcServer:
         async with self._changing:
             self._end_timer()
             consumer, self._consumer = self._consumer, None
-            self._held = None
+            self._ease()
             if consumer is not None:
                 # Without a cancel-ok the deliveries still go back; `handle` is closed already.
                 with contextlib.suppress(TimeoutError):

@@ -139,7 +139,8 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
         headers: Short text pairs beside the body.
         dropped: Bytes of a body that was too large to be kept: it is empty here. 0 of all others.
         sent_to: The address that a stray bears, in the place of its queue's; empty of all others.
-        on_taken: Called once, when the body is a task's own, or of no interest any more.
+        on_taken: Called once, when the body is a task's own, or of no interest any more; with
+            whether it goes back.
     """
 
     body: bytes
@@ -151,14 +152,17 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
     settle: Settle
     dropped: int = 0
     sent_to: str = ""
-    on_taken: Callable[[], None] | None = None
+    on_taken: Callable[[bool], None] | None = None
     settled: bool = False
 
     def taken(self) -> None:
         """Say that it is a task's now, whenever it will be settled."""
+        self._let_go(goes_back=False)
+
+    def _let_go(self, *, goes_back: bool) -> None:
         on_taken, self.on_taken = self.on_taken, None
         if on_taken is not None:
-            on_taken()
+            on_taken(goes_back)
 
     def ack(self) -> Coroutine[Any, Any, None]:
         """Tell the transport that it may forget the message."""
@@ -176,7 +180,7 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
         if self.settled:
             return
         self.settled = True
-        self.taken()
+        self._let_go(goes_back=how is Settlement.GIVE_BACK)
         self.process.reach(_POINTS[how], "before")
         await self.settle(how, reason)
         self.process.reach(_POINTS[how], "after")

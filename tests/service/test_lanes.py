@@ -14,6 +14,7 @@ from gracekit.errors import (
     Undeliverable,
 )
 from gracekit.process import Point
+from gracekit.request.deliveries import GIVE_BACK_PAUSE_S
 from tests.service.kit import Doors, Fault, World
 
 pytestmark = pytest.mark.looptime
@@ -372,6 +373,45 @@ async def test_a_pause_of_reading_that_lasts_is_told(world: World, svc: Service)
         r"requests cannot be read: 2\d+ bytes wait to be accepted, and 1000 may", why
     )
     assert life.runtime.not_ready is None
+
+
+async def test_what_is_given_back_and_read_again_does_not_end_a_pause(world: World, svc: Service):
+    """
+    A store that refuses gives back what was read, and it comes again: nothing is accepted.
+    """
+
+    @svc.rpc
+    async def keep(ctx: Context, n: int, text: str) -> None:
+        """Done at once."""
+
+    life = await world.start(svc, prefetch_bytes=1000)
+    client = await world.client(svc)
+    life.plan(Point.ACCEPT_AND_BEGIN, Fault.REFUSED, times=80)
+    await client.cast(keep, n=1, text="x" * 2000)
+    await life.hears("service.deaf")
+    await life.hears("service.hears")
+
+    assert life.names().count("store.error") > 1
+
+
+async def test_pauses_between_which_something_is_accepted_are_not_one(world: World, svc: Service):
+    """
+    Each ends before it is long, and so does the trouble: the service stays ready.
+    """
+
+    @svc.rpc
+    async def keep(ctx: Context, n: int, text: str) -> None:
+        """Done at once."""
+
+    life = await world.start(svc, prefetch_bytes=1000)
+    client = await world.client(svc)
+    for n in range(4):
+        life.plan(Point.ACCEPT_AND_BEGIN, Fault.REFUSED, times=30)
+        await client.cast(keep, n=n, text="x" * 2000)
+        await life.hears("task.finished", n + 1)
+
+    assert world.clock.loop() >= 4 * 30 * GIVE_BACK_PAUSE_S
+    assert "service.deaf" not in life.names()
 
 
 async def test_every_instance_has_its_copy_of_a_fanout(world: World, svc: Service):
