@@ -132,6 +132,27 @@ async def test_a_message_under_a_key_of_others_comes_again_before_it_is_believed
     await until(lambda: own_broker.queues(own_vhost)["compute"].unacked == 0, "all settled")
 
 
+async def test_each_message_under_a_key_of_others_comes_again(
+    transport, own_broker: Broker, own_vhost: str
+) -> None:
+    """
+    A bad line may change the keys of several messages alike, and none of them is a stray.
+    """
+    inbox = Inbox()
+    await transport.consume([QUEUE], inbox.put, prefetch=10)
+    async with aiormq.connect(own_broker.url_of(own_vhost)) as connection:
+        channel = await connection.channel()
+        await channel.queue_bind(QUEUE.name, "gracekit", routing_key="comqute")
+        for body in (b"a", b"b", b"c"):
+            await channel.basic_publish(body, exchange="gracekit", routing_key="comqute")
+    strays = await inbox.take(3)
+    for delivery in strays:
+        await delivery.ack()
+
+    assert sorted(stray.body for stray in strays) == [b"a", b"b", b"c"]
+    assert all(stray.redelivered and stray.sent_to for stray in strays)
+
+
 async def test_a_message_whose_key_and_properties_are_no_text_holds_up_no_other(
     transport, own_broker: Broker, own_vhost: str, ear: Ear
 ) -> None:

@@ -23,7 +23,10 @@ from gracekit.rpc.transport import OWNED, Delivery, OnDelivery, Queue, QueueKind
 ANSWER_S: Final = 10.0
 """Bound of one exchange on the channel."""
 MOST_DOUBTED: Final = 1000
-"""Keys of strays that are remembered; a message with one more is believed at once."""
+"""Strays that are remembered until they come again; one more is believed at once."""
+
+_Stray = tuple[bytes, int, int]
+"""What a message is known by: its key, and hash and dropped size of its body."""
 
 
 class Intake:
@@ -52,7 +55,7 @@ class Intake:
         self._on_stale = on_stale
         self._queues: dict[str, Queue] = {}  # by consumer tag
         self._keys: dict[str, bytes] = {}  # by consumer tag: what messages of a service name
-        self._doubted: set[bytes] = set()  # keys that had no business in their queue
+        self._doubted: set[_Stray] = set()  # on their way back, to come again
         self._unsettled: dict[int, None] = {}  # by delivery tag, which only rises
         self._acked: list[int] = []  # not yet told to the broker
         self._closing = False
@@ -123,7 +126,7 @@ class Intake:
             return  # the broker takes it back with the channel
         tag, key = delivered.delivery_tag, delivered.key
         is_stray = self._keys.get(delivered.consumer_tag, key) != key
-        if is_stray and self._doubts(key):
+        if is_stray and self._doubts((key, hash(body), properties.dropped)):
             self._channel.nack(tag, requeue=True)
             return
         self._unsettled[tag] = None
@@ -144,12 +147,15 @@ class Intake:
         )
         self._process.reach(Point.DELIVER, "after")
 
-    def _doubts(self, key: bytes) -> bool:
+    def _doubts(self, stray: _Stray) -> bool:
         """Whether a stray is to come again: the line may have changed a bit of its key."""
-        is_new = key not in self._doubted and len(self._doubted) < MOST_DOUBTED
-        if is_new:
-            self._doubted.add(key)
-        return is_new
+        if stray in self._doubted:
+            self._doubted.discard(stray)
+            return False
+        if len(self._doubted) >= MOST_DOUBTED:
+            return False
+        self._doubted.add(stray)
+        return True
 
     # -- settling ------------------------------------------------------------------------
 
