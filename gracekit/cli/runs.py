@@ -66,6 +66,8 @@ async def _declare(records: Records, options: Options, word: str, reason: str) -
 
 async def _find(records: Records, word: str) -> Run:
     """The one run of which nothing is proven that *word* means."""
+    if not word:
+        raise GracekitError("an empty RUN names no run; see `gracekit status`")
     meant = [run for run in await records.runs() if _means(word, run)]
     judged = [(run, records.judge(run)) for run in meant if run.adopted_at is None]
     doubtful = [run for run, judgement in judged if judgement.answer is Answer.NOT_PROVEN]
@@ -78,7 +80,7 @@ async def _find(records: Records, word: str) -> Run:
 
 
 def _means(word: str, run: Run) -> bool:
-    return bool(word) and (run.run_id.startswith(word) or is_named(run, word))
+    return run.run_id.startswith(word) or is_named(run, word)
 
 
 def _why_none(word: str, judged: list[tuple[Run, Judgement]]) -> str:

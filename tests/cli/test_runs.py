@@ -102,11 +102,13 @@ def test_what_is_proven_needs_no_word(directory: Path):
         run.kill()
     dead = gracekit(directory, "runs", "gone", "worker-0", "--reason", "r")
     unknown = gracekit(directory, "runs", "gone", "nobody", "--reason", "r")
+    empty = gracekit(directory, "runs", "gone", "", "--reason", "r")
 
-    assert (alive.code, dead.code, unknown.code) == (1, 1, 1)
+    assert (alive.code, dead.code, unknown.code, empty.code) == (1, 1, 1, 1)
     assert "alive: its lock is held; `gracekit drain worker-0` ends it" in alive.err
     assert "dead: its lock is free" in dead.err
     assert "no run nobody" in unknown.err
+    assert empty.err == "Error: an empty RUN names no run; see `gracekit status`\n"
 
 
 def test_a_run_that_lives_after_all_ends_when_it_was_said_to_be_gone(directory: Path):
