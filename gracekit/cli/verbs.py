@@ -57,11 +57,13 @@ def _say(verb: str, options: Options, name: str | None, *, everyone: bool) -> No
         click.echo(json_text({"runs": [result for result, _ in results]}))
     for result, code in results:
         words = safe(result.get("error") or result["phase"])
-        name = f"{result['service']}@{result['instance']}: "
+        name = f"{result['service']}@{result['instance']}"
+        # Why a run is not asked, or gives no answer, begins with its name already.
+        words = words if words.startswith(f"{name} ") else f"{name}: {words}"
         if code:
-            tell(f"{name}{words}", prefix="")
+            tell(words, prefix="")
         elif not options.as_json:
-            click.echo(f"{name}{words}")
+            click.echo(words)
     click.get_current_context().exit(min(failed, default=0))
 
 

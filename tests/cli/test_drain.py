@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import apsw
 import pytest
 
 from tests.cli.kit import Running, Started, gracekit, write_service
@@ -142,6 +143,22 @@ def test_quiet_closes_intake_and_resume_opens_it(directory):
     assert status.out.splitlines()[1].split()[1] == "quiet"
     assert "nothing to resume" in again.err
     assert echo.json == 1
+
+
+@pytest.mark.parametrize("verb", ["quiet", "resume"])
+def test_a_run_that_is_not_asked_is_named_once(directory, verb):
+    """
+    Verbs are off on a broker, and the sentence that says so begins with the run's name.
+    """
+    with Running(directory, "--instance", "api-1"):
+        store = apsw.Connection(str(directory / "gracekit-store.db"))
+        store.set_busy_timeout(10_000)
+        store.execute("UPDATE run SET transport = 'amqp://broker/'")
+        store.close()
+        answer = gracekit(directory, verb)
+
+    assert answer.code == 4
+    assert answer.err.startswith("compute@api-1 reads amqp://broker/, and control verbs are off")
 
 
 def test_several_runs_need_a_name_or_all(directory):
