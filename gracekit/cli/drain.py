@@ -25,6 +25,7 @@ from gracekit.cli.verbs import find
 from gracekit.config.values import parse_duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.exits import Verdict
+from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.runs.run import Run
 
 HANDED_OVER: Final = 3
@@ -294,9 +295,10 @@ async def _conclude(records: Records, watch: Watch) -> None:
     earlier = (report.get("unfinished") or 0) - len({*handed_over, *not_started}) - holds
     left += f", {earlier} left of earlier runs" if earlier > 0 else ""
     why = f", failure: {safe(report['failure'])}" if report.get("failure") else ""
+    own = "" if run.exit_code in {None, watch.code} else f" (the run's exit code: {run.exit_code})"
     watch.say(
         f"verdict: {verdict.value}: {report.get('finished', 0)} finished, {len(handed_over)} "
-        f"handed over, {len(not_started)} not started{left}{why}. exit {watch.code} "
+        f"handed over, {len(not_started)} not started{left}{why}. exit {watch.code}{own} "
         f"after {duration(watch.elapsed_s)}"
     )
 
@@ -309,10 +311,11 @@ def _some(holds: Sequence[object], number: int) -> str:
 
 
 async def _names(records: Records, request_ids: list[str]) -> list[str]:
-    """`resize_vm vm:81` for each."""
+    """`resize_vm vm:81 (order-1)` for each."""
     names = []
     for request_id in request_ids:
         rows = await records.engine.query(sql.SUBJECT, request_id)
         for method, kind, key in rows[:1]:
-            names.append(safe(method) + ("" if kind is None else f" {safe(f'{kind!s}:{key!s}')}"))
+            what = safe(method) + ("" if kind is None else f" {safe(f'{kind!s}:{key!s}')}")
+            names.append(f"{what} ({safe(request_id, longest=MAX_NAME)})")
     return names

@@ -45,7 +45,7 @@ def test_a_drain_is_watched_until_its_end(directory):
 
 def test_what_outlives_the_deadline_is_named_and_exits_3(directory):
     """
-    The verdict is the stop record's, with method and resource of what was handed over.
+    The verdict is the stop record's, with method, resource and id of what was handed over.
     """
     with Running(directory, "--instance", "api-1") as run:
         start_work(directory, run)
@@ -53,8 +53,10 @@ def test_what_outlives_the_deadline_is_named_and_exits_3(directory):
         assert run.wait() == 75
 
     assert answer.code == 3
-    assert "handed over: work vm:vm-1" in answer.out
+    (task,) = gracekit(directory, "tasks", "--json").json["tasks"]
+    assert f"handed over: work vm:vm-1 ({task['request_id']})\n" in answer.out
     assert "verdict: handed_over: 0 finished, 1 handed over" in answer.out
+    assert ". exit 3 (the run's exit code: 75) after " in answer.out
 
 
 def test_a_drain_that_leaves_an_earlier_run_s_task_is_not_said_to_be_drained(directory):
