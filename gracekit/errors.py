@@ -50,6 +50,10 @@ class UnknownCommitError(StoreError):
     """A commit neither succeeded nor failed visibly; read the rows again before acting."""
 
 
+class StoreLockedError(StoreError):
+    """Another program kept the database locked for as long as we wait; nothing was done."""
+
+
 class StoreBrokenError(StoreError):
     """An I/O error, a full or read-only disk, or corruption: final for this process."""
 

@@ -14,6 +14,7 @@ from gracekit.errors import (
     ConfigError,
     DeclarationError,
     DependencyError,
+    StoreLockedError,
 )
 
 
@@ -70,7 +71,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
     match error:
         case ConfigError() | DeclarationError() | AlreadyRunningError():
             return ExitCode.CONFIG
-        case DependencyError():
+        case DependencyError() | StoreLockedError():
             return ExitCode.DEPENDENCY
         case _:
             return ExitCode.INTERNAL

@@ -14,7 +14,13 @@ from typing import Final
 
 import apsw
 
-from gracekit.errors import ConflictError, StoreBrokenError, StoreError, UnknownCommitError
+from gracekit.errors import (
+    ConflictError,
+    StoreBrokenError,
+    StoreError,
+    StoreLockedError,
+    UnknownCommitError,
+)
 from gracekit.process import Process
 from gracekit.store.batch import Batch, Row
 from gracekit.store.files import Synchronous
@@ -185,10 +191,8 @@ class GroupCommit:
         broken = self._judge(error)
         if broken is not None:
             return [_caused(StoreBrokenError(str(broken)), error) for _ in batches]
-        return [
-            _caused(StoreError(f"nothing was committed: {error}; try again"), error)
-            for _ in batches
-        ]
+        kind = StoreLockedError if isinstance(error, apsw.BusyError) else StoreError
+        return [_caused(kind(f"nothing was committed: {error}; try again"), error) for _ in batches]
 
     def _judge(self, error: apsw.Error) -> StoreBrokenError | None:
         """Declare the store broken if *error* is final."""

@@ -14,7 +14,7 @@ from typing import Final
 
 import apsw
 
-from gracekit.errors import DependencyError, StoreBrokenError, StoreError
+from gracekit.errors import DependencyError, StoreBrokenError, StoreError, StoreLockedError
 from gracekit.process import Process
 from gracekit.store import files
 from gracekit.store.batch import Batch, Row, Value
@@ -157,7 +157,7 @@ def _translated(path: Path, on_broken: OnBroken) -> Iterator[None]:
         on_broken(broken)
         raise StoreBrokenError(str(broken)) from error
     except apsw.BusyError as error:
-        raise StoreError(
+        raise StoreLockedError(
             f"{path} stayed locked; end the program that holds a transaction open on it"
         ) from error
     except apsw.Error as error:

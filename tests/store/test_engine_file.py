@@ -21,6 +21,7 @@ from gracekit.errors import (
     StoreError,
     UnknownCommitError,
 )
+from gracekit.exits import ExitCode, exit_code_of
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch
 from gracekit.store.engine import SqliteEngine
@@ -346,21 +347,24 @@ def test_library_with_the_wal_race_is_refused():
 @pytest.mark.process
 async def test_lock_of_another_program_is_waited_for_a_bounded_time(engine, database):
     """
-    A foreign transaction refuses commits and starts, names the cause, and breaks nothing.
+    A foreign transaction refuses commits and starts, names the cause, and breaks nothing. A process
+    that cannot start for it leaves with the code of what cannot be reached.
     """
     impatient = SqliteEngine(database, [SCHEMA], process=Process(), busy_timeout_s=0.1)
     await impatient.start()
     with start_script(HOLD, database) as holder:
         holder.stdout.readline()
-        with pytest.raises(StoreError, match=r"nothing was committed: .*locked"):
+        with pytest.raises(StoreError, match=r"nothing was committed: .*locked") as committing:
             await impatient.commit(insert("a", 1))
         await impatient.stop()
-        with pytest.raises(StoreError, match="stayed locked"):
+        with pytest.raises(StoreError, match="stayed locked") as starting:
             await impatient.start()
         holder.stdin.close()
 
     await impatient.start()
     await impatient.commit(insert("a", 1))
+    for refused in (committing, starting):
+        assert exit_code_of(refused.value) is ExitCode.DEPENDENCY
     assert impatient.broken is None
     await impatient.stop()
 
