@@ -20,6 +20,8 @@ RETRY_S: Final = 1.0
 """Seconds until a consumer that could not be made is tried again."""
 AGAIN_S: Final = 5.0
 """Within which what was given back is read again, so that it is the same pause of reading."""
+WIDEN_S: Final = 1.0
+"""Seconds until a consumer that is too narrow is replaced: more places may become free."""
 
 
 class Places:
@@ -54,6 +56,16 @@ class Places:
 
 
 Handle = Callable[[Delivery], None]
+
+
+class _Held:
+    """How many deliveries of one consumer may be unsettled, and how many are."""
+
+    __slots__ = ("limit", "number")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.number = 0
 
 
 class RpcServer:
@@ -102,6 +114,9 @@ class RpcServer:
         self._eased_at = 0.0  # the last pause ended
         self._ending = False  # consuming ends, as too much waits or for too long
         self._consumer: Consumer | None = None
+        self._unsettled = 0  # deliveries of all consumers
+        self._here = _Held(prefetch)  # those of the present one
+        self._widening: asyncio.TimerHandle | None = None
         self._failure: ReadFailure | None = None  # of making a consumer
         self._open = False
         self._timer: asyncio.TimerHandle | None = None
@@ -162,6 +177,9 @@ class RpcServer:
         size = len(delivery.body)
         self._bytes += size
         delivery.on_taken = partial(self._taken, size)
+        delivery.on_settled = partial(self._settled, self._here)
+        self._unsettled += 1
+        self._here.number += 1
         self._waiting.append(delivery)
         self._pump()
         if self._bytes > self._prefetch_bytes:
@@ -204,6 +222,10 @@ class RpcServer:
             if self._consumer is not None:
                 self._consumer.resume()
 
+    def _settled(self, here: _Held) -> None:
+        self._unsettled -= 1
+        here.number -= 1
+
     def _pump(self) -> None:
         while self._waiting and self._open and self._places.take():
             self._handle(self._waiting.popleft())
@@ -229,6 +251,26 @@ class RpcServer:
     def _place_is_free(self) -> None:
         self._pump()
         self._resume()
+        if self._widening is None and self._is_narrow():
+            self._widening = asyncio.get_running_loop().call_later(WIDEN_S, self._widen)
+
+    def _room(self) -> int:
+        """How many more deliveries we want."""
+        return min(self._prefetch - self._unsettled, self._places.free)
+
+    def _is_narrow(self) -> bool:
+        """Whether the consumer, made when fewer places were free, cannot fill those that are.
+
+        A request that is acked when it has ended, as that of a `requeue` method, counts towards
+        the consumer's prefetch until then.
+        """
+        left = self._here.limit - self._here.number
+        return self._consumer is not None and self._room() > max(0, left)
+
+    def _widen(self) -> None:
+        self._widening = None
+        if self._open and not self._ending and self._is_narrow():
+            self._waited_too_long()
 
     def _resume(self) -> None:
         if self._open and self._consumer is None and self._places.free and not self._resuming:
@@ -240,14 +282,20 @@ class RpcServer:
             self._timer.cancel()
             self._timer = None
 
+    def _end_widening(self) -> None:
+        if self._widening is not None:
+            self._widening.cancel()
+            self._widening = None
+
     # -- consuming -------------------------------------------------------------------
 
     async def _consume(self, prefetch: int) -> None:
         async with self._changing:
             self._resuming = False
             if self._open and self._consumer is None:
+                here = self._here = _Held(max(1, prefetch))
                 self._consumer = await self._transport.consume(
-                    self._queues, self._on_delivery, prefetch=max(1, prefetch)
+                    self._queues, self._on_delivery, prefetch=here.limit
                 )
                 self._failure = None
                 if self._bytes > self._prefetch_bytes:
@@ -258,7 +306,7 @@ class RpcServer:
     async def _consume_again(self) -> None:
         """Consume after a pause; what fails is tried again while intake is open."""
         try:
-            await self._consume(min(self._prefetch, self._places.free))
+            await self._consume(self._room())
         except Exception as error:  # noqa: BLE001 - whatever it was, nobody else would try again
             loop = asyncio.get_running_loop()
             since = loop.time() if self._failure is None else self._failure.since
@@ -268,6 +316,7 @@ class RpcServer:
     async def _end_consuming(self) -> None:
         async with self._changing:
             self._end_timer()
+            self._end_widening()
             consumer, self._consumer = self._consumer, None
             self._ease()
             if consumer is not None:

@@ -141,6 +141,7 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
         sent_to: The address that a stray bears, in the place of its queue's; empty of all others.
         on_taken: Called once, when the body is a task's own, or of no interest any more; with
             whether it goes back.
+        on_settled: Called once, before the transport hears of it.
     """
 
     body: bytes
@@ -153,6 +154,7 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
     dropped: int = 0
     sent_to: str = ""
     on_taken: Callable[[bool], None] | None = None
+    on_settled: Callable[[], None] | None = None
     settled: bool = False
 
     def taken(self) -> None:
@@ -181,6 +183,8 @@ class Delivery(msgspec.Struct, kw_only=True, eq=False):
             return
         self.settled = True
         self._let_go(goes_back=how is Settlement.GIVE_BACK)
+        if self.on_settled is not None:
+            self.on_settled()
         self.process.reach(_POINTS[how], "before")
         await self.settle(how, reason)
         self.process.reach(_POINTS[how], "after")

@@ -350,6 +350,36 @@ async def test_reading_pauses_while_much_is_not_accepted_yet(world: World, svc: 
     doors.open(1, 2, 3)
 
 
+@pytest.mark.parametrize("size", [1, 2000], ids=["waited long", "large"])
+async def test_each_place_that_becomes_free_is_filled_though_messages_are_held(
+    world: World, svc: Service, size: int
+):
+    """
+    The reader that comes after a pause is for as many as had places then; more became free since.
+    """
+    doors = Doors()
+
+    @svc.rpc(on_interrupt="requeue")
+    async def read(ctx: Context, n: int, text: str) -> None:
+        await doors.pass_(n)
+
+    await world.start(svc, max_accepted=3, max_running=3, prefetch_bytes=1000)
+    client = await world.client(svc)
+    for n in range(4):
+        await client.cast(read, n=n, text="x" * size)
+    await doors.wait(3)
+    await asyncio.sleep(60)
+    doors.open(0)
+    await doors.wait(4)
+    doors.open(1, 2)
+    await world.settle()
+    for n in (4, 5):
+        await client.cast(read, n=n, text="x" * size)
+
+    assert await doors.wait(6) == [0, 1, 2, 3, 4, 5]
+    doors.open(3, 4, 5)
+
+
 async def test_a_pause_of_reading_that_lasts_is_told(world: World, svc: Service):
     """
     A commit that takes a minute holds the lane up: the service says so, and is not ready.
