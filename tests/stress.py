@@ -34,8 +34,10 @@ async def stress(part: Part, *, seed: int = 0) -> None:
     async with asyncio.timeout(LONGEST_S):
         await part.stop()
         await part.stop()
-    for _ in range(100):  # what was cancelled ends
-        await asyncio.sleep(0)
+    for _ in range(500):  # what was cancelled ends, if need be by an answer of the broker
+        if asyncio.all_tasks() <= tasks:
+            break
+        await asyncio.sleep(0.01)
     for thread in set(threading.enumerate()) - threads:
         thread.join(5.0)  # it has nothing to do any more, and may wait for the interpreter
     left = [*(asyncio.all_tasks() - tasks), *(set(threading.enumerate()) - threads)]
