@@ -114,8 +114,7 @@ class RpcServer:
         self._eased_at = 0.0  # the last pause ended
         self._ending = False  # consuming ends, as too much waits or for too long
         self._consumer: Consumer | None = None
-        self._unsettled = 0  # deliveries of all consumers
-        self._here = _Held(prefetch)  # those of the present one
+        self._here = _Held(prefetch)  # by the present consumer
         self._widening: asyncio.TimerHandle | None = None
         self._failure: ReadFailure | None = None  # of making a consumer
         self._open = False
@@ -177,9 +176,9 @@ class RpcServer:
         size = len(delivery.body)
         self._bytes += size
         delivery.on_taken = partial(self._taken, size)
-        delivery.on_settled = partial(self._settled, self._here)
-        self._unsettled += 1
-        self._here.number += 1
+        if self._here.limit < self._prefetch:  # of others nothing need be known
+            delivery.on_settled = partial(self._settled, self._here)
+            self._here.number += 1
         self._waiting.append(delivery)
         self._pump()
         if self._bytes > self._prefetch_bytes:
@@ -223,7 +222,6 @@ class RpcServer:
                 self._consumer.resume()
 
     def _settled(self, here: _Held) -> None:
-        self._unsettled -= 1
         here.number -= 1
 
     def _pump(self) -> None:
@@ -251,12 +249,8 @@ class RpcServer:
     def _place_is_free(self) -> None:
         self._pump()
         self._resume()
-        if self._widening is None and self._is_narrow():
+        if self._here.limit < self._prefetch and self._widening is None and self._is_narrow():
             self._widening = asyncio.get_running_loop().call_later(WIDEN_S, self._widen)
-
-    def _room(self) -> int:
-        """How many more deliveries we want."""
-        return min(self._prefetch - self._unsettled, self._places.free)
 
     def _is_narrow(self) -> bool:
         """Whether the consumer, made when fewer places were free, cannot fill those that are.
@@ -264,8 +258,9 @@ class RpcServer:
         A request that is acked when it has ended, as that of a `requeue` method, counts towards
         the consumer's prefetch until then.
         """
-        left = self._here.limit - self._here.number
-        return self._consumer is not None and self._room() > max(0, left)
+        left = max(0, self._here.limit - self._here.number)
+        room = min(self._prefetch, self._places.free)
+        return self._consumer is not None and self._here.limit < self._prefetch and room > left
 
     def _widen(self) -> None:
         self._widening = None
@@ -306,7 +301,7 @@ class RpcServer:
     async def _consume_again(self) -> None:
         """Consume after a pause; what fails is tried again while intake is open."""
         try:
-            await self._consume(self._room())
+            await self._consume(min(self._prefetch, self._places.free))
         except Exception as error:  # noqa: BLE001 - whatever it was, nobody else would try again
             loop = asyncio.get_running_loop()
             since = loop.time() if self._failure is None else self._failure.since
