@@ -10,7 +10,6 @@ import pytest
 
 from gracekit.config.values import LONGEST_TOPIC
 from gracekit.errors import DependencyError, Undeliverable
-from gracekit.rpc.server import Places, RpcServer
 from gracekit.rpc.transport import (
     DeadLetter,
     Delivery,
@@ -23,7 +22,6 @@ from gracekit.rpc.transport import (
 )
 from tests.rpc.kit import AmqpMachine, Inbox, Machine, MemoryMachine, SqliteMachine, message
 from tests.scale import scale
-from tests.stress import stress
 
 QUEUE = shared_queue("compute")
 
@@ -67,26 +65,6 @@ def inbox() -> Inbox:
 async def publish(transport: Transport, *texts: str, queue: Queue = QUEUE) -> None:
     for text in texts:
         await transport.publish(queue, message(text))
-
-
-async def test_a_transport_leaves_nothing_however_it_is_started_and_stopped(one):
-    """
-    Connections, channels, pollers and threads end with it.
-    """
-    await stress(one)
-
-
-async def test_a_server_leaves_nothing_however_it_is_started_and_stopped(one, inbox):
-    """
-    Its consumers end, and what they had read is back in the queue.
-    """
-    server = RpcServer(
-        one, [QUEUE], inbox.put, Places(1), prefetch=10, prefetch_bytes=10_000, wait_s=1.0,
-        cancel_ok_timeout_s=5.0,
-    )  # fmt: skip
-    await server.start()  # a connection to read by is made for the first of the transport's servers
-
-    await stress(server)
 
 
 # -- order and delivery ---------------------------------------------------------------
