@@ -81,7 +81,7 @@ class Hooks:
                 try:
                     async with asyncio.timeout(self._left_s()):
                         await _call(hook)
-                except Exception as error:  # noqa: BLE001 - the application's; we stop all the same
+                except Exception as error:  # noqa: BLE001 - the application's; the stop goes on
                     self._telemetry.emit("hook.failed", hook=_name(hook), error=repr(error))
                 del self._to_stop[0]
 

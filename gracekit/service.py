@@ -96,7 +96,7 @@ class Service:
             unless GRACEKIT_OPS_TOPIC says otherwise.
         version: Interface version that plain functions are served at.
         exceptions: Exception classes that clients made by `client()` rebuild.
-        defaults: Settings of this service where nobody sets them, by name, as a file spells
+        defaults: Settings of this service that no other source sets, by name, as a file spells
             them: `{"drain_timeout": "180s"}`. A file, a variable or a flag goes before.
 
     Raises:

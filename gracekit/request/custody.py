@@ -141,7 +141,7 @@ class Custody:
         What came out of a handler is worth waiting for: a refused commit is tried again
         until the store takes it. Nothing is due when the row was taken from us, or the store
         is broken or closed: the row then stays as it is for the next start. Where the store has
-        lost the row, the outcome can never be recorded, and the caller is told that.
+        lost the row, the outcome can never be recorded, and the caller gets that error.
         """
         task = job.task
         hook = outcome.state is TaskState.ERRORED and job.method.errored_hook is not None

@@ -156,7 +156,7 @@ class Options:
 
 
 def _is_storable(text: str) -> bool:
-    """Whether any store takes it: NUL is none of PostgreSQL's characters, a surrogate nobody's."""
+    """Whether any store takes it: PostgreSQL refuses NUL, and no encoding has surrogates."""
     return "\0" not in text and not any("\ud800" <= one <= "\udfff" for one in text)
 
 

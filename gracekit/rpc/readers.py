@@ -81,7 +81,7 @@ class ForeignReaders:
         announce: Says that this process reads them; returns who does so into another store.
         store: As messages name it.
         methods: What is served.
-        accepts: Whether methods that need one store may be served all the same.
+        accepts: Whether methods that need one store may be served while others use another.
     """
 
     def __init__(

@@ -87,7 +87,7 @@ class OwnSeat:
         )
 
     async def stop(self) -> None:
-        """Close the store, then leave the seat: nothing of ours is on its way to the store then."""
+        """Close the store, then leave the seat: no statement of this run is on its way then."""
         async with self._changing:
             await self._leave()
 
