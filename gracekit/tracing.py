@@ -18,9 +18,6 @@ from opentelemetry import context as active
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 
-TRACE_KEYS: Final = ("traceparent", "tracestate", "baggage")
-"""As headers of a message, and as keys of its context; no others are sent or read."""
-
 LONGEST_BAGGAGE: Final = 8192
 MOST_MEMBERS: Final = 180
 _SYSTEM: Final = "gracekit"
@@ -97,6 +94,8 @@ def _members(text: str, form: re.Pattern[str]) -> str:
 _READERS: Final[Mapping[str, Callable[[str], str]]] = MappingProxyType(
     {"traceparent": _parent, "tracestate": _state, "baggage": _baggage}
 )
+TRACE_KEYS: Final = tuple(_READERS)
+"""As headers of a message, and as keys of its context; no others are sent or read."""
 
 
 # -- around an attempt --------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 
 from gracekit.cli import looks_sql as sql
-from gracekit.cli.main import ERROR, UNREACHABLE, tell
+from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
 from gracekit.cli.options import Options, common
 from gracekit.cli.reach import Answer, Desk, Heard
 from gracekit.cli.records import Records, doubt, label, verdict_of
@@ -29,7 +29,6 @@ from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.runs.run import Run
 
 HANDED_OVER: Final = 3
-DETACHED: Final = 130
 POLL_S: Final = 0.2
 RESUMED_AFTER_S: Final = 2.0
 """A run that serves so long after the verb was answered has been resumed."""

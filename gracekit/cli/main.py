@@ -30,6 +30,8 @@ from gracekit.version import VERSION
 ERROR: Final = 1
 USAGE: Final = 2
 UNREACHABLE: Final = 4
+DETACHED: Final = 130
+"""As a shell says for a command that Ctrl-C has ended; what it watched goes on."""
 
 _AS_JSON: Final = f"{__name__}.as_json"
 """Whether what is said on standard error is JSON, in the `meta` of click's contexts."""

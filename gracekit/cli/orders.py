@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.main import ERROR, UNREACHABLE, tell
+from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
 from gracekit.cli.options import Options, common, reason_option
 from gracekit.cli.reach import Desk
 from gracekit.cli.records import Records, doubt
@@ -58,7 +58,6 @@ from gracekit.store.place import StorePlace
 from gracekit.tracker.task import RETRIED, Order, TaskState, Verb
 
 ASKED: Final = 3
-DETACHED: Final = 130
 OPERATOR: Final = "operator"
 """Stands for the run in incidents of orders that no run has carried out."""
 SHORTEST_ID: Final = 4

@@ -28,7 +28,6 @@ _STATX_SIZE: Final = 256
 _AT_FDCWD: Final = -100
 _AT_SYMLINK_NOFOLLOW: Final = 0x100
 _PROTECTIONS: Final = {"i": 0x10, "a": 0x20}
-_NAMES: Final = {"": "the file", "-wal": "its -wal", "-shm": "its -shm", "-turn": "its -turn"}
 
 
 def check_place(path: Path) -> Iterator[Finding]:
@@ -42,7 +41,8 @@ def check_place(path: Path) -> Iterator[Finding]:
         yield from told("place", error, ExitCode.DEPENDENCY)
         return
     kind = network_file_system(real.parent) or "a local file system"
-    present = [_NAMES[end] for end in files.SUFFIXES if _size(real, end) is not None]
+    ends = [end for end in files.SUFFIXES if _size(real, end) is not None]
+    present = [f"its {end}" if end else "the file" for end in ends]
     modes = f", mode 0600 and ours: {', '.join(present)}" if present else ""
     yield ok("place", f"{real.parent} is on {kind}{modes}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from gracekit.config.settings import Settings
@@ -12,6 +13,7 @@ from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, ok, skip, warn
 from gracekit.doctor.machine import proc
 from gracekit.doctor.platform.grace import compare
+from gracekit.doctor.platform.pods import DEFAULT_GRACE_S
 from gracekit.doctor.platform.units import check_directives, check_unit, show_unit
 from gracekit.doctor.times import last_breath_s
 
@@ -22,7 +24,17 @@ SUPERVISOR_FILES: Final = (
     "/etc/supervisor/conf.d/*.conf",
     "/etc/supervisord.d/*.ini",
 )
-_DEFAULTS: Final = {"kubernetes": 30.0, "docker": DOCKER_GRACE_S, "podman": DOCKER_GRACE_S}
+_CONTAINERS: Final = MappingProxyType(
+    {
+        "kubernetes": (DEFAULT_GRACE_S, "terminationGracePeriodSeconds"),
+        "docker": (
+            DOCKER_GRACE_S,
+            "docker run --stop-timeout, or stop_grace_period of compose,",
+        ),
+        "podman": (DOCKER_GRACE_S, "podman run --stop-timeout"),
+    }
+)
+"""Seconds from SIGTERM to SIGKILL without an option, and where that is set."""
 
 
 def check_kill_after(settings: Settings) -> Finding:
@@ -49,15 +61,10 @@ def check_container(settings: Settings, pid: int, root: Path = proc.PROC) -> Fin
         return skip("container", "none seen")
     if settings.kill_after_s is not None:
         return ok("container", f"{kind}; its limit is what kill_after says")
-    usual, ours = _DEFAULTS[kind], last_breath_s(settings)
+    (usual, knob), ours = _CONTAINERS[kind], last_breath_s(settings)
     shown = f"{kind}, which kills {format_duration(usual)} after SIGTERM unless told otherwise"
     if ours < usual:
         return ok("container", f"{shown}; a run is gone after {format_duration(ours)}")
-    knob = {
-        "kubernetes": "terminationGracePeriodSeconds",
-        "docker": "docker run --stop-timeout, or stop_grace_period of compose,",
-        "podman": "podman run --stop-timeout",
-    }[kind]
     return warn(
         "container",
         f"{shown}; a run may take {format_duration(ours)}, and the true limit cannot be seen "
