@@ -22,7 +22,7 @@ from gracekit.process import Point, Process
 from gracekit.store.batch import Batch
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
-from gracekit.tracker.task import Lane, OnInterrupt
+from gracekit.tracker.task import Lane
 
 NAME: Final = "durable"
 GOALS: Final = {1: Goal(1.3), 32: Goal(1.3), 256: Goal(2.0)}
@@ -96,7 +96,7 @@ def acceptance(request_id: str) -> Acceptance:
         version="1.0",
         args=ARGS,
         context={},
-        on_interrupt=OnInterrupt.ERROR,
+        on_interrupt="error",
         settle_s=10.0,
         resource=None,
         reply=None,

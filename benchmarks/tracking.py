@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final
 
 from benchmarks.measure import Figure, Goal, Plan, against, turns
-from gracekit.tracker.task import Lane, OnInterrupt, TaskState, TrackedTask
+from gracekit.tracker.task import Lane, TaskState, TrackedTask
 from gracekit.tracker.tracker import Tracker
 
 NAME: Final = "tracking"
@@ -20,7 +20,7 @@ BESIDE: Final = 100
 """Tasks that are made before the loop runs them."""
 
 # Bound once, as the dispatcher has them at hand: an enum's member costs a call in Python 3.11.
-_LANE, _ERROR = Lane.REQUESTS, OnInterrupt.ERROR
+_LANE = Lane.REQUESTS
 _RUNNING, _SUCCEEDED = TaskState.RUNNING, TaskState.SUCCEEDED
 
 Life = Coroutine[Any, Any, None]
@@ -86,7 +86,7 @@ class _Lives:
             lane=_LANE,
             holds_drain=True,
             journaled=True,
-            on_interrupt=_ERROR,
+            on_interrupt="error",
             resource=None,
             tracked_at=1.0,
         )

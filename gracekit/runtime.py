@@ -12,13 +12,14 @@ import signal
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Final, Literal, Self, cast, get_args
+from typing import Final, Self
 
 import anyio
 
 from gracekit import background
 from gracekit.built import Ground, Wired
 from gracekit.clock import Clock
+from gracekit.config.choices import StopSource, choices_of
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings
 from gracekit.config.values import check_queues, did_you_mean
@@ -39,7 +40,7 @@ from gracekit.stop_signals import StopSignals
 from gracekit.store.engine import Engine
 from gracekit.store.place import StorePlace
 from gracekit.telemetry.catalogue import LOGGER
-from gracekit.telemetry.telemetry import LogFailures, Telemetry
+from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.stacks import StackDump
 from gracekit.tracker.tracker import Tracker
 from gracekit.upkeep import Starting
@@ -52,8 +53,6 @@ FOREIGN_CANCELLATION: Final = (
     "something in this process cancelled gracekit's own task: the program ends (by SystemExit in "
     "another task, for example), or it cancels all tasks"
 )
-
-StopSource = Literal["signal", "operator", "user", "error"]
 
 
 class Runtime:
@@ -261,7 +260,7 @@ class Runtime:
         Raises:
             ConfigError: there is no such source.
         """
-        sources = get_args(StopSource)
+        sources = choices_of(StopSource)
         if source not in sources:
             raise ConfigError(
                 f"source={source!r} is none of {', '.join(sources)}{did_you_mean(source, sources)}"
@@ -383,7 +382,7 @@ class Runtime:
 
     def _report_opening(self) -> None:
         telemetry, settings = self.telemetry, self.settings
-        telemetry.log_failures = cast("LogFailures", settings.log_failures)
+        telemetry.log_failures = settings.log_failures
         telemetry.identify(service=self.service.topic, instance=self.instance)
         telemetry.watch(self)
         telemetry.emit(

@@ -23,6 +23,7 @@ from typing import (
     overload,
 )
 
+from gracekit.config.choices import InDrain, OnInterrupt
 from gracekit.config.loading import check_defaults
 from gracekit.config.settings import Settings
 from gracekit.config.values import check_topic, did_you_mean, parse_duration
@@ -32,9 +33,7 @@ from gracekit.request.context import Context
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.method_table import MethodTable
 from gracekit.rpc.methods import (
-    InDrain,
     Method,
-    OnInterruptName,
     Place,
     check_no_generator,
     options_from,
@@ -49,7 +48,7 @@ HookT = TypeVar("HookT", bound=Callable[..., Any])
 class RpcOptions(TypedDict, total=False):
     """Options of `rpc` and `rpc_method`; meanings in `MethodOptions`."""
 
-    on_interrupt: OnInterruptName
+    on_interrupt: OnInterrupt
     resource: str | tuple[str, str]
     timeout: str | float
     anywhere: bool

@@ -332,6 +332,34 @@ def _is_container(value: ast.expr | None) -> bool:
     return False
 
 
+def test_a_set_of_words_is_written_once():
+    """
+    No two enums, `Literal`s, tuples or sets of texts hold the same words: one would be forgotten.
+    """
+    places: dict[frozenset[str], list[str]] = {}
+    for path, _ in modules():
+        for line, words in _sets_of_words(ast.parse(path.read_text())):
+            places.setdefault(words, []).append(f"{path.relative_to(PACKAGE)}:{line}")
+
+    assert {words: found for words, found in places.items() if len(found) > 1} == {}
+
+
+def _sets_of_words(tree: ast.Module) -> Iterator[tuple[int, frozenset[str]]]:
+    """Of a module's constants and classes; a `Literal` holds a tuple."""
+    for node in tree.body:
+        lists: list[list[ast.expr]] = []
+        match node:
+            case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
+                kinds = ast.Tuple | ast.Set | ast.List
+                lists = [part.elts for part in ast.walk(value) if isinstance(part, kinds)]
+            case ast.ClassDef(body=body):
+                lists = [[one.value for one in body if isinstance(one, ast.Assign)]]
+        for parts in lists:
+            words = {part.value for part in parts if isinstance(part, ast.Constant)}
+            if 1 < len(words) == len(parts) and all(isinstance(word, str) for word in words):
+                yield node.lineno, frozenset(words)
+
+
 def _face() -> set[str]:
     if not (PACKAGE / "__init__.py").exists():
         pytest.skip("the public face is not written yet")

@@ -10,15 +10,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 import apsw
 import pytest
 
+from gracekit.config.choices import OnInterrupt, choices_of
 from gracekit.config.settings import Settings, variable_name
 from gracekit.config.values import format_duration
 from gracekit.exits import ExitCode
-from gracekit.rpc.methods import OnInterruptName
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -187,7 +187,7 @@ def test_policies_are_all_named():
     """
     rows = [row[0] for row in table_below("What becomes of an interrupted task")]
 
-    assert {row.split('"')[1] for row in rows if '"' in row} == set(get_args(OnInterruptName))
+    assert {row.split('"')[1] for row in rows if '"' in row} == set(choices_of(OnInterrupt))
 
 
 def test_exit_codes_are_all_named():

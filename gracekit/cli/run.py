@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
@@ -26,7 +26,7 @@ from gracekit.config.settings import Settings, variable_name
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.exits import ExitCode
 from gracekit.run import run_service
-from gracekit.telemetry.logs import LogFormat, logging_around, said
+from gracekit.telemetry.logs import logging_around, said
 
 
 @click.command()
@@ -77,10 +77,9 @@ def run(
 @contextlib.contextmanager
 def _logging(settings: Settings) -> Iterator[None]:
     """The log of the process: as the module configures it, but for the settings that were given."""
-    log_format = cast("LogFormat", settings.log_format)
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     overrides = settings.origin("log_format") != "default"
-    with logging_around(log_format, level=level, overrides=overrides):
+    with logging_around(settings.log_format, level=level, overrides=overrides):
         yield
     if settings.origin("log_level") != "default":
         logging.getLogger().setLevel(level)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
+from gracekit.config.choices import ErrorDetails, LogFailures, LogFormat, LogLevel, choices_of
 from gracekit.config.values import (
     DECLARE_PROFILE,
     EXCHANGE,
@@ -59,8 +60,9 @@ def _url(default: str) -> Any:
     return _setting(default, parse_url)
 
 
-def _word(default: str) -> Any:
-    return _setting(default, parse_word)
+def _choice(choice: Any, default: str, parse: Callable[[Any], object] = parse_word) -> Any:
+    """A field for one of the words of *choice*."""
+    return field(default=default, metadata={"parse": parse, "choices": choices_of(choice)})
 
 
 def _seconds(default: float, *, zero: bool = False) -> Any:
@@ -190,12 +192,12 @@ class Settings:
     probe_timeout_s: float = _seconds(30.0)
     accept_unshared_store: bool = _setting(default=False, parse=parse_truth)
     rpc_ping_enabled: bool = _setting(default=False, parse=parse_truth)
-    error_details: str = _word("full")
+    error_details: ErrorDetails = _choice(ErrorDetails, "full")
     dedupe_context: str = _setting("user_id,project_id", parse_words)
     reply_queues: str = _setting("", parse_words)
-    log_format: str = _text("auto")
-    log_level: str = _word("info")
-    log_failures: str = _word("line")
+    log_format: LogFormat = _choice(LogFormat, "auto", parse_text)
+    log_level: LogLevel = _choice(LogLevel, "info")
+    log_failures: LogFailures = _choice(LogFailures, "line")
 
     origins: Mapping[str, str] = field(
         default_factory=dict, repr=False, compare=False, metadata={"parse": None}
@@ -355,16 +357,6 @@ def _numbers(settings: Settings) -> Iterator[str]:
         )
 
 
-_CHOICES: Final = MappingProxyType(
-    {
-        "error_details": ("full", "message", "none"),
-        "log_format": ("auto", "text", "json"),
-        "log_level": ("debug", "info", "warning", "error", "critical"),
-        "log_failures": ("line", "traceback", "off"),
-    }
-)
-
-
 def _names(settings: Settings) -> Iterator[str]:
     for name in ("host", "instance"):
         value = getattr(settings, name)
@@ -382,8 +374,9 @@ def _names(settings: Settings) -> Iterator[str]:
             f"ops_topic = {settings.ops_topic!r} must be a name of its own such as "
             "'{topic}-ops' or 'compute-alt'; set GRACEKIT_OPS_TOPIC"
         )
-    for name, words in _CHOICES.items():
-        if (given := getattr(settings, name)) not in words:
+    for name, setting in SETTINGS.items():
+        words = setting.metadata.get("choices")
+        if words and (given := getattr(settings, name)) not in words:
             rule = f"{', '.join(words[:-1])} or {words[-1]}"
             yield f"{name} = {given!r} must be {rule}{did_you_mean(given, words)}"
 

@@ -28,10 +28,10 @@ from gracekit.journal.rows import from_json
 from gracekit.store.batch import Row
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.reader import StoreReader
-from gracekit.tracker.task import TERMINAL, OnInterrupt, TaskState
+from gracekit.tracker.task import TERMINAL, TaskState
 
 _TERMINAL: Final = frozenset(state.value for state in TERMINAL)
-_REPEATABLE: Final = OnInterrupt.RETRY.value
+_REPEATABLE: Final = "retry"
 _ORDERLY: Final = (ExitCode.DRAINED, ExitCode.HANDED_OVER)
 
 
@@ -150,7 +150,7 @@ def _run_twice(
 ) -> Iterator[tuple[str, str]]:
     ends = {process["name"]: process for process in processes}
     for request_id, done in effects.items():
-        row = rows.get(request_id, {"on_interrupt": OnInterrupt.ERROR.value})
+        row = rows.get(request_id, {"on_interrupt": "error"})
         first: dict[str | int, Entry] = {}
         for effect in done:
             before = first.setdefault(effect["item"], effect)

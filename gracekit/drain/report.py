@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from gracekit.config.choices import StopSource
 from gracekit.exits import ExitCode
 
 LISTED_HOLDS: Final = 5
@@ -15,7 +16,7 @@ class StopRequest:
     """Who wants a stop, and how much.
 
     Attributes:
-        source: signal, operator, user or error.
+        source: What the record tells stops apart by.
         by: A signal's name, or who asked.
         reason: A sentence for the record.
         final: Whether it cannot be resumed; signals and errors are final.
@@ -23,7 +24,7 @@ class StopRequest:
         timeout_s: Seconds of this drain; None for the setting.
     """
 
-    source: str
+    source: StopSource
     by: str
     reason: str
     final: bool

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import msgspec
 
+from gracekit.config.choices import OnInterrupt, need_choice
 from gracekit.errors import StoreError
 from gracekit.journal.tasks_sql import ROW_COLUMNS
 from gracekit.store.batch import Row
 from gracekit.tracker.task import (
     Cut,
     Lane,
-    OnInterrupt,
     Reason,
     TaskState,
 )
@@ -199,7 +199,7 @@ def task_row(columns: Row) -> TaskRow:
         values["resource"] = None if kind is None else (kind, resource_id)
         values["lane"] = Lane(values["lane"])
         values["state"] = TaskState(values["state"])
-        values["on_interrupt"] = OnInterrupt(values["on_interrupt"])
+        values["on_interrupt"] = need_choice(values["on_interrupt"], OnInterrupt)
         values["cut"] = None if values["cut"] is None else Cut(values["cut"])
         values["errored_due"] = bool(values["errored_due"])
         values["alone"] = values["alone"] == MET_ALONE

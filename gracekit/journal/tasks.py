@@ -136,7 +136,7 @@ class Journal:
             to_json(request.args),
             to_json(request.context),
             request.content_hash,
-            request.on_interrupt.word,
+            request.on_interrupt,
             request.settle_s,
             kind,
             resource_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gracekit.config.choices import NOT_TWICE
 from gracekit.store.schema import IS_OPEN
 
 LOOK: Final = "SELECT epoch, age, copied_at FROM epoch"
@@ -12,7 +13,8 @@ RAISE: Final = """
 UPDATE epoch SET epoch = CASE WHEN epoch > ?1 THEN epoch ELSE ?1 END + 1,
     age = CASE WHEN age > ?2 THEN age ELSE ?2 END, copied_at = NULL"""
 # What the older store has as accepted may have begun, and even ended, since it was the last one.
-_DOUBTED: Final = f"{IS_OPEN} AND state = 'accepted' AND on_interrupt IN ('error', 'probe')"
+# Python writes a tuple of words as SQL does.
+_DOUBTED: Final = f"{IS_OPEN} AND state = 'accepted' AND on_interrupt IN {NOT_TWICE!r}"
 NOTE_DOUBT: Final = f"""
 INSERT INTO incident (at, run_id, what, request_id, method, detail)
 SELECT ?, '', 'restored', request_id, method, 'accepted in an older store: it may have begun since'

@@ -23,7 +23,7 @@ from gracekit.request.context import Context
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
 from gracekit.telemetry.words import masked
-from gracekit.tracker.task import Lane, OnInterrupt, TaskState, TrackedTask
+from gracekit.tracker.task import Lane, TaskState, TrackedTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Hooks:
             request_id=f"hold {hold.name} {hold.key}",
             method=hold.method,
             lane=Lane.REQUESTS,
-            on_interrupt=OnInterrupt.PROBE,
+            on_interrupt="probe",
             tracked_at=self._clock.loop(),
             attempt=1,
             state=TaskState.HANDED_OVER,

@@ -21,7 +21,7 @@ from gracekit.request.waits import LEASE_BEAT_S
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
 from gracekit.store.batch import Batch
-from gracekit.tracker.task import OnInterrupt, Reason, TaskState
+from gracekit.tracker.task import Reason, TaskState
 
 MOST_WAITS: Final = 10_000
 """Rows whose wait for their truth is counted here; of further ones by wall time."""
@@ -136,7 +136,7 @@ class Settling:
             return
         decision = decide(
             row,
-            policy=policy_of(row.on_interrupt, OnInterrupt(method.options.on_interrupt)),
+            policy=policy_of(row.on_interrupt, method.options.on_interrupt),
             max_attempts=self._hooks.cap_of(method),
             has_probe=method.probe_hook is not None,
         )

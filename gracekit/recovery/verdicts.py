@@ -9,10 +9,11 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+from gracekit.config.choices import NOT_TWICE, OnInterrupt
 from gracekit.config.values import parse_duration
 from gracekit.journal.rows import TaskRow
 from gracekit.request.suspects import is_guilty
-from gracekit.tracker.task import Cut, OnInterrupt, Reason
+from gracekit.tracker.task import Cut, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,7 @@ def policy_of(then: OnInterrupt, now: OnInterrupt) -> OnInterrupt:
     The present version knows best what is safe, but not what an older one has
     begun: a task is run again unasked only if both say that it may be.
     """
-    may_rerun = {OnInterrupt.RETRY, OnInterrupt.REQUEUE}
-    return OnInterrupt.ERROR if now in may_rerun and then not in may_rerun else now
+    return "error" if then in NOT_TWICE and now not in NOT_TWICE else now
 
 
 def decide(row: TaskRow, *, policy: OnInterrupt, max_attempts: int, has_probe: bool) -> Decision:
@@ -82,11 +82,11 @@ def decide(row: TaskRow, *, policy: OnInterrupt, max_attempts: int, has_probe: b
     """
     if row.cut is Cut.SAFE_POINT:
         return Decision(Step.RUN_AGAIN)
-    if policy is OnInterrupt.ERROR:
+    if policy == "error":
         return Decision(Step.ERROR, Reason.INTERRUPTED)
     if is_guilty(row.crashes, max_attempts, alone=row.alone):
         return Decision(Step.ERROR, Reason.ATTEMPTS)
-    if policy is OnInterrupt.PROBE:
+    if policy == "probe":
         return Decision(Step.PROBE) if has_probe else Decision(Step.ERROR, Reason.INTERRUPTED)
     return Decision(Step.RUN_AGAIN)
 

@@ -8,6 +8,7 @@ import enum
 from typing import Final
 
 from gracekit.clock import Clock
+from gracekit.config.choices import ErrorDetails
 from gracekit.errors import (
     DependencyError,
     MessageTooLargeError,
@@ -56,7 +57,7 @@ class Answers:
         telemetry: Telemetry,
         clock: Clock,
         *,
-        error_details: str = "full",
+        error_details: ErrorDetails = "full",
     ) -> None:
         self._error_details = error_details
         self._transport = transport

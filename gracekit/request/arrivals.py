@@ -40,12 +40,11 @@ from gracekit.rpc.oslo_wire import (
 from gracekit.rpc.plain import excerpt
 from gracekit.rpc.transport import REPLY, Delivery, QueueKind, is_for_replies
 from gracekit.tracing import adopted
-from gracekit.tracker.task import Lane, OnInterrupt, TrackedTask
+from gracekit.tracker.task import Lane, TrackedTask
 
 __all__ = ["CONTROL_NAMESPACE", "Arrivals"]
 
 PING: Final = "oslo_rpc_server_ping"
-_POLICIES: Final = {policy.value: policy for policy in OnInterrupt}
 _CLOSED: Final = frozenset({ServiceState.QUIET, ServiceState.DRAINING, ServiceState.STOPPED})
 
 
@@ -188,7 +187,7 @@ class Arrivals:
             holds_drain=_holds_drain(method, gate.lane),
             # A redelivered `requeue` may have killed its process: it is journaled, and capped.
             journaled=method.options.on_interrupt != "requeue" or delivery.redelivered,
-            on_interrupt=_POLICIES[method.options.on_interrupt],
+            on_interrupt=method.options.on_interrupt,
             # An ops method must reach a resource whose task is running: it takes no lease.
             resource=None if method.ops else method.resource_of(request.args),
             tracked_at=self._clock.loop(),

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from gracekit import errors
+from gracekit.config.choices import ErrorDetails
 from gracekit.errors import RemoteError
 from gracekit.rpc.message import Failure
 from gracekit.rpc.plain import dumps, plain
@@ -172,7 +173,9 @@ def _lines_of(exception: BaseException) -> tuple[str, ...]:
     return tuple(_message_of("".join(lines)[-_MAX_TEXT:]).splitlines(keepends=True))
 
 
-def shown(failure: Failure, details: str, *, is_ours: bool = False, sentence: str = "") -> Failure:
+def shown(
+    failure: Failure, details: ErrorDetails, *, is_ours: bool = False, sentence: str = ""
+) -> Failure:
     """What a caller is shown of a failure.
 
     Args:

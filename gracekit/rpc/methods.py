@@ -14,8 +14,9 @@ import inspect
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, Literal, NamedTuple, ParamSpec, TypeVar, get_args
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
+from gracekit.config.choices import InDrain, OnInterrupt, choices_of
 from gracekit.config.values import parse_duration
 from gracekit.errors import (
     DeclarationError,
@@ -25,8 +26,6 @@ from gracekit.rpc.versions import major
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)  # a method that returns a dict returns an object too
-OnInterruptName = Literal["error", "retry", "probe", "requeue"]
-InDrain = Literal["answer", "refuse"]
 Hook = Callable[..., Any]
 LONGEST_RESOURCE: Final = 255
 """Characters of a resource's id: it is kept for as long as its store."""
@@ -80,7 +79,7 @@ class MethodOptions:
     """
 
     ops: bool = False
-    on_interrupt: OnInterruptName = "error"
+    on_interrupt: OnInterrupt = "error"
     resource: tuple[str, str] | None = None
     timeout_s: float | None = None
     in_drain: InDrain = "answer"
@@ -376,15 +375,12 @@ def _check(method: Method[Any, Any]) -> None:
     options, name = method.options, method.name
     if name.startswith("_"):
         raise DeclarationError(f"{name}: a name that begins with '_' is private and never served")
-    if options.on_interrupt not in get_args(OnInterruptName):
-        raise DeclarationError(
-            f"{name}: on_interrupt={options.on_interrupt!r} is none of "
-            f"{', '.join(get_args(OnInterruptName))}"
-        )
-    if options.in_drain not in get_args(InDrain):
-        raise DeclarationError(
-            f"{name}: in_drain={options.in_drain!r} is neither answer nor refuse"
-        )
+    for option, given, words in (
+        ("on_interrupt", options.on_interrupt, choices_of(OnInterrupt)),
+        ("in_drain", options.in_drain, choices_of(InDrain)),
+    ):
+        if given not in words:
+            raise DeclarationError(f"{name}: {option}={given!r} is none of {', '.join(words)}")
     if options.in_drain == "refuse" and not options.ops:
         raise DeclarationError(f"{name}: in_drain='refuse' is for @ops methods; others are refused")
     if options.resource is None:
@@ -418,7 +414,7 @@ def _check_hook(method: Method[Any, Any], hook: Hook, what: str, *, extra: int) 
 def options_from(
     *,
     ops: bool = False,
-    on_interrupt: OnInterruptName = "error",
+    on_interrupt: OnInterrupt = "error",
     resource: str | tuple[str, str] | None = None,
     timeout: str | float | None = None,
     in_drain: InDrain = "answer",

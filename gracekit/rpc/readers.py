@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gracekit.config.choices import NOT_TWICE
 from gracekit.errors import ConfigError
 from gracekit.rpc.methods import Method
 from gracekit.telemetry.telemetry import Telemetry
 
-_NEEDS_ONE_STORE: Final = frozenset({"error", "probe"})
 _SHOWN: Final = 5
 
 
@@ -42,7 +42,7 @@ def need_one_store(methods: Iterable[Method[Any, Any]]) -> list[str]:
         {
             method.name
             for method in methods
-            if method.options.on_interrupt in _NEEDS_ONE_STORE or method.options.resource
+            if method.options.on_interrupt in NOT_TWICE or method.options.resource
         }
     )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gracekit.clock import Clock
+from gracekit.config.choices import StopSource
 from gracekit.exits import Evidence, Verdict, classify
 from gracekit.life import Answer, Judgement, read_note
 from gracekit.process import Point, Process
@@ -125,7 +126,7 @@ class Members:
         await self._engine.commit(batch)
         self._beaten = phase, now
 
-    def stop_intent(self, *, source: str, by: str, reason: str) -> Batch:
+    def stop_intent(self, *, source: StopSource, by: str, reason: str) -> Batch:
         """The record that this stop is meant; the first one stands."""
         self._beaten = None  # it writes the phase, too
         batch = Batch(Point.STOP_INTENT)

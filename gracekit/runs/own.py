@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gracekit.clock import Clock
+from gracekit.config.choices import StopSource
 from gracekit.errors import StoreError
 from gracekit.process import ForkGuard, Process
 from gracekit.runs.members import Members
@@ -164,7 +165,7 @@ class OwnRecord:
     async def stop(self) -> None:
         """Nothing: `end` has written the last record, which needs the report of the drain."""
 
-    async def intend_stop(self, *, source: str, by: str, reason: str) -> None:
+    async def intend_stop(self, *, source: StopSource, by: str, reason: str) -> None:
         """Record that a stop is meant."""
         batch = self._members.stop_intent(source=source, by=by, reason=reason)
         self._seat.taken.note_stop()  # the commit may fail, or wait for longer than we live

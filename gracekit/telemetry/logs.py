@@ -14,14 +14,13 @@ import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, Final, Literal, Protocol, TextIO
+from typing import Any, Final, Protocol, TextIO
 
 from gracekit import streams
+from gracekit.config.choices import LogFormat
 from gracekit.streams import LineHandler
 from gracekit.telemetry.catalogue import ATTRIBUTES, LOGGER
 from gracekit.telemetry.words import INDENT, clean, escape, escaped_lines, word
-
-LogFormat = Literal["auto", "text", "json"]
 
 
 class Running(Protocol):

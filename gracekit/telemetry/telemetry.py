@@ -11,8 +11,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
+from gracekit.config.choices import LogFailures
 from gracekit.telemetry.catalogue import (
     ATTRIBUTES,
     CATALOGUE,
@@ -24,7 +25,6 @@ from gracekit.telemetry.metrics import Watched, instruments, somebody_measures
 from gracekit.telemetry.words import INDENT, clean, escaped_lines, word
 from gracekit.tracing import Tracing
 
-LogFailures = Literal["line", "traceback", "off"]
 MOST_KINDS: Final = 1000
 LIMIT_S: Final = 1.0
 Kind = tuple[str, ...]

@@ -16,13 +16,14 @@ from typing import Any, Final, TypeVar
 
 import apsw
 
+from gracekit.config.choices import StopSource
 from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
 from gracekit.life import Identity
 from gracekit.process import Phase, Point
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.memory import MemoryBroker
-from gracekit.runtime import Runtime, StopSource
+from gracekit.runtime import Runtime
 from gracekit.service import Service
 from gracekit.store.files import open_memory
 from gracekit.telemetry.telemetry import Telemetry

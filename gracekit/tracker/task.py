@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gracekit.config.choices import OnInterrupt
 from gracekit.errors import IllegalTransitionError
 from gracekit.tracker.history import Durations
 
@@ -86,15 +87,6 @@ class Lane(_Word):
     OPS = "ops"  # answers until the last task ends
     PERIODIC = "periodic"  # tracked, not journaled
     BACKGROUND = "background"  # work that a handler tracks by itself
-
-
-class OnInterrupt(_Word):
-    """What recovery does with a started, unfinished task."""
-
-    ERROR = "error"
-    RETRY = "retry"
-    PROBE = "probe"
-    REQUEUE = "requeue"  # no journal row; given back to the transport
 
 
 class Cut(enum.Enum):
@@ -187,7 +179,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
     recipient: str = ""
     holds_drain: bool = True
     journaled: bool = True
-    on_interrupt: OnInterrupt = OnInterrupt.ERROR
+    on_interrupt: OnInterrupt = "error"
     resource: tuple[str, str] | None = None
     row_id: int | None = None
     tracked_at: float = 0.0

@@ -13,7 +13,7 @@ from gracekit.journal.claims import Claims
 from gracekit.journal.rows import Address, TaskRow
 from gracekit.process import Point
 from gracekit.store.batch import Batch
-from gracekit.tracker.task import Cut, Lane, OnInterrupt, TaskState
+from gracekit.tracker.task import Cut, Lane, TaskState
 from tests.journal.test_tasks import CALLER, Book
 from tests.service.kit import World
 
@@ -247,11 +247,11 @@ async def test_a_claim_waits_for_the_settle_time_and_the_next_check(runs: tuple[
     """
     dead, heir, _ = runs
     now = heir.clock.wall()
-    await dead.left("settles", on_interrupt=OnInterrupt.PROBE)
+    await dead.left("settles", on_interrupt="probe")
     change(dead, "settles", not_before=now + 10)
-    await dead.left("checked", on_interrupt=OnInterrupt.PROBE)
+    await dead.left("checked", on_interrupt="probe")
     change(dead, "checked", next_check=now + 20)
-    await dead.left("both", on_interrupt=OnInterrupt.RETRY)
+    await dead.left("both", on_interrupt="retry")
     change(dead, "both", not_before=now + 40, next_check=now + 30)
     await dead.left("judged")
     change(dead, "judged", not_before=now + 50)

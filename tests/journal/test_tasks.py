@@ -20,7 +20,7 @@ from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.ports import PlayedEngine, PlayedProcess, VirtualClock
-from gracekit.tracker.task import Cut, Lane, OnInterrupt, TaskState, TrackedTask
+from gracekit.tracker.task import Cut, Lane, TaskState, TrackedTask
 from tests.service.kit import World
 
 pytestmark = pytest.mark.looptime
@@ -98,7 +98,7 @@ def acceptance(request_id: str, **more: Any) -> Acceptance:
         "version": "1.0",
         "args": {"vm": "v1"},
         "context": {"user": "ann"},
-        "on_interrupt": OnInterrupt.ERROR,
+        "on_interrupt": "error",
         "settle_s": 10.0,
         "resource": None,
         "reply": None,
@@ -164,7 +164,7 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
         target="node-1",
         namespace="admin",
         version="2.3",
-        on_interrupt=OnInterrupt.RETRY,
+        on_interrupt="retry",
         settle_s=7.5,
         resource=("vm", "v1"),
         reply=reply,
@@ -185,7 +185,7 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
         args={"vm": "v1"},
         context={"user": "ann"},
         content_hash=content_hash("admin", "migrate", "2.3", {"vm": "v1"}),
-        on_interrupt=OnInterrupt.RETRY,
+        on_interrupt="retry",
         settle_s=7.5,
         resource=("vm", "v1"),
         state=TaskState.RUNNING if begin else TaskState.ACCEPTED,

@@ -21,7 +21,6 @@ from gracekit.config.values import NAME_CHARACTERS, did_you_mean, parse_duration
 from gracekit.errors import ConfigError
 from gracekit.rpc.amqp.profiles import OSLO_OPTIONS, PROFILES, Profile, profile_named
 
-SCHEMES: Final = ("amqp", "amqps", "rabbit")
 PORT: Final = 5672
 TLS_PORT: Final = 5671
 
