@@ -11,13 +11,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError
 from gracekit.telemetry.telemetry import Telemetry
-
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 10.0
-"""Also the time after which work that has not failed counts as well again."""
 
 LONGEST_END_S: Final = 1.0
 """Work that swallows its cancellation is not waited for any longer."""
@@ -76,9 +73,9 @@ async def keep_on(work: Work, name: str, *, telemetry: Telemetry, clock: Clock) 
         work: Called anew after each failure; what it needs to go on is in its object.
         name: Names it in the log.
         telemetry: Hears of each failure, as `background.failed`.
-        clock: Spreads the pauses, which double from one failure to the next.
+        clock: Spreads the pauses, which are those of `backoff.WORK`.
     """
-    pause_s = FIRST_PAUSE_S
+    pauses = backoff.WORK.pauses(clock)
     while True:
         began_at = clock.loop()
         try:
@@ -86,9 +83,9 @@ async def keep_on(work: Work, name: str, *, telemetry: Telemetry, clock: Clock) 
         except (Exception, asyncio.CancelledError) as error:
             if _is_cancelled():
                 raise asyncio.CancelledError from error
-            if clock.loop() - began_at > LONGEST_PAUSE_S:
-                pause_s = FIRST_PAUSE_S
-            again_s = clock.jitter(pause_s)
+            if clock.loop() - began_at > backoff.WORK.most_s:
+                pauses = backoff.WORK.pauses(clock)
+            again_s = next(pauses)
             telemetry.emit(
                 "background.failed",
                 cause=error,
@@ -99,7 +96,6 @@ async def keep_on(work: Work, name: str, *, telemetry: Telemetry, clock: Clock) 
         else:
             return
         await asyncio.sleep(again_s)
-        pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
 
 def _is_cancelled() -> bool:

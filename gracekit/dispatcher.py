@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.errors import StoreError
 from gracekit.journal.rows import Address, Outcome, TaskRow
@@ -21,7 +22,7 @@ from gracekit.request.arrivals import Arrivals
 from gracekit.request.attempt import Attempts, End
 from gracekit.request.context import Services
 from gracekit.request.custody import Custody, Entry
-from gracekit.request.deliveries import GIVE_BACK_PAUSE_S, settle
+from gracekit.request.deliveries import settle
 from gracekit.request.duplicates import Duplicates
 from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import Heartbeats
@@ -161,7 +162,7 @@ class Dispatcher:
     async def _give_back_after(self, error: StoreError, delivery: Delivery) -> None:
         """The record cannot be read: what was not accepted goes back."""
         self._telemetry.emit("store.error", what="dispatch", error=str(error))
-        await asyncio.sleep(GIVE_BACK_PAUSE_S)
+        await asyncio.sleep(backoff.GIVE_BACK_S)
         await settle(delivery.give_back(), self._telemetry)
 
     def _put_back(self, delivery: Delivery) -> None:
@@ -291,7 +292,7 @@ class Dispatcher:
                     return False
                 case Entry.FAILED:
                     job.in_doubt = True
-                    await asyncio.sleep(GIVE_BACK_PAUSE_S)
+                    await asyncio.sleep(backoff.GIVE_BACK_S)
                     break
         self._turns.leave(job)
         if job.delivery is not None:

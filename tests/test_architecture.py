@@ -19,8 +19,8 @@ from gracekit import errors
 PACKAGE: Final = Path(__file__).resolve().parent.parent / "gracekit"
 
 _GROUND: Final = {
-    "errors", "exits", "version", "clock", "phase", "signals", "streams", "life", "process",
-    "parts",
+    "errors", "exits", "version", "clock", "backoff", "phase", "signals", "streams", "life",
+    "process", "parts",
 }  # fmt: skip
 _BESIDE_ALL: Final = {
     "background", "config", "telemetry", "tracing", "sdnotify", "stop_signals",
@@ -456,6 +456,36 @@ def test_a_name_that_is_not_public_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'gracekit' has no attribute 'Servcie'"):
         gracekit.Servcie  # noqa: B018 - the access is the test
     assert set(gracekit.__all__) <= set(dir(gracekit))
+
+
+# -- pauses ---------------------------------------------------------------------------------
+
+
+def test_every_pause_before_a_next_try_stands_in_one_module():
+    """
+    Nobody else names such a pause, or waits for a number of seconds that has no name.
+    """
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path, room in modules()
+        if room not in {"backoff", "testing", "demo"}
+        for node in _pauses(ast.parse(path.read_text()))
+    ]
+
+    assert wrong == []
+
+
+def _pauses(tree: ast.Module) -> Iterator[ast.stmt | ast.expr]:
+    sign = re.compile(r"(PAUSE|AGAIN|RETRY|BACK_?OFF|AGAIN_AFTER)_S$")
+    for node in tree.body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name)) if sign.search(name):
+                yield node
+    for part in ast.walk(tree):
+        match part:
+            case ast.Call(func=ast.Attribute(attr="sleep"), args=[ast.Constant(value=seconds)]):
+                if seconds != 0:
+                    yield part
 
 
 # -- size -----------------------------------------------------------------------------------

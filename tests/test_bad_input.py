@@ -32,6 +32,7 @@ from gracekit import (
     Runtime,
     Service,
     Settings,
+    backoff,
     rpc_method,
 )
 from gracekit.config.loading import load
@@ -47,7 +48,6 @@ from gracekit.errors import (
 )
 from gracekit.exits import ExitCode
 from gracekit.process import Process
-from gracekit.request.deliveries import GIVE_BACK_PAUSE_S
 from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.oslo_wire import MAX_RESULT_BYTES, decode_reply
 from gracekit.rpc.plain import MAX_FAR_NUMBERS, MAX_LONG_DIGITS, MAX_NODES
@@ -420,7 +420,7 @@ def test_no_bytes_whatever_stop_the_service(bodies: list[bytes]):
         site = await make_site()
         for number, body in enumerate(bodies):
             await site.world.deliver(("compute", "compute-ops")[number % 2], body)
-        await asyncio.sleep(2 * GIVE_BACK_PAUSE_S)  # of a copy that overtook its first delivery
+        await asyncio.sleep(2 * backoff.GIVE_BACK_S)  # of a copy that overtook its first delivery
         await site.world.settle()
         await site.check_up()
         counted = site.world.tally()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any
 
+from gracekit import backoff
 from gracekit.request.pace import Pace
 from gracekit.rpc.failures import words_of
 from gracekit.telemetry.telemetry import Telemetry
-
-AGAIN_AFTER_S: Final = 5.0
-"""A pass, or what is done beside it, is made again so long after it failed."""
 
 
 class Beside:
@@ -46,6 +44,6 @@ class Beside:
                 self._pace.go_on()
             if not done.cancelled() and (error := done.exception()) is not None:
                 self._telemetry.emit("store.error", what=name, error=words_of(error))
-                asyncio.get_running_loop().call_later(AGAIN_AFTER_S, self._pace.poke)
+                asyncio.get_running_loop().call_later(backoff.RECOVERY_S, self._pace.poke)
 
         task.add_done_callback(ended)

@@ -17,7 +17,7 @@ from gracekit.journal.holds import Hold
 from gracekit.journal.rows import TaskRow
 from gracekit.leases.leases import Guard
 from gracekit.recovery.shared import Shared
-from gracekit.recovery.verdicts import Done, Fail, ProbeVerdict, Retry, Wait, back_off_s
+from gracekit.recovery.verdicts import Done, Fail, ProbeVerdict, Retry, Wait, probe_pause_s
 from gracekit.request.calls import call_hook
 from gracekit.request.context import Context
 from gracekit.rpc.failures import words_of
@@ -131,7 +131,7 @@ class Hooks:
             else:
                 error = words_of(raised)
         self._tell(f"{subject.task.method}.probe", subject, error)
-        return Wait(back_off_s(subject.waiting_since, self._clock.wall()))
+        return Wait(probe_pause_s(subject.waiting_since, self._clock.wall()))
 
     @contextlib.contextmanager
     def _asking_now(self) -> Iterator[None]:

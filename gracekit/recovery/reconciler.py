@@ -13,6 +13,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import Final
 
+from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.errors import StoreError
 from gracekit.journal.holds import Holds
@@ -21,7 +22,7 @@ from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
 from gracekit.process import Point
 from gracekit.recovery.adoption import Adoption
-from gracekit.recovery.beside import AGAIN_AFTER_S, Beside
+from gracekit.recovery.beside import Beside
 from gracekit.recovery.duties import Duties
 from gracekit.recovery.ends import Ends
 from gracekit.recovery.gates import Gates
@@ -107,7 +108,7 @@ class Reconciler:
             except Exception as error:  # noqa: BLE001 - recovery goes on, whatever one pass met
                 # What this pass did not come to, or left half done.
                 self._pace.looks_around = True
-                self._look_by = self._clock.loop() + AGAIN_AFTER_S
+                self._look_by = self._clock.loop() + backoff.RECOVERY_S
                 self._telemetry.emit("store.error", what="reconciliation", error=words_of(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(await self._pause_s()):

@@ -14,7 +14,16 @@ from gracekit.recovery.gates import Gates, Resource
 from gracekit.recovery.hooks import Hooks
 from gracekit.recovery.shared import Shared
 from gracekit.recovery.starts import CLAIM_AT_ONCE, Starts
-from gracekit.recovery.verdicts import Done, Fail, Retry, Step, Wait, back_off_s, decide, policy_of
+from gracekit.recovery.verdicts import (
+    Done,
+    Fail,
+    Retry,
+    Step,
+    Wait,
+    decide,
+    policy_of,
+    probe_pause_s,
+)
 from gracekit.request.outcomes import succeeded
 from gracekit.request.suspects import suspicion
 from gracekit.request.waits import LEASE_BEAT_S
@@ -114,7 +123,7 @@ class Settling:
             await self._put_down(row, wait_s=0.0)
         except Exception as error:  # noqa: BLE001 - a commit, or a fault: looked at again later
             self._telemetry.emit("store.error", what="settling", error=words_of(error))
-            await self._put_down(row, wait_s=back_off_s(row.waiting_since, self._clock.wall()))
+            await self._put_down(row, wait_s=probe_pause_s(row.waiting_since, self._clock.wall()))
 
     async def _put_down(self, row: TaskRow, *, wait_s: float) -> None:
         """Give a row up that was being settled; if it has moved on, the row decides."""

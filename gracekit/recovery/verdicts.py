@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+from gracekit import backoff
 from gracekit.config.choices import NOT_TWICE, OnInterrupt
 from gracekit.config.values import parse_duration
 from gracekit.journal.rows import TaskRow
@@ -91,7 +92,6 @@ def decide(row: TaskRow, *, policy: OnInterrupt, max_attempts: int, has_probe: b
     return Decision(Step.RUN_AGAIN)
 
 
-def back_off_s(waiting_since: float | None, now: float) -> float:
-    """Seconds until the next look after a probe that failed: doubles, from 1 to 60."""
-    waited = 0.0 if waiting_since is None else max(0.0, now - waiting_since)
-    return min(60.0, max(1.0, waited))
+def probe_pause_s(waiting_since: float | None, now: float) -> float:
+    """Seconds until the next look after a probe that failed."""
+    return backoff.PROBE.after(0.0 if waiting_since is None else now - waiting_since)

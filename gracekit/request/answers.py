@@ -7,6 +7,7 @@ import contextlib
 import enum
 from typing import Final
 
+from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.config.choices import ErrorDetails
 from gracekit.errors import (
@@ -32,8 +33,6 @@ REPLY_TIMEOUT_S: Final = 5.0
 """Bound of one try; some `SWEEP_S` more, as one timer looks after all of them."""
 SWEEP_S: Final = 1.0
 LAST_TRY_S: Final = 0.5
-REPLY_AGAIN_S: Final = 1.0
-"""Pause before the next, where a transport takes nothing for now."""
 CALLER_WAITS_S: Final = 60.0
 """How long a caller waits, where it did not say."""
 
@@ -104,7 +103,7 @@ class Answers:
                 final = isinstance(error, StoreBrokenError) or self._clock.wall() >= until
                 if final:
                     return self._give_up(address, error)
-                if not patient or await self._is_stopped_within(REPLY_AGAIN_S):
+                if not patient or await self._is_stopped_within(backoff.REPLY_S):
                     return Sent.NOT_YET
             except Exception as error:  # noqa: BLE001 - no such queue; or an address of odd shape
                 return self._give_up(address, error)

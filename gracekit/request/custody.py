@@ -11,6 +11,7 @@ import asyncio
 import enum
 from typing import Final
 
+from gracekit import backoff
 from gracekit.errors import (
     ConflictError,
     StoreBrokenError,
@@ -31,8 +32,6 @@ from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Cut, TaskState, TrackedTask
 
 TRIES: Final = 3
-FIRST_PAUSE_S: Final = 0.01
-LONGEST_PAUSE_S: Final = 1.0
 
 
 class Entry(enum.Enum):
@@ -145,7 +144,7 @@ class Custody:
         """
         task = job.task
         hook = outcome.state is TaskState.ERRORED and job.method.errored_hook is not None
-        pause_s = FIRST_PAUSE_S
+        pauses = backoff.OUTCOME.pauses(self._journal.clock)
         # A cast owes no reply unless somebody called with its id meanwhile, which the commit
         # refuses then; a row from the record may owe anything.
         owing = job.reply is not None or job.delivery is None
@@ -169,8 +168,7 @@ class Custody:
                     return self._lost(job, outcome, expected)
                 row = found[0] if found else None
                 if row is None or (row.state is expected and row.owner == self._journal.run_id):
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+                    await asyncio.sleep(next(pauses))
                     continue
                 if row.state is outcome.state and row.owner == self._journal.run_id:
                     task.advance(outcome.state)

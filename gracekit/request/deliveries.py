@@ -10,9 +10,6 @@ from gracekit.journal.rows import Outcome
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry.telemetry import Telemetry
 
-GIVE_BACK_PAUSE_S: Final = 0.5
-"""Before a delivery goes back for want of its record: the transport may hand it out to us again in
-the same moment, and a store that stays broken would keep the loop busy with that alone."""
 REMEMBERED: Final = 10_000
 """Ended requests without a row. A broker delivers again what it has not heard the acks of, which is
 never more than the prefetch of each queue."""

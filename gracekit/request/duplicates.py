@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 
+from gracekit import backoff
 from gracekit.errors import ConflictingRequestError
 from gracekit.journal.rows import Address
 from gracekit.journal.tasks import Journal
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
-from gracekit.request.deliveries import GIVE_BACK_PAUSE_S, settle
+from gracekit.request.deliveries import settle
 from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import Job
 from gracekit.request.outcomes import outcome_of
@@ -62,7 +63,7 @@ class Duplicates:
         assert delivery is not None
         row = await self._journal.known(task.request_id, task.recipient)
         if row is None or request is None:
-            await asyncio.sleep(GIVE_BACK_PAUSE_S)
+            await asyncio.sleep(backoff.GIVE_BACK_S)
             # Its first delivery is not yet accepted, or was not.
             await settle(delivery.give_back(), self._telemetry)
             return

@@ -11,12 +11,13 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.errors import Draining, GracekitError, InvalidArgumentsError, RpcError, StoreError
 from gracekit.journal.rows import Address
 from gracekit.journal.tasks import Journal
 from gracekit.request.answers import Answers
-from gracekit.request.deliveries import GIVE_BACK_PAUSE_S, settle
+from gracekit.request.deliveries import settle
 from gracekit.request.lanes import LaneGate
 from gracekit.request.outcomes import succeeded
 from gracekit.rpc.message import ReplyAddress, Request
@@ -32,12 +33,6 @@ Control = Callable[[Request], Awaitable[Any]]
 
 PASS_ON_FOR_S: Final = 300.0
 """What only a sibling serves goes back for it so long, and is refused then."""
-FIRST_PAUSE_S: Final = 0.5
-LONGEST_PAUSE_S: Final = 60.0
-"""Pauses grow to it with the time that has passed: RabbitMQ 4 gives up what a quorum queue has
-delivered 20 times, and a message that no sibling takes goes back about 13 times in all."""
-GROWTH: Final = 0.8
-"""Of the time that has passed, so much is the next pause."""
 MOST_REMEMBERED: Final = 10_000
 
 
@@ -75,7 +70,7 @@ class Detour:
             return 0.0
         if len(self._since) > MOST_REMEMBERED:  # the oldest: its message is mostly long served
             del self._since[next(iter(self._since))]
-        return min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, GROWTH * (now - since)))
+        return backoff.SIBLING.after(now - since)
 
     async def _was_served(self, request: Request) -> bool:
         """Whether it is a cast that some run on record could have served."""
@@ -139,7 +134,7 @@ class Refusals:
                 pause_s = await self._detour.pause_s(request, delivery)
             except StoreError as failure:
                 self._telemetry.emit("store.error", what="siblings", error=str(failure))
-                pause_s = GIVE_BACK_PAUSE_S
+                pause_s = backoff.GIVE_BACK_S
         if pause_s:
             delivery.taken()  # nothing that is read behind it waits for this pause
             if gate.is_open:
@@ -186,7 +181,7 @@ class Refusals:
             await self._journal.reject(detail, reason=reason, detail=str(error))
         except StoreError as failure:
             self._telemetry.emit("store.error", what="rejection", error=str(failure))
-            await asyncio.sleep(GIVE_BACK_PAUSE_S)
+            await asyncio.sleep(backoff.GIVE_BACK_S)
             await settle(delivery.give_back(), self._telemetry)
             return
         self._telemetry.emit(

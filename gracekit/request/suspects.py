@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from gracekit import background
+from gracekit import background, backoff
 from gracekit.clock import Clock
 from gracekit.errors import StoreError
 from gracekit.telemetry.telemetry import Telemetry
@@ -45,7 +45,6 @@ SUSPECTED: Final = 2
 """So many crashes make a suspect, unless its method allows fewer attempts than that and one."""
 HOPELESS: Final = 10
 """So many times `max_attempts` crashes end a row, whoever caused them: nothing goes on for ever."""
-AGAIN_S: Final = 1.0
 
 SuspectRow = tuple[str, int]
 """Table and id of the row that says that its suspect is alone."""
@@ -290,7 +289,7 @@ class Suspects:
             try:
                 await self._parole(row)
             except StoreError:
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(backoff.PAROLE_S)
                 continue
             if self._alone is who:
                 self._alone = None

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 
+from gracekit import backoff
 from gracekit.journal.rows import Outcome
 from gracekit.journal.tasks import Journal
 from gracekit.request.answers import Answers, Sent
 from gracekit.request.attempt import Attempts
-from gracekit.request.deliveries import GIVE_BACK_PAUSE_S, Ended, settle
+from gracekit.request.deliveries import Ended, settle
 from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import Job, Turns, Unfinished
@@ -82,7 +83,7 @@ class Unjournaled:
             end = await self._attempts.run(job)
         except Exception as error:  # noqa: BLE001 - whatever it is, the task must not go round for ever
             self._telemetry.emit("dispatch.failed", error=words_of(error))
-            await asyncio.sleep(GIVE_BACK_PAUSE_S)
+            await asyncio.sleep(backoff.GIVE_BACK_S)
             await self.give_back(job)
             return
         self._turns.leave(job)

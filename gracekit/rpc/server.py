@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
+from gracekit import backoff
 from gracekit.rpc.transport import Consumer, Delivery, Queue, ReadFailure, Transport
 
-RETRY_S: Final = 1.0
-"""Seconds until a consumer that could not be made is tried again."""
-AGAIN_S: Final = 5.0
+READ_AGAIN_WITHIN_S: Final = 5.0
 """Within which what was given back is read again, so that it is the same pause of reading."""
 WIDEN_S: Final = 1.0
 """Seconds until a consumer that is too narrow is replaced: more places may become free."""
@@ -202,7 +201,7 @@ class RpcServer:
     def _hold(self) -> None:
         if self._held is None:
             now = asyncio.get_running_loop().time()
-            if self._stuck_since is None or now - self._eased_at > AGAIN_S:
+            if self._stuck_since is None or now - self._eased_at > READ_AGAIN_WITHIN_S:
                 self._stuck_since = now
             why = f"{self._bytes} bytes wait to be accepted, and {self._prefetch_bytes} may"
             self._held = ReadFailure(since=self._stuck_since, why=why)
@@ -306,7 +305,7 @@ class RpcServer:
             loop = asyncio.get_running_loop()
             since = loop.time() if self._failure is None else self._failure.since
             self._failure = ReadFailure(since=since, why=str(error) or repr(error))
-            loop.call_later(RETRY_S, self._resume)
+            loop.call_later(backoff.CONSUME_S, self._resume)
 
     async def _end_consuming(self) -> None:
         async with self._changing:

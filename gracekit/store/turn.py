@@ -13,9 +13,8 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import Final
 
-_FALSE_DEADLOCK_PAUSE_S: Final = 0.002
+from gracekit import backoff
 
 
 class Turn:
@@ -43,7 +42,7 @@ class Turn:
                 # processes that share two databases can look like one for a moment.
                 if error.errno != errno.EDEADLK:
                     raise
-                time.sleep(_FALSE_DEADLOCK_PAUSE_S)
+                time.sleep(backoff.FALSE_DEADLOCK_S)
             else:
                 return
 

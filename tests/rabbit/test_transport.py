@@ -13,6 +13,7 @@ from typing import Any
 import aiormq
 import pytest
 
+from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, UnconfirmedError, Undeliverable
 from gracekit.process import Process
@@ -482,7 +483,7 @@ async def test_that_nobody_reads_is_believed_when_it_is_seen_twice(
 
     monkeypatch.setattr(Declarer, "consumers_of", count)
     monkeypatch.setattr(amqp_consumer, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(amqp_consumer, "LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(backoff, "NO_READER_S", 0.01)
     await transport.consume([QUEUE], Inbox().put, prefetch=1)
     async with asyncio.timeout(30):
         await over.wait()

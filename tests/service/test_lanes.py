@@ -8,13 +8,12 @@ from contextvars import ContextVar
 
 import pytest
 
-from gracekit import CallTimeoutError, Context, LeaseHeld, Service
+from gracekit import CallTimeoutError, Context, LeaseHeld, Service, backoff
 from gracekit.errors import (
     TaskInterruptedError,
     Undeliverable,
 )
 from gracekit.process import Point
-from gracekit.request.deliveries import GIVE_BACK_PAUSE_S
 from tests.service.kit import Doors, Fault, World
 
 pytestmark = pytest.mark.looptime
@@ -440,7 +439,7 @@ async def test_pauses_between_which_something_is_accepted_are_not_one(world: Wor
         await client.cast(keep, n=n, text="x" * 2000)
         await life.hears("task.finished", n + 1)
 
-    assert world.clock.loop() >= 4 * 30 * GIVE_BACK_PAUSE_S
+    assert world.clock.loop() >= 4 * 30 * backoff.GIVE_BACK_S
     assert "service.deaf" not in life.names()
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gracekit import Context, Done, RemoteError, Service
+from gracekit import Context, Done, RemoteError, Service, backoff
 from gracekit.errors import GracekitError
 from gracekit.life import Answer, Judgement
 from gracekit.life import Life as Recorded
-from gracekit.request.refusals import FIRST_PAUSE_S, LONGEST_PAUSE_S, PASS_ON_FOR_S, Detour
+from gracekit.request.refusals import PASS_ON_FOR_S, Detour
 from gracekit.rpc.message import Request
 from gracekit.rpc.transport import Delivery
 from gracekit.runs.members import BACK_WITHIN_S
@@ -226,7 +226,7 @@ async def test_what_waits_to_go_back_does_not_keep_others_from_being_read(world:
     begun = asyncio.get_running_loop().time()
 
     await client.prepare(timeout=30).call("work", vm="v")
-    assert asyncio.get_running_loop().time() - begun < FIRST_PAUSE_S / 2
+    assert asyncio.get_running_loop().time() - begun < backoff.SIBLING.first_s / 2
 
 
 async def test_what_a_sibling_served_a_moment_ago_waits_for_its_return(world: World):
@@ -277,7 +277,7 @@ async def test_casts_of_a_removed_method_are_kept_in_the_dead_letters(world: Wor
     await asyncio.sleep(6)
     if back:
         await world.start(version("work"), instance="a")
-    within_s = BACK_WITHIN_S + LONGEST_PAUSE_S  # one of us may hold it for so long
+    within_s = BACK_WITHIN_S + backoff.SIBLING.most_s  # one of us may hold it for so long
     await world.until(lambda: world.tally().get("rejected") == 1, within_s=within_s)
     await asyncio.sleep(BACK_WITHIN_S)
     await client.prepare(request_id="after").cast("removed", vm="v")

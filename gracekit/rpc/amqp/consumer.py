@@ -22,7 +22,7 @@ from aiormq.exceptions import (
 )
 from pamqp import commands
 
-from gracekit import background
+from gracekit import background, backoff
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.process import Process
@@ -34,15 +34,11 @@ from gracekit.rpc.transport import OnDelivery, Queue, ReadFailure
 from gracekit.telemetry.telemetry import Telemetry
 
 OPEN_TIMEOUT_S: Final = 10.0
-FIRST_PAUSE_S: Final = 0.05
-LONGEST_PAUSE_S: Final = 3.0
 LOOK_EVERY_S: Final = 30.0
 """Between two questions whether the queues are still there and read by somebody: a channel
 that looks open proves neither."""
 STALLED_S: Final = 5.0
 """Without a byte of a message that has come in part; its intake is left then."""
-LOOK_AGAIN_S: Final = 1.0
-"""Before it is believed that nobody reads: a broker may count a reader late."""
 
 
 class Declarer:
@@ -347,7 +343,7 @@ class AmqpConsumer:
             try:
                 readers = await self._declarer.consumers_of(queue.name)
                 if readers == 0:
-                    await asyncio.sleep(LOOK_AGAIN_S)
+                    await asyncio.sleep(backoff.NO_READER_S)
                     readers = await self._declarer.consumers_of(queue.name)
             except DependencyError:
                 return  # no proof of anything; the link has its own
@@ -370,9 +366,9 @@ class AmqpConsumer:
             self._telemetry.emit("binding.lost", queue=queue.name, exchange=lost)
 
     async def _open_again(self) -> Intake:
-        pause_s, tries = FIRST_PAUSE_S, 0
+        pauses, tries = backoff.CONSUMER.pauses(self._clock), 0
         while not self._cancelled:
-            await asyncio.sleep(self._clock.jitter(pause_s))
+            await asyncio.sleep(next(pauses))
             tries += 1
             try:
                 return await self._open()
@@ -385,7 +381,6 @@ class AmqpConsumer:
                         tries=tries,
                         error=str(error),
                     )
-                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
         raise asyncio.CancelledError
 
     async def _open(self) -> Intake:

@@ -26,7 +26,7 @@ from aiormq.exceptions import (
 )
 from yarl import URL
 
-from gracekit import background
+from gracekit import background, backoff
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.rpc.amqp.bounds import TROUBLE, bounded, said
@@ -49,8 +49,6 @@ NOT_ALLOWED: Final = 530
 KNOWN_AIORMQ: Final = frozenset({"7.2.4"})
 """With which our frames were tested; with any other all messages go through aiormq."""
 
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 3.0
 READY_S: Final = 0.05
 CLOSE_TIMEOUT_S: Final = 3.0
 """A broker that does not answer must not hold the end of a process."""
@@ -288,9 +286,9 @@ class Link:
             await bounded(connection.close(), CLOSE_TIMEOUT_S, "close")
 
     async def _reconnect(self) -> _Connection:
-        pause_s, tries = FIRST_PAUSE_S, 0
+        pauses, tries = backoff.CONNECTION.pauses(self._clock), 0
         while True:
-            await asyncio.sleep(self._clock.jitter(pause_s))
+            await asyncio.sleep(next(pauses))
             tries += 1
             try:
                 connection = await self._connect()
@@ -299,7 +297,6 @@ class Link:
                     self._telemetry.emit(
                         "broker.unreachable", purpose=self._purpose, tries=tries, error=str(error)
                     )
-                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             else:
                 self._telemetry.emit("broker.connected", purpose=self._purpose, tries=tries)
                 return connection

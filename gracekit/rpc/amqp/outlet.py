@@ -11,7 +11,7 @@ from typing import Any, Final
 from aiormq.channel import Channel
 from aiormq.exceptions import ChannelAccessRefused, ChannelClosed, ChannelNotFoundEntity
 
-from gracekit import background
+from gracekit import background, backoff
 from gracekit.clock import Clock
 from gracekit.rpc.amqp.bounds import bounded
 from gracekit.rpc.amqp.channels import MessageChannel, ReturnedError
@@ -25,8 +25,6 @@ what it was about to hand to the leader of a quorum queue when that leader dies.
 LOOK_EVERY_S: Final = 1.0
 NACKS: Final = 4
 """With no confirm between them, after which a queue's word is asked for on another channel."""
-CHANNEL_AGAIN_S: Final = 1.0
-"""Shortest time between channels that are left for nacks: a queue that is full nacks on each."""
 REFUSED_WITHIN_S: Final = 1.0
 """A refusal comes at once; who waits longer for an answer is not the one that is sought."""
 
@@ -153,7 +151,7 @@ class Outlet:
             return
         self._nacks[key] = self._nacks.get(key, 0) + 1
         now = self._clock.loop()
-        if self._nacks[key] >= NACKS and now - self._opened_at >= CHANNEL_AGAIN_S:
+        if self._nacks[key] >= NACKS and now - self._opened_at >= backoff.CHANNEL_S:
             self._leave(channel, now)
 
     def stop(self) -> None:

@@ -19,6 +19,7 @@ from aiormq.exceptions import (
     ChannelPreconditionFailed,
 )
 
+from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, UnconfirmedError, Undeliverable
 from gracekit.rpc.amqp.bounds import said
@@ -29,13 +30,11 @@ from gracekit.rpc.amqp.profiles import Topology, fanout_exchange
 from gracekit.rpc.transport import Message, Queue, QueueKind
 from gracekit.telemetry.telemetry import Telemetry
 
-AGAIN_S: Final = 0.25
-"""Pause before a publish that failed is sent again."""
 LONGEST_NAME: Final = 255
 """Bytes of a queue's name on the wire."""
 REPLY_AGAIN_FOR_S: Final = 4.0
-"""A caller whose reply queue is missing may be connecting anew, and pause up to 3.6 s before that;
-so long we try again."""
+"""A caller whose reply queue is missing may be connecting anew, and pause up to 3.6 s before that
+(`backoff.CONNECTION`); so long we try again."""
 GONE_FOR_S: Final = 60.0
 """A reply queue that was given up is tried once only, for so long."""
 _MOST_GONE: Final = 1000
@@ -139,7 +138,7 @@ class Publisher:
                 if self._clock.loop() >= until:
                     self._remember_gone(name)
                     raise self._undeliverable(name) from None
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(backoff.PUBLISH_S)
             else:
                 self._gone.pop(name, None)
                 return
@@ -237,7 +236,7 @@ class Publisher:
         self._telemetry.emit("publish.repeated", queue=key, error=said(error))
         if isinstance(error, _REFUSED):
             return outlet.apart
-        await asyncio.sleep(self._clock.jitter(AGAIN_S))
+        await asyncio.sleep(self._clock.jitter(backoff.PUBLISH_S))
         return outlet.shared
 
     def _not_in_time(self, key: str, *, sent: bool) -> UnconfirmedError | DependencyError:

@@ -17,6 +17,7 @@ from typing import Final
 
 from aiormq.exceptions import AMQPError
 
+from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, StoreBrokenError
 from gracekit.process import Process
@@ -33,8 +34,6 @@ from gracekit.telemetry.telemetry import Telemetry
 
 DELETE_TIMEOUT_S: Final = 1.0
 LOOKS: Final = 3
-LOOK_AGAIN_S: Final = 0.5
-"""Before a foreign reader is believed."""
 
 
 class AmqpTransport:
@@ -306,7 +305,7 @@ async def find_foreign(
     found: list[Reader] = []
     for look in range(LOOKS):
         if look:
-            await asyncio.sleep(LOOK_AGAIN_S)
+            await asyncio.sleep(backoff.FOREIGN_READER_S)
         reading = await readers_of(queue.name)
         announced = await readers_of(everybody.name)
         elsewhere = announced - await readers_of(ours.name)
