@@ -62,7 +62,7 @@ def call(
     `tag='"3"'`.
 
     Exit status: 0, or 1 with the class and message that the handler raised,
-    2 usage, 4 no answer.
+    2 usage, 4 no answer, 78 configuration.
     """
     args = arguments(words, args_text)
     request_id = request_id or Clock().new_id()

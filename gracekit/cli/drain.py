@@ -98,7 +98,7 @@ def drain(
     drain goes on; `gracekit resume` undoes it before its deadline.
 
     Exit status: 0 drained, 3 unfinished tasks are in the journal,
-    4 unreachable, 1 any other end, 2 usage, 130 detached.
+    4 unreachable, 1 any other end, 2 usage, 78 configuration, 130 detached.
     """
     if timeout is not None:
         parse_duration(timeout)

@@ -1,7 +1,7 @@
 """`gracekit`: the group of commands, each loaded by name when it is used.
 
 Also the one place that turns errors into exit codes: 0, 1 error, 2 usage,
-4 unreachable; `run` has its own (see `exits`), `drain` adds 3.
+4 unreachable, 78 configuration; `run` has the others of `exits` too, `drain` adds 3.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from gracekit.config.values import did_you_mean
 from gracekit.errors import (
     CallTimeoutError,
     ConfigError,
+    DeclarationError,
     DependencyError,
     GracekitError,
     Undeliverable,
 )
+from gracekit.exits import ExitCode
 from gracekit.telemetry.logs import said, take_hooks
 from gracekit.version import VERSION
 
 ERROR: Final = 1
-USAGE: Final = 2
 UNREACHABLE: Final = 4
 DETACHED: Final = 130
 """As a shell says for a command that Ctrl-C has ended; what it watched goes on."""
@@ -124,8 +125,8 @@ def tell(message: str, *, prefix: str = "Error: ") -> None:
 def exit_code_of(error: GracekitError) -> int:
     """Exit code of a command that ended with *error*."""
     match error:
-        case ConfigError():
-            return USAGE
+        case ConfigError() | DeclarationError():
+            return ExitCode.CONFIG
         case DependencyError() | Undeliverable() | CallTimeoutError():
             return UNREACHABLE
         case _:

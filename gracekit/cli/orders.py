@@ -99,7 +99,7 @@ def cancel(
     ID is a request id or its unmistakable beginning: at a terminal you are
     asked whether it was meant, elsewhere it needs 4 characters. Exit status: 0 done,
     3 asked for and not ended yet, 1 refused or ended otherwise, 4 its run
-    lives and does not answer, 2 usage, 130 detached by Ctrl-C.
+    lives and does not answer, 2 usage, 78 configuration, 130 detached by Ctrl-C.
     """
     order = Order(verb=Verb.CANCEL, by=who(), reason=reason)
     _carry_out(options, order, task_id, yes=yes, wait_s=parse_duration(timeout) if wait else 0.0)

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import click
+
 from gracekit.cli import looks_sql as sql
 from gracekit.cli.text import counts, duration, plural
 from gracekit.clock import age_s
@@ -233,13 +235,15 @@ def choose(living: Sequence[Run], name: str | None, *, everyone: bool) -> list[R
     """The runs that a verb is for.
 
     Raises:
-        ConfigError: it is not clear which one is meant.
+        click.UsageError: it is not clear which one is meant.
     """
     if everyone or len(living) <= 1:
         return list(living)
     names = ", ".join(map(label, living))
     which = "run INSTANCE or SERVICE@INSTANCE" if name is None else "SERVICE@INSTANCE"
-    raise ConfigError(f"{plural(len(living), 'run')} live ({names}): name one as {which}, or --all")
+    raise click.UsageError(
+        f"{plural(len(living), 'run')} live ({names}): name one as {which}, or --all"
+    )
 
 
 def _sum(states: Mapping[str, int], name: str) -> str:

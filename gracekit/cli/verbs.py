@@ -73,7 +73,7 @@ async def find(
     """The living runs that a verb is for; never empty.
 
     Raises:
-        ConfigError: it is not clear which one is meant.
+        click.UsageError: it is not clear which one is meant.
         DependencyError: none lives; the message says what the store knows.
     """
     if not everyone:

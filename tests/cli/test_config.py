@@ -48,7 +48,7 @@ def test_named_settings_alone_are_shown_and_wrong_names_get_a_hint(tmp_path: Pat
     command = gracekit(tmp_path, "config", "shwo")
 
     assert {one["setting"] for one in two.json["settings"]} == {"drain_timeout", "store_url"}
-    assert [a.code for a in (wrong, variable, command)] == [2, 2, 2]
+    assert [a.code for a in (wrong, variable, command)] == [78, 78, 2]
     assert "unknown setting drain_timout; did you mean drain_timeout?" in wrong.err
     assert "did you mean GRACEKIT_DRAIN_TIMEOUT?" in variable.err
     assert "no command 'shwo'; did you mean show?" in command.err
@@ -67,10 +67,10 @@ def test_secrets_are_masked_and_wrong_settings_are_told(tmp_path: Path):
 
     assert shown.code == 0, shown
     assert "***@here" in shown.out
-    assert flag.code == 2
+    assert flag.code == 78
     assert "everybody sees who lists processes: set GRACEKIT_TRANSPORT_URL" in flag.err
     assert "word" not in shown.out + shown.err + wrong.err + flag.err.replace("a password,", "")
-    assert wrong.code == 2
+    assert wrong.code == 78
     assert "must be below kill_after = 3s" in wrong.err
 
 

@@ -351,7 +351,7 @@ def test_a_missing_store_is_named_and_not_made(tmp_path: Path, command: str):
     """
     answer = gracekit(tmp_path, *command.split())
 
-    assert answer.code == 2
+    assert answer.code == 78
     assert f"there is no store at {tmp_path / 'gracekit-store.db'}" in answer.err
     assert "--store" in answer.err
     assert list(tmp_path.iterdir()) == []
@@ -372,7 +372,7 @@ def test_other_files_are_no_store_and_stay_as_they_are(tmp_path: Path):
     tables = connection.execute("SELECT count(*) FROM sqlite_master").get
     connection.close()
 
-    assert [a.code for a in (foreign, older, newer)] == [2, 2, 2]
+    assert [a.code for a in (foreign, older, newer)] == [78, 78, 78]
     assert "is not a store of gracekit" in foreign.err
     assert "start the service once" in older.err
     assert "schema version 99" in newer.err
@@ -389,7 +389,7 @@ def test_a_directory_is_no_store(tmp_path: Path, words: tuple[str, ...]):
 
     answer = gracekit(tmp_path, *words, "--store", f"sqlite:///{place}")
 
-    assert answer.code == 2
+    assert answer.code == 78
     assert answer.err == (
         f"Error: {place} is no regular file, and a store is one: name the service's with --store "
         "sqlite:////path/to/gracekit-store.db or GRACEKIT_STORE_URL\n"
@@ -409,7 +409,7 @@ def test_a_store_whose_log_is_gone_is_said_to_be_empty(tmp_path: Path):
     empty = gracekit(tmp_path, "status")
 
     for answer in (young, empty):
-        assert answer.code == 2
+        assert answer.code == 78
         assert f"{store} is empty" in answer.err
         assert "-wal" in answer.err
         assert "transport" not in answer.err

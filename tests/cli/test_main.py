@@ -74,7 +74,7 @@ def test_a_wrong_command_gets_the_nearest_name(tmp_path: Path):
 
 def test_all_wrong_settings_are_told_at_once(tmp_path: Path):
     """
-    Contradictions and unknown names come as one message, as a usage error.
+    Contradictions and unknown names come as one message.
     """
     answer = gracekit(
         tmp_path,
@@ -82,7 +82,7 @@ def test_all_wrong_settings_are_told_at_once(tmp_path: Path):
         GRACEKIT_DRAIN_TIMEOT="3s",
     )
 
-    assert answer.code == 2
+    assert answer.code == 78
     assert "transport_url and store_url both name a.db" in answer.err
     assert "GRACEKIT_DRAIN_TIMEOT; did you mean GRACEKIT_DRAIN_TIMEOUT?" in answer.err
     assert list(tmp_path.iterdir()) == []
@@ -196,7 +196,7 @@ def test_a_full_standard_output_is_a_sentence_and_an_exit_code(tmp_path, words, 
     ("command", "code", "message"),
     [
         ("drian --json", 2, "no command 'drian'; did you mean drain?"),
-        ("status --json --store sqlite:///none.db", 2, "there is no store at"),
+        ("status --json --store sqlite:///none.db", 78, "there is no store at"),
         ("status --json --instance api-1", 4, "no run of instance 'api-1' is on record"),
         ("tasks --json --limit x", 2, "'x' is not a valid integer range"),
         ("tasks --bogus --json", 2, "No such option '--bogus'"),
@@ -204,8 +204,8 @@ def test_a_full_standard_output_is_a_sentence_and_an_exit_code(tmp_path, words, 
         ("holds end a b --json", 2, "Missing option '--reason'"),
         ("call compute echo --json", 4, "there is no transport at"),
         ("quiet --json", 4, "no run is on record"),
-        ("store backup --json gracekit-store.db", 2, "exists, and is not written over"),
-        ("config show --json nonsense", 2, "nonsense"),
+        ("store backup --json gracekit-store.db", 78, "exists, and is not written over"),
+        ("config show --json nonsense", 78, "nonsense"),
     ],
 )
 def test_with_json_a_refusal_is_one_json_line_on_standard_error(tmp_path, command, code, message):

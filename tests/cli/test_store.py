@@ -49,7 +49,7 @@ def test_a_backup_is_one_private_file_with_all_that_was_committed(directory: Pat
     assert connection.execute("SELECT copied_at > 0 FROM epoch").get == 1
     assert connection.execute("PRAGMA journal_mode").get == "delete"
     connection.close()
-    assert (again.code, "exists, and is not written over" in again.err) == (2, True)
+    assert (again.code, "exists, and is not written over" in again.err) == (78, True)
     assert shown.json["tasks"] == 1
 
 
@@ -61,8 +61,8 @@ def test_what_cannot_be_backed_up_leaves_nothing_behind(directory: Path):
     with Running(directory, "--instance", "api-1"):
         nowhere = gracekit(directory, "store", "backup", "no/where/copy.db")
 
-    assert (missing.code, "there is no store at" in missing.err) == (2, True)
-    assert (nowhere.code, "cannot be created" in nowhere.err) == (2, True)
+    assert (missing.code, "there is no store at" in missing.err) == (78, True)
+    assert (nowhere.code, "cannot be created" in nowhere.err) == (78, True)
     assert list(directory.glob("*copy*")) == []
 
 
@@ -110,7 +110,7 @@ def test_a_dangling_link_is_no_free_name(directory: Path):
     with Running(directory, "--instance", "api-1"):
         made = gracekit(directory, "store", "backup", "copy.db")
 
-    assert (made.code, "exists, and is not written over" in made.err) == (2, True)
+    assert (made.code, "exists, and is not written over" in made.err) == (78, True)
     assert (directory / "copy.db").is_symlink()
     assert sorted(path.name for path in directory.glob("*copy.db*")) == ["copy.db"]
 
