@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
         VersionCapError,
     )
+    from gracekit.leases.leases import Guard
     from gracekit.phase import ServiceState
     from gracekit.recovery.verdicts import Done, Fail, Retry, Wait
     from gracekit.request.context import Context
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from gracekit.rpc.methods import Method
     from gracekit.runtime import Runtime
     from gracekit.service import Service, ops_method, rpc_method
+    from gracekit.tracker.task import TaskState
 
 __all__ = [
     "CallTimeoutError",
@@ -53,6 +55,7 @@ __all__ = [
     "Draining",
     "Fail",
     "GracekitError",
+    "Guard",
     "HeartbeatTimeoutError",
     "InvalidArgumentsError",
     "LeaseHeld",
@@ -70,6 +73,7 @@ __all__ = [
     "Settings",
     "TaskCancelledError",
     "TaskInterruptedError",
+    "TaskState",
     "UnconfirmedError",
     "Undeliverable",
     "UnsupportedVersionError",
@@ -84,6 +88,7 @@ _ELSEWHERE = {
     "Done": "recovery.verdicts",
     "DrainReport": "drain.report",
     "Fail": "recovery.verdicts",
+    "Guard": "leases.leases",
     "Method": "rpc.methods",
     "Retry": "recovery.verdicts",
     "RpcClient": "rpc.client",
@@ -91,6 +96,7 @@ _ELSEWHERE = {
     "Service": "service",
     "ServiceState": "phase",
     "Settings": "config",
+    "TaskState": "tracker.task",
     "Wait": "recovery.verdicts",
     "ops_method": "service",
     "rpc_method": "service",

@@ -1,8 +1,9 @@
 """Every exception that gracekit raises on purpose, in one tree.
 
 Each class's docstring says what happened and what to do; messages add the
-values. Classes named for a state of the world (`Draining`, `LeaseHeld`,
-`Undeliverable`) carry no `Error` suffix: callers branch on them.
+values. Their names end in `Error`, but for three that are named for a state
+of the world, in which nothing has failed: `Draining`, `LeaseHeld` and
+`Undeliverable`. Callers expect them, and do something else then.
 """
 
 from __future__ import annotations
@@ -74,7 +75,11 @@ class IllegalTransitionError(GracekitError):
 
 
 class LeaseHeld(GracekitError):  # noqa: N818 - named for a state
-    """Another task or run holds the lease; it was not waited for."""
+    """Another task or run holds the lease; it was not waited for.
+
+    No `Error` in its name: the resource is in use, as it may be at any time, and who
+    takes a lease by `ctx.lease` decides what to do then.
+    """
 
 
 class AlreadyRunningError(GracekitError):
@@ -117,7 +122,11 @@ class ConflictingRequestError(RpcError):
 
 
 class Undeliverable(RpcError):  # noqa: N818 - named for a state
-    """No queue takes this message; nothing was kept."""
+    """No queue takes this message; nothing was kept.
+
+    No `Error` in its name: the service or host is not there, or not yet, and the sender
+    decides whether to try later.
+    """
 
 
 class UnconfirmedError(RpcError, TimeoutError):
@@ -125,7 +134,11 @@ class UnconfirmedError(RpcError, TimeoutError):
 
 
 class Draining(RpcError):  # noqa: N818 - named for a state
-    """The service is draining and does not take this request; ask another host or later."""
+    """The service is draining and does not take this request; ask another host or later.
+
+    No `Error` in its name: each service drains whenever it is stopped, and a client that
+    may ask somebody else does.
+    """
 
 
 class CallTimeoutError(RpcError, TimeoutError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import re
 import subprocess
@@ -396,6 +397,44 @@ def test_errors_that_callers_branch_on_are_public():
     }
 
     assert raised - mistakes - _face() == set()
+
+
+NO_ERRORS: Final = {"Draining", "LeaseHeld", "Undeliverable"}
+
+
+def test_exceptions_end_in_error_or_say_why_not():
+    """
+    Three are named for a state that callers expect, and their docstrings say so.
+    """
+    others = {
+        one.name: ast.get_docstring(one) or ""
+        for one in _exceptions()
+        if not one.name.endswith("Error")
+    }
+
+    assert others.keys() == NO_ERRORS
+    assert all("No `Error` in its name: " in text for text in others.values())
+
+
+def _exceptions() -> list[ast.ClassDef]:
+    """Every class of the package that `except Exception` catches."""
+    classes = [
+        node
+        for path, _ in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    kinds = vars(builtins).values()
+    known = {k.__name__ for k in kinds if isinstance(k, type) and issubclass(k, Exception)}
+    found: list[ast.ClassDef] = []
+    while fresh := [
+        node
+        for node in classes
+        if node not in found and {ast.unparse(base).split(".")[-1] for base in node.bases} & known
+    ]:
+        found += fresh
+        known |= {node.name for node in fresh}
+    return found
 
 
 @pytest.mark.process

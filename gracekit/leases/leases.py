@@ -24,7 +24,16 @@ Resource = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """What a guarded write compares: a resource and the token that was granted for it."""
+    """A lease that was granted: `async with ctx.lease("disk", "d-1") as guard`.
+
+    Send the token along with each change, to whatever can compare it: it is higher than all that
+    were granted for the resource before. Who refuses a token below the highest that it has seen
+    is safe from a handler that goes on after its lease was given to another.
+
+    Attributes:
+        resource: (kind, id) of what the lease is for.
+        token: The fencing token, a whole number.
+    """
 
     resource: Resource
     token: int

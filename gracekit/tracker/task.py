@@ -33,7 +33,11 @@ class _Word(enum.Enum):
 
 
 class TaskState(_Word):
-    """Where a task is in its life, as the journal stores it."""
+    """Where a task is in its life, as the journal stores it and `gracekit tasks` shows it.
+
+    A test compares: `one.state_of(request_id) is TaskState.SUCCEEDED`. A program that reads
+    `gracekit tasks --json` makes a member of the text: `TaskState("handed_over")`.
+    """
 
     ACCEPTED = "accepted"  # journaled, not started; custody is ours
     RUNNING = "running"  # an attempt was recorded; its handler may be at work
