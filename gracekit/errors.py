@@ -55,8 +55,20 @@ class StoreLockedError(StoreError):
     """Another program kept the database locked for as long as we wait; nothing was done."""
 
 
-class StoreBrokenError(StoreError):
+class StoreUnreachableError(StoreError):
+    """The store cannot be reached for now; nothing was done."""
+
+
+class StoreFinalError(StoreError):
+    """This process commits nothing to its store any more; start it again."""
+
+
+class StoreBrokenError(StoreFinalError):
     """An I/O error, a full or read-only disk, or corruption: final for this process."""
+
+
+class StoreFencedError(StoreFinalError):
+    """Others have declared this run dead and act in its place; its commits are refused for good."""
 
 
 class StoreClosedError(StoreError):

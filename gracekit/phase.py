@@ -39,6 +39,7 @@ class Phase:
         asked_at: Loop time at which the drain was asked for; None outside one.
         deadline: Loop time at which a drain cancels what still runs; None outside one.
         deaf: Why requests cannot be read, once that has lasted; None while they can.
+        cut_off: Why the store cannot be reached; None while it can.
     """
 
     def __init__(self) -> None:
@@ -46,13 +47,19 @@ class Phase:
         self.asked_at: float | None = None
         self.deadline: float | None = None
         self.deaf: str | None = None
+        self.cut_off: str | None = None
 
     @property
     def not_ready(self) -> str | None:
         """Why no new requests should be sent here now; None if the service is ready."""
         if self.state is not ServiceState.SERVING:
             return f"it is {self.state.value}"
-        return self.deaf
+        return self.trouble
+
+    @property
+    def trouble(self) -> str | None:
+        """What keeps a service that serves from its work; None if nothing does."""
+        return "; ".join(filter(None, (self.cut_off, self.deaf))) or None
 
     @property
     def drain_timeout(self) -> float | None:

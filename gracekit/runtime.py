@@ -43,7 +43,7 @@ from gracekit.telemetry.catalogue import LOGGER
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.stacks import StackDump
 from gracekit.tracker.tracker import Tracker
-from gracekit.upkeep import Starting
+from gracekit.upkeep import Starting, StoreChanges
 from gracekit.wiring import wire
 
 SIGNAL_RECORD_S: Final = 1.0
@@ -369,8 +369,9 @@ class Runtime:
             else:
                 await self.wired.parts.undo()
             raise
-        self._ground.engine.on_broken(partial(self._broke, "store"))
-        self._ground.transport.on_broken(partial(self._broke, "queue"))
+        changes = StoreChanges(self._built.coordinator, self.phase, self.telemetry, self._clock)
+        self._ground.engine.on_status(changes.follow)
+        self._ground.transport.on_broken(partial(changes.end_broken, "queue"))
         self._report_opening()
 
     def _check_names(self) -> None:
@@ -451,11 +452,6 @@ class Runtime:
         return await self.serve()
 
     # -- what ends it -------------------------------------------------------------------
-
-    def _broke(self, what: str, error: Exception) -> None:
-        """Final: intake stops, everything unaccepted goes back, exit 70."""
-        self.telemetry.emit("store.broken", what=what, error=str(error))
-        self._built.coordinator.give_up(f"the {what} is broken: {error}", by=what)
 
     def loop_left(self, error: BaseException) -> None:
         """Something raised *error* out of the event loop, or stopped it: drain in order."""

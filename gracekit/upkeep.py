@@ -24,6 +24,7 @@ from gracekit.runs.members import BEAT_WRITTEN_S, Members
 from gracekit.runs.own import OwnSeat
 from gracekit.stop_signals import StopSignals
 from gracekit.store.engine import Engine
+from gracekit.store.status import StoreState, StoreStatus
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Lane
 
@@ -91,6 +92,62 @@ class LifeSigns:
             self._is_lost = True
             self._telemetry.emit("run.lost", error=why)
             self._coordinator.give_up(why, by="life")
+
+
+class StoreChanges:
+    """What a run does when the state of its store changes: it is not ready, or it ends.
+
+    Args:
+        coordinator: Drains the service where the change is final.
+    """
+
+    def __init__(
+        self,
+        coordinator: ShutdownCoordinator,
+        phase: Phase,
+        telemetry: Telemetry,
+        clock: Clock,
+    ) -> None:
+        self._coordinator = coordinator
+        self._phase = phase
+        self._telemetry = telemetry
+        self._clock = clock
+        self._lost_at = 0.0
+
+    def follow(self, status: StoreStatus) -> None:
+        """Called by the engine with each change."""
+        error = str(status.error)
+        match status.state:
+            case StoreState.UNREACHABLE:
+                self._lost_at = self._clock.loop() if status.since is None else status.since
+                self._telemetry.emit("store.unreachable", away_s=self._away_s(), error=error)
+                self._show(f"the store cannot be reached: {error}")
+            case StoreState.REACHABLE:
+                self._telemetry.emit("store.reachable", away_s=self._away_s())
+                self._show(None)
+            case StoreState.FENCED:
+                self._telemetry.emit("store.fenced", error=error)
+                self._coordinator.give_up(f"this run may not act any more: {error}", by="store")
+                self._coordinator.force()  # its tasks belong to other runs now
+            case StoreState.BROKEN:
+                self.end_broken("store", error)
+
+    def end_broken(self, what: str, error: object) -> None:
+        """Close intake, give back everything unaccepted, and end with exit 70.
+
+        Args:
+            what: Which file is broken: the "store", or the "queue" of a transport.
+            error: How.
+        """
+        self._telemetry.emit("store.broken", what=what, error=str(error))
+        self._coordinator.give_up(f"the {what} is broken: {error}", by=what)
+
+    def _away_s(self) -> float:
+        return round(self._clock.loop() - self._lost_at, 3)
+
+    def _show(self, cut_off: str | None) -> None:
+        self._phase.cut_off = cut_off
+        sdnotify.status(self._phase.trouble or self._phase.state.value)
 
 
 class Watchdog:
@@ -207,10 +264,11 @@ class Watch:
                     self._telemetry.emit("service.deaf", channel=lane.value, error=failure.why)
             elif lane in self._deaf and server.is_open:
                 self._telemetry.emit("service.hears", channel=lane.value)
-        if deaf.keys() != self._deaf.keys():
-            sdnotify.status("; ".join(deaf.values()) or self._phase.state.value)
+        changed = deaf.keys() != self._deaf.keys()
         self._deaf = deaf
         self._phase.deaf = "; ".join(deaf.values()) or None
+        if changed:
+            sdnotify.status(self._phase.trouble or self._phase.state.value)
 
 
 class Tidying:

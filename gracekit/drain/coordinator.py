@@ -420,7 +420,7 @@ class ShutdownCoordinator:
 
     async def _reopen(self) -> None:
         self._phase.advance(ServiceState.SERVING)
-        sdnotify.status(self._phase.deaf or self._phase.state.value)
+        sdnotify.status(self._phase.trouble or self._phase.state.value)
         self._phase.asked_at = self._phase.deadline = None
         self._report = DrainReport()
         self._parts.dispatcher.open_gate(Lane.REQUESTS)

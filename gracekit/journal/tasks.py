@@ -55,6 +55,7 @@ from gracekit.journal.tasks_sql import (
 from gracekit.process import Point
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine
+from gracekit.store.status import StoreState
 from gracekit.tracker.task import (
     RETRIED,
     Cut,
@@ -385,7 +386,7 @@ class Journal:
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
-        if not self._dirty or self.engine.broken is not None:
+        if not self._dirty or self.engine.status.state is not StoreState.REACHABLE:
             return
         batch = Batch(Point.SAFE_POINT)
         now = self.clock.wall()

@@ -14,9 +14,9 @@ from typing import Final
 from gracekit import backoff
 from gracekit.errors import (
     ConflictError,
-    StoreBrokenError,
     StoreClosedError,
     StoreError,
+    StoreFinalError,
     TaskInterruptedError,
     UnknownCommitError,
 )
@@ -139,8 +139,9 @@ class Custody:
 
         What came out of a handler is worth waiting for: a refused commit is tried again
         until the store takes it. Nothing is due when the row was taken from us, or the store
-        is broken or closed: the row then stays as it is for the next start. Where the store has
-        lost the row, the outcome can never be recorded, and the caller gets that error.
+        is closed or takes nothing for good: the row then stays as it is for the next start. Where
+        the store has lost the row, the outcome can never be recorded, and the caller gets that
+        error.
         """
         task = job.task
         hook = outcome.state is TaskState.ERRORED and job.method.errored_hook is not None
@@ -156,7 +157,7 @@ class Custody:
             self._add_release(batch, task, "clean")
             try:
                 rows = (await self._journal.commit(batch))[index]
-            except (StoreBrokenError, StoreClosedError) as error:
+            except (StoreFinalError, StoreClosedError) as error:
                 self._tell(error, "outcome")
                 return outcome, []
             except StoreError as error:
@@ -226,7 +227,7 @@ class Custody:
                 await self._journal.commit(batch)
             except ConflictError:
                 return True  # it is on record: it ended in the last moment, or was handed over
-            except StoreBrokenError as error:
+            except StoreFinalError as error:
                 self._tell(error, "hand-over")
                 return False
             except StoreError as error:
@@ -263,7 +264,7 @@ class Custody:
             self._journal.add_not_started(batch, task)
             try:
                 await self._journal.commit(batch)
-            except (ConflictError, StoreBrokenError) as error:
+            except (ConflictError, StoreFinalError) as error:
                 self._tell(error, "not started")  # done already, or for the next start to find
                 return
             except StoreError as error:

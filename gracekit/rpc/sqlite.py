@@ -33,6 +33,7 @@ from gracekit.rpc.transport import DeadLetter, Message, OnDelivery, Queue, Queue
 from gracekit.store.bell import Bell, bells_directory
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import load_migrations
+from gracekit.store.status import StoreStatus
 from gracekit.telemetry.telemetry import Telemetry
 
 QUEUES_SCHEMA: Final = "gracekit.rpc.sqlite_schema"
@@ -106,14 +107,14 @@ class SqliteTransport:
         self._is_started = False
         self._poll: asyncio.Task[None] | None = None
 
-    @property
-    def broken(self) -> StoreBrokenError | None:
-        """Why the file can no longer be used by this process; None while it can."""
-        return self._engine.broken
-
     def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
-        """Call *callback* once on the loop when the file breaks."""
-        self._engine.on_broken(callback)
+        """See `Transport.on_broken`: the file breaks as that of a store."""
+
+        def look(status: StoreStatus) -> None:
+            if isinstance(status.error, StoreBrokenError):
+                callback(status.error)
+
+        self._engine.on_status(look)
 
     # -- life -----------------------------------------------------------------
 
@@ -300,7 +301,7 @@ class SqliteTransport:
         return {str(queue): int(str(number)) for queue, number in found}
 
     async def _poll_for_ever(self, connection: _Connection) -> None:
-        while self._engine.broken is None:
+        while not self._engine.status.is_final:
             await asyncio.sleep(self._clock.jitter(self._poll_s))
             self._engine.look_at_files()
             with contextlib.suppress(StoreError):  # the next round tries again

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -34,20 +33,28 @@ from gracekit.store.handlers import (
     read,
 )
 from gracekit.store.migrate import migrate
+from gracekit.store.status import OnStatus, StatusSource, StoreStatus
 from gracekit.store.worker import Worker
 
 Rows = list[list[Row]]
 
 
 class Engine(Protocol):
-    """Where rows are kept.
+    """Where rows are kept."""
 
-    Attributes:
-        broken: Set for good after an I/O error, a full or read-only disk, or
-            corruption; every later commit fails at once with the same words.
-    """
+    @property
+    def status(self) -> StoreStatus:
+        """Whether the store can be used; a file is never unreachable, and nobody fences its runs.
 
-    broken: StoreBrokenError | None
+        While it cannot be used, every commit fails at once with the same words.
+        """
+        ...
+
+    def on_status(self, callback: OnStatus) -> None:
+        """Call *callback* once on the loop for each change, in their order.
+
+        A store that is not reachable now counts as changed: the first call comes soon.
+        """
 
     async def start(self) -> None:
         """Open and migrate.
@@ -66,7 +73,8 @@ class Engine(Protocol):
         Raises:
             ConflictError: an `expect` was missed; nothing of the batch was done.
             UnknownCommitError: it may or may not have been done.
-            StoreBrokenError: final; nothing of the batch was done.
+            StoreUnreachableError: nothing of the batch was done, and later it may be.
+            StoreFinalError: broken or fenced; nothing of the batch was done, or ever will be.
             StoreError: refused, or the database stayed locked; nothing was done.
         """
 
@@ -90,9 +98,6 @@ class Engine(Protocol):
             StoreError: the SQL is wrong, or writes.
         """
 
-    def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
-        """Call *callback* once on the loop when the store breaks, soon if it is broken."""
-
     def look_at_files(self) -> None:
         """Break if the files are not those any more that `start` has opened."""
 
@@ -111,37 +116,7 @@ class _Current:
 os.register_at_fork(after_in_child=_Current.look)
 
 
-class _Breakable:
-    """The part of an engine that breaks, once and for good."""
-
-    def __init__(self) -> None:
-        self.broken: StoreBrokenError | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_broken: list[Callable[[StoreBrokenError], None]] = []
-
-    def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
-        """See `Engine.on_broken`."""
-        if self.broken is None:
-            self._on_broken.append(callback)
-        else:
-            asyncio.get_running_loop().call_soon(callback, self.broken)
-
-    def _break(self, error: StoreBrokenError) -> None:
-        """From any thread; the first error stays."""
-        if self.broken is None:
-            self.broken = error
-            if self._loop is not None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed
-                    self._loop.call_soon_threadsafe(self._announce, error)
-
-    def _announce(self, error: StoreBrokenError) -> None:
-        callbacks, self._on_broken = self._on_broken, []
-        for callback in callbacks:
-            # One by one, so that a callback that raises does not silence the next.
-            asyncio.get_running_loop().call_soon(callback, error)
-
-
-class SqliteEngine(_Breakable):
+class SqliteEngine(StatusSource):
     """Rows in a file of this machine, which several processes may share.
 
     Args:
@@ -277,9 +252,7 @@ class SqliteEngine(_Breakable):
 
     def _refusal(self) -> StoreError | None:
         """Why nothing can be committed now; None if it can."""
-        if self.broken is not None:
-            return StoreBrokenError(str(self.broken))
-        return self._closed()
+        return self.status.refusal() or self._closed()
 
     def _closed(self) -> StoreError | None:
         if not self._open:
@@ -292,7 +265,7 @@ class SqliteEngine(_Breakable):
         return None
 
 
-class MemoryEngine(_Breakable):
+class MemoryEngine(StatusSource):
     """Rows in memory, changed inline on the loop's thread.
 
     A commit is done, and its future answered, when `submit` returns; awaiting

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
 import apsw
 
-from gracekit.errors import ConfigError, SchemaTooNewError, StoreBrokenError, StoreError
+from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
 from gracekit.store import files
 from gracekit.store.batch import Batch, Row, Value
 from gracekit.store.engine import Rows
+from gracekit.store.status import OnStatus, StoreStatus
 
 BUSY_TIMEOUT_S: Final = 5.0
 
@@ -31,7 +31,7 @@ class StoreReader:
         option: What names the file, for messages: `--store`.
     """
 
-    broken: StoreBrokenError | None = None
+    status: Final = StoreStatus()  # a failed read is reported to who asked
 
     def __init__(self, path: Path, *, schema: int, option: str = "--store") -> None:
         self.path: Final = path.absolute()
@@ -128,8 +128,8 @@ class StoreReader:
         """Refused."""
         self._refuse(batch)
 
-    def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
-        """Never called: a failed read is told where it was asked."""
+    def on_status(self, callback: OnStatus) -> None:
+        """See `Engine.on_status`; a reader's status does not change."""
 
     def look_at_files(self) -> None:
         """Does nothing: a reader lives shortly, and loses nothing."""

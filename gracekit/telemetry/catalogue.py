@@ -239,6 +239,19 @@ _EVENTS: Final = (
         "The store is not the last one that was here: what was recorded since is lost.",
         "store reason",
     ),
+    _event(
+        "store.unreachable",
+        _E,
+        "The store cannot be reached, since so many seconds; not ready, and tried again.",
+        "away_s error",
+    ),
+    _event("store.reachable", _W, "The store can be reached again.", "away_s"),
+    _event(
+        "store.fenced",
+        _C,
+        "Others have declared this run dead, and the store refuses its commits; it ends.",
+        "error",
+    ),
     _event("store.broken", _C, "The disk under a file fails; the run ends.", "what error"),
 )
 CATALOGUE: Final = MappingProxyType({event.name: event for event in _EVENTS})

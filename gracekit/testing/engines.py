@@ -13,13 +13,22 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Final
 
-from gracekit.errors import ConflictError, StoreClosedError, StoreError
+from gracekit.errors import (
+    ConflictError,
+    StoreClosedError,
+    StoreError,
+    StoreFencedError,
+    StoreUnreachableError,
+)
 from gracekit.process import Phase, Point, Process
 from gracekit.store.batch import Batch, Value
 from gracekit.store.engine import Engine
+from gracekit.store.status import StoreState, StoreStatus
 
 SCHEMA: Final = ("CREATE TABLE kv (key BIGINT PRIMARY KEY, value TEXT)",)
 PATIENCE_S: Final = 30.0
+SETTLED_S: Final = 0.05
+"""After so long a notification that should not come would have come."""
 
 
 def put(key: int, value: Value = "") -> Batch:
@@ -67,6 +76,32 @@ class PointsPassed(Process):
     def reach(self, point: Point, phase: Phase) -> None:
         """Called by the engine, in any thread."""
         self.passed.append((point, phase))
+
+
+class Heard:
+    """A subscriber of an engine's status: what it was notified of, in that order."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.statuses: list[StoreStatus] = []
+        self._news = asyncio.Event()
+        engine.on_status(self._take)
+
+    def _take(self, status: StoreStatus) -> None:
+        self.statuses.append(status)
+        self._news.set()
+
+    @property
+    def states(self) -> list[StoreState]:
+        """The states alone."""
+        return [status.state for status in self.statuses]
+
+    async def wait(self, state: StoreState) -> None:
+        """Wait until it was notified of *state*, and for what comes too much right after it."""
+        async with asyncio.timeout(PATIENCE_S):
+            while state not in self.states:
+                self._news.clear()
+                await self._news.wait()
+        await asyncio.sleep(SETTLED_S)
 
 
 class EngineSuite:
@@ -250,7 +285,7 @@ class EngineSuite:
             with raises(StoreError):
                 await engine.query("SELECT * FROM nowhere")
 
-            assert engine.broken is None
+            assert engine.status.state is StoreState.REACHABLE
             await engine.commit(put(1))
             assert await keys(engine) == [1]
 
@@ -280,3 +315,151 @@ class EngineSuite:
         await engine.stop()
 
         assert await asyncio.gather(*futures) == [[[]]] * 50
+
+    async def test_a_store_that_works_is_reachable(self) -> None:
+        """Nobody is notified of what is as it should be."""
+        async with self.opened() as engine:
+            heard = Heard(engine)
+            await engine.commit(put(1))
+            await asyncio.sleep(SETTLED_S)
+
+            assert engine.status == StoreStatus()
+            assert heard.states == []
+
+
+class SharedEngineSuite(EngineSuite):
+    """What an engine promises beside that if its store is elsewhere, and shared by hosts.
+
+    Each step may return before the engine has noticed it.
+    """
+
+    async def disconnect(self, engine: Engine) -> None:
+        """Take the store away."""
+        raise NotImplementedError
+
+    async def reconnect(self, engine: Engine) -> None:
+        """Give it back."""
+        raise NotImplementedError
+
+    async def fence(self, engine: Engine) -> None:
+        """Declare the run of this engine dead, as another run does that takes its tasks over."""
+        raise NotImplementedError
+
+    async def test_loss_and_return_are_notified_once_to_each_subscriber(self) -> None:
+        """However many commits fail meanwhile; the loss says since when, and why."""
+        async with self.opened() as engine:
+            heard = [Heard(engine), Heard(engine)]
+            before = asyncio.get_running_loop().time()
+            await self.disconnect(engine)
+            await asyncio.gather(*(engine.submit(put(n)) for n in range(3)), return_exceptions=True)
+            for one in heard:
+                await one.wait(StoreState.UNREACHABLE)
+            with raises(StoreUnreachableError):
+                await engine.commit(put(7))
+            lost = engine.status
+            await self.reconnect(engine)
+            for one in heard:
+                await one.wait(StoreState.REACHABLE)
+
+            assert lost.since is not None
+            assert before <= lost.since <= asyncio.get_running_loop().time()
+            assert isinstance(lost.error, StoreUnreachableError)
+            for one in heard:
+                assert one.states == [StoreState.UNREACHABLE, StoreState.REACHABLE]
+                assert one.statuses[0] == lost
+                assert one.statuses[1].error is None
+
+    async def test_a_commit_that_an_unreachable_store_refuses_is_not_done_later(self) -> None:
+        """Its caller was told that nothing was done, and has tried again or given up."""
+        async with self.opened() as engine:
+            heard = Heard(engine)
+            await engine.commit(put(1))
+            await self.disconnect(engine)
+            await asyncio.gather(engine.submit(put(2)), return_exceptions=True)
+            await heard.wait(StoreState.UNREACHABLE)
+            with raises(StoreUnreachableError):
+                await engine.commit(put(3))
+            with raises(StoreUnreachableError):
+                engine.commit_from_thread(put(4), timeout_s=20)
+            with raises(StoreError):
+                await engine.query("SELECT key FROM kv")
+            await self.reconnect(engine)
+            await heard.wait(StoreState.REACHABLE)
+            await engine.commit(put(5))
+
+            assert {1, 5} <= set(await keys(engine)) <= {1, 2, 5}
+
+    async def test_a_late_subscriber_is_notified_of_a_state_that_is_not_reachable(self) -> None:
+        """Once, as is who has subscribed before; after the return there is nothing to catch up."""
+        async with self.opened() as engine:
+            early = Heard(engine)
+            await self.disconnect(engine)
+            await asyncio.gather(engine.submit(put(1)), return_exceptions=True)
+            await early.wait(StoreState.UNREACHABLE)
+            late = Heard(engine)
+            await late.wait(StoreState.UNREACHABLE)
+            await self.reconnect(engine)
+            await late.wait(StoreState.REACHABLE)
+            latest = Heard(engine)
+            await asyncio.sleep(SETTLED_S)
+
+            assert early.states == late.states == [StoreState.UNREACHABLE, StoreState.REACHABLE]
+            assert latest.states == []
+
+    async def test_a_subscriber_that_raises_does_not_silence_the_next(self) -> None:
+        """Its error goes to the loop's handler."""
+        reported: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: reported.append(what))
+        async with self.opened() as engine:
+
+            def fail(status: StoreStatus) -> None:
+                raise ValueError(status.state)
+
+            engine.on_status(fail)
+            heard = Heard(engine)
+            await self.disconnect(engine)
+            await asyncio.gather(engine.submit(put(1)), return_exceptions=True)
+            await heard.wait(StoreState.UNREACHABLE)
+
+            assert len(reported) == 1
+
+    async def test_a_fenced_run_commits_nothing_any_more(self) -> None:
+        """Not even when its connection was lost and is back: others act in its place."""
+        async with self.opened() as engine:
+            heard = Heard(engine)
+            await engine.commit(put(1))
+            await self.fence(engine)
+            await asyncio.gather(engine.submit(put(2)), return_exceptions=True)
+            await heard.wait(StoreState.FENCED)
+            await self.disconnect(engine)
+            await asyncio.gather(engine.submit(put(3)), return_exceptions=True)
+            await self.reconnect(engine)
+            await asyncio.sleep(SETTLED_S)
+            with raises(StoreFencedError):
+                await engine.commit(put(4))
+            with raises(StoreFencedError):
+                engine.commit_from_thread(put(5), timeout_s=20)
+            late = Heard(engine)
+            await late.wait(StoreState.FENCED)
+
+            assert heard.states == late.states == [StoreState.FENCED]
+            assert engine.status.is_final
+            assert await keys(engine) == [1]
+
+    async def test_a_run_may_be_fenced_while_it_is_cut_off(self) -> None:
+        """That is when others declare it dead; it learns of it when the store is back."""
+        async with self.opened() as engine:
+            heard = Heard(engine)
+            await self.disconnect(engine)
+            await asyncio.gather(engine.submit(put(1)), return_exceptions=True)
+            await heard.wait(StoreState.UNREACHABLE)
+            await self.fence(engine)
+            await self.reconnect(engine)
+            await asyncio.gather(engine.submit(put(2)), return_exceptions=True)
+            await heard.wait(StoreState.FENCED)
+            with raises(StoreFencedError):
+                await engine.commit(put(3))
+
+            assert heard.states[0] is StoreState.UNREACHABLE
+            assert heard.states[-1] is StoreState.FENCED
+            assert heard.states.count(StoreState.FENCED) == 1

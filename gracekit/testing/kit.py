@@ -40,7 +40,9 @@ T = TypeVar("T")
 PATIENCE_S: Final = 6 * 3600.0
 """Virtual seconds without any news after which a test counts as stuck."""
 
-FAULTS_OF_THE_STORE: Final = frozenset({"store.error", "store.broken", "drain.step_failed"})
+FAULTS_OF_THE_STORE: Final = frozenset(
+    {"store.error", "store.unreachable", "store.fenced", "store.broken", "drain.step_failed"}
+)
 NEVER_EXPECTED: Final = FAULTS_OF_THE_STORE | {
     "dispatch.failed",
     "background.failed",

@@ -43,11 +43,12 @@ from gracekit.rpc.transport import (
 )
 from gracekit.signals import SignalWatch
 from gracekit.store.batch import Batch, Row
-from gracekit.store.engine import MemoryEngine, Rows
+from gracekit.store.engine import Rows
 from gracekit.store.handlers import read
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.testing.faults import NO_FAULTS, Fault, Faults
 from gracekit.testing.loop import VirtualLoop, owner
+from gracekit.testing.remote import RemoteEngine
 
 T = TypeVar("T")
 
@@ -261,7 +262,7 @@ class _NoSignals(nullcontext[None]):
         return {}
 
 
-class PlayedEngine(MemoryEngine):
+class PlayedEngine(RemoteEngine):
     """SQL on a database that outlives the process, with a writer that takes its time.
 
     Args:
@@ -294,8 +295,8 @@ class PlayedEngine(MemoryEngine):
 
     def submit(self, batch: Batch) -> asyncio.Future[Rows]:
         """See `Engine.submit`; done on a later turn of the loop."""
-        if self._connection is None or self.broken is not None:
-            return _answered(self.broken or StoreClosedError("the store is not open"))
+        if self._connection is None or self.status.error is not None:
+            return _answered(self.status.error or StoreClosedError("the store is not open"))
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Rows] = loop.create_future()
         self._line.append((batch, future))
@@ -317,12 +318,13 @@ class PlayedEngine(MemoryEngine):
         todo = [
             batch
             for (batch, _), fault in zip(line, drawn, strict=True)
-            if self.broken is None and fault not in {Fault.REFUSED, Fault.LOST_BEFORE}
+            if self.status.error is None and fault not in {Fault.REFUSED, Fault.LOST_BEFORE}
         ]
         outcomes = iter(self._group.run(todo))
         for (_, future), fault in zip(line, drawn, strict=True):
-            if self.broken is not None:
-                answer: Any = StoreBrokenError(str(self.broken))
+            answer: Any
+            if (refusal := self.status.refusal()) is not None:
+                answer = refusal
             elif fault is Fault.REFUSED:
                 answer = StoreError("locked; nothing was committed")
             elif fault is Fault.LOST_BEFORE:
@@ -350,6 +352,7 @@ class PlayedEngine(MemoryEngine):
                 raise StoreError("the read failed")
             case Fault.CRASH:
                 self._played.die("query")
+        self._check_reachable()
         if self._connection is None:
             raise StoreClosedError("the store is not open")
         rows = read(self._connection, (sql, params), self._break)

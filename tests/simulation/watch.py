@@ -131,7 +131,7 @@ class Watch:
         """I6: what a process leaves behind when it goes in order."""
         report = life.report
         assert report is not None
-        if report.failure is not None or report.left_behind or life.engine.broken:
+        if report.failure is not None or report.left_behind or life.engine.status.is_final:
             return
         rows = self._story.machine.rows(
             "SELECT request_id, state, cut FROM task WHERE owner = ? AND finished_at IS NULL",

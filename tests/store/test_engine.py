@@ -23,6 +23,7 @@ from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.group import GroupCommit
 from gracekit.store.migrate import load_migrations
+from gracekit.store.status import StoreState, StoreStatus
 from gracekit.testing.engines import EngineSuite
 
 SCHEMA = "CREATE TABLE kv (key INTEGER PRIMARY KEY, value ANY) STRICT"
@@ -216,7 +217,7 @@ async def test_query_refuses_to_write(engine):
     with pytest.raises(StoreError, match="no such table"):
         await engine.query("SELECT * FROM nowhere")
 
-    assert engine.broken is None
+    assert engine.status.state is StoreState.REACHABLE
     await engine.commit(put(1))
     assert await keys(engine) == [1]
 
@@ -226,8 +227,8 @@ async def test_full_disk_breaks_the_store_for_good(make):
     A full disk fails the batch, breaks the engine once and for all, and keeps what was there.
     """
     engine = make(max_page_count=20)
-    told: list[StoreBrokenError] = []
-    engine.on_broken(told.append)
+    told: list[StoreStatus] = []
+    engine.on_status(told.append)
     await engine.start()
     await engine.commit(put(1))
 
@@ -237,10 +238,11 @@ async def test_full_disk_breaks_the_store_for_good(make):
         await engine.commit(put(3))
     with pytest.raises(StoreBrokenError):
         await asyncio.to_thread(engine.commit_from_thread, put(3), timeout_s=20)
-    engine.on_broken(told.append)
+    engine.on_status(told.append)
     await asyncio.sleep(0)
 
-    assert told == [engine.broken, engine.broken]
+    assert engine.status.state is StoreState.BROKEN
+    assert told == [engine.status, engine.status]
     assert await keys(engine) == [1]
     await engine.stop()
 

@@ -32,6 +32,7 @@ from gracekit.store.files import (
     open_memory,
     prepare_file,
 )
+from gracekit.store.status import StoreState, StoreStatus
 from gracekit.store.turn import Turn
 
 SCHEMA = "CREATE TABLE log (owner TEXT, number INTEGER, body BLOB, PRIMARY KEY (owner, number))"
@@ -365,7 +366,7 @@ async def test_lock_of_another_program_is_waited_for_a_bounded_time(engine, data
     await impatient.commit(insert("a", 1))
     for refused in (committing, starting):
         assert exit_code_of(refused.value) is ExitCode.DEPENDENCY
-    assert impatient.broken is None
+    assert impatient.status == StoreStatus()
     await impatient.stop()
 
 
@@ -389,7 +390,7 @@ async def main():
             await engine.commit(insert("a", number, b"x" * 100_000))
         except Exception as error:
             print(type(error).__name__)
-    print(engine.broken is not None, await engine.query("SELECT number FROM log"))
+    print(engine.status.is_final, await engine.query("SELECT number FROM log"))
     await engine.stop()
 asyncio.run(main())
 """,
@@ -425,7 +426,7 @@ with open(sys.argv[1], "r+b") as file:
     with pytest.raises(StoreBrokenError):
         await engine.query("SELECT * FROM log")
 
-    assert engine.broken is not None
+    assert engine.status.state is StoreState.BROKEN
     await engine.stop()
 
 

@@ -12,7 +12,11 @@ from gracekit.errors import ConflictError, StoreError
 from gracekit.process import Point, Process
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine, MemoryEngine
-from gracekit.testing.engines import EngineSuite
+from gracekit.store.status import OnStatus, StoreState, StoreStatus
+from gracekit.testing.engines import EngineSuite, SharedEngineSuite
+from gracekit.testing.remote import RemoteEngine
+
+pytestmark = pytest.mark.looptime
 
 Rows = list[list[Row]]
 
@@ -105,7 +109,80 @@ class DeafThreads(MemoryEngine):
             return []
 
 
-FAULTS: dict[Callable[..., Engine], set[str]] = {
+class AnnouncesTwice(RemoteEngine):
+    """Each change is notified twice."""
+
+    def _become(self, state: StoreState, error: StoreError | None = None) -> None:
+        before = self.status
+        super()._become(state, error)
+        if self.status is not before:
+            for callback in self._callbacks:
+                self._notify_soon(callback)
+
+
+class NeverFenced(RemoteEngine):
+    """A connection that comes back makes a fenced run commit again."""
+
+    def reconnect(self) -> None:
+        if self.status.state is StoreState.FENCED:
+            self._status = StoreStatus()
+        super().reconnect()
+
+
+class SilentReturn(RemoteEngine):
+    """Nobody is notified that the store can be reached again."""
+
+    def reconnect(self) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        super().reconnect()
+        self._callbacks = callbacks
+
+
+class ForgetsTheLate(RemoteEngine):
+    """Who subscribes after the change is notified of the next one only."""
+
+    def on_status(self, callback: OnStatus) -> None:
+        self._callbacks.append(callback)
+
+
+class OneCallForAll(RemoteEngine):
+    """A callback that raises is the last one to be called."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._listeners: list[OnStatus] = []
+        super().on_status(self._notify_all)
+
+    def on_status(self, callback: OnStatus) -> None:
+        self._listeners.append(callback)
+        if self.status.error is not None:
+            asyncio.get_running_loop().call_soon(callback, self.status)
+
+    def _notify_all(self, status: StoreStatus) -> None:
+        for listener in self._listeners:
+            listener(status)
+
+
+class LateCommits(RemoteEngine):
+    """What it has refused while the store was away is done when that is back."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._refused: list[Batch] = []
+
+    def submit(self, batch: Batch) -> asyncio.Future[Rows]:
+        if self.status.state is StoreState.UNREACHABLE:
+            self._refused.append(batch)
+        return super().submit(batch)
+
+    def reconnect(self) -> None:
+        super().reconnect()
+        refused, self._refused = self._refused, []
+        for batch in refused:
+            self._run(batch)
+
+
+FAULTS: dict[type[MemoryEngine], set[str]] = {
     NoExpectations: {
         "test_a_missed_expectation_undoes_the_whole_batch",
         "test_rows_that_are_asked_for_are_counted",
@@ -131,31 +208,76 @@ FAULTS: dict[Callable[..., Engine], set[str]] = {
     WritingQueries: {"test_a_query_cannot_write"},
     NoPoints: {"test_points_are_passed_around_the_commit_of_what_succeeds"},
     DeafThreads: {"test_errors_of_a_commit_from_a_thread_are_raised"},
+    AnnouncesTwice: {
+        "test_loss_and_return_are_notified_once_to_each_subscriber",
+        "test_a_late_subscriber_is_notified_of_a_state_that_is_not_reachable",
+        "test_a_subscriber_that_raises_does_not_silence_the_next",
+        "test_a_fenced_run_commits_nothing_any_more",
+        "test_a_run_may_be_fenced_while_it_is_cut_off",
+    },
+    NeverFenced: {
+        "test_a_fenced_run_commits_nothing_any_more",
+        "test_a_run_may_be_fenced_while_it_is_cut_off",
+    },
+    SilentReturn: {
+        "test_loss_and_return_are_notified_once_to_each_subscriber",
+        "test_a_commit_that_an_unreachable_store_refuses_is_not_done_later",
+        "test_a_late_subscriber_is_notified_of_a_state_that_is_not_reachable",
+    },
+    ForgetsTheLate: {
+        "test_a_late_subscriber_is_notified_of_a_state_that_is_not_reachable",
+        "test_a_fenced_run_commits_nothing_any_more",
+    },
+    OneCallForAll: {"test_a_subscriber_that_raises_does_not_silence_the_next"},
+    LateCommits: {"test_a_commit_that_an_unreachable_store_refuses_is_not_done_later"},
 }
 
 
-async def failing(make: Callable[..., Engine]) -> set[str]:
+class Suite(EngineSuite):
+    """The suite, for engines that are made by *kind*."""
+
+    def __init__(self, kind: Callable[..., Engine]) -> None:
+        self.kind = kind
+
+    def make(self, migrations: Sequence[str], process: Process) -> Engine:
+        return self.kind(migrations, process=process)
+
+
+class SharedSuite(Suite, SharedEngineSuite):
+    """That of a store elsewhere, for engines that play one."""
+
+    async def disconnect(self, engine: Engine) -> None:
+        assert isinstance(engine, RemoteEngine)
+        engine.disconnect()
+
+    async def reconnect(self, engine: Engine) -> None:
+        assert isinstance(engine, RemoteEngine)
+        engine.reconnect()
+
+    async def fence(self, engine: Engine) -> None:
+        assert isinstance(engine, RemoteEngine)
+        engine.fence()
+
+
+async def failing(make: type[MemoryEngine]) -> set[str]:
     """The tests of the suite that an engine does not pass."""
-
-    class Suite(EngineSuite):
-        def make(self, migrations: Sequence[str], process: Process) -> Engine:
-            return make(migrations, process=process)
-
+    suite = SharedSuite(make) if issubclass(make, RemoteEngine) else Suite(make)
     failed = set()
-    for name in Suite.names():
+    for name in suite.names():
         try:
             async with asyncio.timeout(20):
-                await getattr(Suite(), name)()
+                await getattr(suite, name)()
         except (Exception, asyncio.CancelledError):  # noqa: BLE001 - in whatever way it fails
             failed.add(name)
     return failed
 
 
-async def test_an_engine_that_keeps_its_promises_passes():
+@pytest.mark.parametrize("make", [MemoryEngine, RemoteEngine])
+async def test_an_engine_that_keeps_its_promises_passes(make):
     """
     Or a failure would say nothing about the engine.
     """
-    assert await failing(MemoryEngine) == set()
+    assert await failing(make) == set()
 
 
 @pytest.mark.parametrize("make", FAULTS, ids=lambda kind: kind.__name__)

@@ -1,0 +1,41 @@
+"""An engine that plays a store elsewhere: it can be unreachable for a time, and fence its run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gracekit.errors import StoreFencedError, StoreUnreachableError
+from gracekit.store.batch import Batch, Row
+from gracekit.store.engine import MemoryEngine
+from gracekit.store.group import Outcome
+from gracekit.store.status import StoreState
+
+
+class RemoteEngine(MemoryEngine):
+    """SQL in memory, as if behind a connection that a test cuts and mends."""
+
+    def disconnect(self) -> None:
+        """Be unreachable, until `reconnect`."""
+        error = StoreUnreachableError("there is no connection to the store; it is tried again")
+        self._become(StoreState.UNREACHABLE, error)
+
+    def reconnect(self) -> None:
+        """Be reachable again, unless it is fenced or broken."""
+        self._become(StoreState.REACHABLE)
+
+    def fence(self) -> None:
+        """Refuse all commits of this run from now on."""
+        error = StoreFencedError("another run has declared this one dead; start it again")
+        self._become(StoreState.FENCED, error)
+
+    async def query(self, sql: str, *params: Any) -> list[Row]:
+        """See `Engine.query`; a fenced run may read."""
+        self._check_reachable()
+        return await super().query(sql, *params)
+
+    def _check_reachable(self) -> None:
+        if isinstance(self.status.error, StoreUnreachableError):
+            raise StoreUnreachableError(str(self.status.error))
+
+    def _run(self, batch: Batch) -> Outcome:
+        return self.status.refusal() or super()._run(batch)

@@ -1,0 +1,107 @@
+"""A store elsewhere may be unreachable for a time, or fence the run: what the service does then."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gracekit import Context, Service
+from tests.service.kit import Doors, World
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+def doors() -> Doors:
+    return Doors()
+
+
+@pytest.fixture
+def svc(doors: Doors) -> Service:
+    made = Service("compute")
+
+    @made.rpc(on_interrupt="retry")
+    async def work(ctx: Context) -> str:
+        await doors.pass_("work")
+        return "done"
+
+    return made
+
+
+async def test_a_service_without_its_store_is_not_ready_and_says_so_once(
+    world: World, svc: Service, doors: Doors
+):
+    """
+    What a handler has returned meanwhile is recorded when the store is back, and then answered.
+    """
+    world.expects_faults = True
+    life = await world.start(svc)
+    client = await world.client(svc)
+    call = asyncio.create_task(client.prepare(timeout=300, request_id="w").call("work"))
+    await doors.wait(1)
+
+    life.engine.disconnect()
+    lost = await life.hears("store.unreachable")
+    doors.open("work")
+    await asyncio.sleep(60)
+    why = f"the store cannot be reached: {lost['error']}"
+    assert life.runtime.not_ready == why
+    assert (await world.verb(life, "status"))["not_ready"] == why
+    assert not call.done()
+
+    life.engine.reconnect()
+    back = await life.hears("store.reachable")
+    assert life.runtime.not_ready is None
+    assert await call == "done"
+    assert world.state("w") == "succeeded"
+    assert back["away_s"] == pytest.approx(60, abs=1)
+    assert lost["away_s"] == 0
+    assert life.names().count("store.unreachable") == 1
+
+
+async def test_a_run_that_is_fenced_stops_its_handlers_at_once_and_fails(
+    world: World, svc: Service, doors: Doors
+):
+    """
+    Its tasks belong to other runs; nothing that it might still write of them is taken.
+    """
+    world.expects_faults = True
+    life = await world.start(svc)
+    client = await world.client(svc)
+    task = await client.cast("work")
+    await doors.wait(1)
+    began_at = asyncio.get_running_loop().time()
+
+    life.engine.fence()
+    report = await life.wait_end()
+
+    assert asyncio.get_running_loop().time() - began_at < life.runtime.settings.drain_timeout_s
+    assert report.exit_code == 70
+    assert "may not act any more: another run has declared this one dead" in (report.failure or "")
+    assert doors.ended == []
+    assert world.state(task) == "running"
+    assert life.names().count("store.fenced") == 1
+    assert "store.broken" not in life.names()
+
+
+async def test_a_drain_without_its_store_ends_in_time_and_fails(
+    world: World, svc: Service, doors: Doors
+):
+    """
+    The rows stay as they are for the next start, and the exit says that this was no order.
+    """
+    world.expects_faults = True
+    life = await world.start(svc)
+    client = await world.client(svc)
+    task = await client.cast("work")
+    await doors.wait(1)
+
+    life.engine.disconnect()
+    began_at = asyncio.get_running_loop().time()
+    report = await life.drain()
+
+    took_s = asyncio.get_running_loop().time() - began_at
+    assert took_s <= life.runtime.settings.hard_limit_s
+    assert report.exit_code == 70
+    assert world.state(task) == "running"
