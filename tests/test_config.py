@@ -18,14 +18,8 @@ from hypothesis import strategies as st
 from gracekit import Service, Wait
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings, option_name, variable_name
-from gracekit.config.values import (
-    check_topic,
-    format_duration,
-    parse_duration,
-    redact_url,
-    shown_url,
-    sqlite_path,
-)
+from gracekit.config.urls import file_of, redact_url, shown_url
+from gracekit.config.values import check_topic, format_duration, parse_duration
 from gracekit.errors import ConfigError, DeclarationError
 
 
@@ -416,8 +410,8 @@ def test_sqlite_url_names_a_file():
     """
     Three slashes are relative to the working directory, four are absolute.
     """
-    assert sqlite_path("sqlite:///a/b.db") == Path("a/b.db")
-    assert sqlite_path("sqlite:////var/lib/b.db") == Path("/var/lib/b.db")
+    assert file_of("sqlite:///a/b.db") == Path("a/b.db")
+    assert file_of("sqlite:////var/lib/b.db") == Path("/var/lib/b.db")
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite://host/x.db", "sqlite:///a?b"])

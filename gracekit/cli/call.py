@@ -14,9 +14,10 @@ from gracekit.cli.options import Options, common
 from gracekit.cli.text import json_text, safe, verbatim_json
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
-from gracekit.config.values import BROKERS, sqlite_path
+from gracekit.config.urls import UrlKind, file_url, kind_of
 from gracekit.errors import DependencyError, GracekitError, RemoteError
 from gracekit.rpc.client import ClientView, RpcClient
+from gracekit.rpc.connect import queue_file
 from gracekit.rpc.plain import MAX_DEPTH
 
 _FEATURES: Final = (
@@ -137,15 +138,13 @@ def check_transport(url: str) -> None:
     Raises:
         DependencyError: there is no such file, or it is a process's own memory.
     """
-    if url.startswith("memory:"):
+    if kind_of(url) is UrlKind.MEMORY:
         raise DependencyError(f"{url} is the memory of one process; name its --transport file")
-    if url.partition(":")[0] in BROKERS:
-        return
-    path = sqlite_path(url).absolute()
-    if not path.exists():
+    path = queue_file(url)
+    if path is not None and not path.exists():
         raise DependencyError(
             f"there is no transport at {path}: start the service first, which makes it, or name "
-            "the right one with --transport sqlite:////path/to/gracekit.db or "
+            f"the right one with --transport {file_url('/path/to/gracekit.db')} or "
             "GRACEKIT_TRANSPORT_URL"
         )
 

@@ -13,8 +13,11 @@ TASK_NAMES: Final = (
     "reason", "detail", "owner", "cut", "attempts", "crashes", "cursor", "cursor_at", "accepted_at",
     "started_at", "finished_at", "not_before", "next_check", "alone",
 )  # fmt: skip
-TASKS: Final = f"""
-SELECT {", ".join(TASK_NAMES)} FROM task WHERE {{where}} ORDER BY {{order}} DESC LIMIT ?"""
+_TASKS: Final = f"SELECT {', '.join(TASK_NAMES)} FROM task WHERE"
+TASKS: Final = f"{_TASKS} {{where}} ORDER BY id DESC LIMIT ?"
+# Without the plus SQLite walks all rows, because they come in this order, and does not use the
+# index of open ones.
+OPEN_TASKS: Final = f"{_TASKS} {IS_OPEN} AND {{where}} ORDER BY +id DESC LIMIT ?"
 APART: Final = f"SELECT owner, request_id FROM task WHERE alone = 1 AND {IS_OPEN}"
 HAS_ROW: Final = "SELECT 1 FROM task WHERE request_id = ?"
 SUBJECT: Final = "SELECT method, resource_kind, resource_id FROM task WHERE request_id = ?"

@@ -21,6 +21,7 @@ from click.core import ParameterSource
 
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings, option_name, variable_name
+from gracekit.config.urls import file_url
 from gracekit.config.values import did_you_mean
 
 P = ParamSpec("P")
@@ -34,14 +35,14 @@ store_option: Final = click.option(
     "--store-url",
     "store_url",
     metavar="URL",
-    help="The service's store, sqlite:///file.  [env: GRACEKIT_STORE_URL]",
+    help=f"The service's store, {file_url('file')}.  [env: GRACEKIT_STORE_URL]",
 )
 transport_option: Final = click.option(
     "--transport",
     "--transport-url",
     "transport_url",
     metavar="URL",
-    help="The service's transport, sqlite:///file.  [env: GRACEKIT_TRANSPORT_URL]",
+    help=f"The service's transport, {file_url('file')}.  [env: GRACEKIT_TRANSPORT_URL]",
 )
 instance_option: Final = click.option(
     "--instance", metavar="NAME", help="One process slot.  [env: GRACEKIT_INSTANCE]"

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from gracekit.cli.call import check_transport
 from gracekit.cli.records import Records, label
 from gracekit.clock import Clock
-from gracekit.config.values import BROKERS
+from gracekit.config.urls import UrlKind, kind_of
 from gracekit.errors import (
     CallTimeoutError,
     ConfigError,
@@ -106,7 +106,7 @@ class Desk:
             RunEndedError: it has ended, and its instance has another run now.
             GracekitError: it refuses; the message says why.
         """
-        if run.transport.partition(":")[0] in BROKERS:
+        if kind_of(run.transport) is UrlKind.BROKER:
             raise NotAskedError(
                 f"{label(run)} reads {run.transport}, and control verbs are off on a broker, where "
                 f"anybody may send them: on its host, `kill -TERM {run.identity.pid}` drains it, "

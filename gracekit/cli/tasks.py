@@ -34,7 +34,6 @@ from gracekit.request.suspects import SUSPECTED
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.runs.run import Run
 from gracekit.store.batch import Row, Value
-from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.task import TRANSIENT, Lane, TaskState
 
 _HEADERS: Final = (
@@ -199,13 +198,12 @@ def _query(
     resource: str | None, states: Sequence[str], owners: Sequence[Run]
 ) -> tuple[str, list[Value]]:
     """The SQL without its limit's value, and its parameters."""
-    where, params, order = ["1 = 1"], list[Value](), "id"
+    where, params, text = ["1 = 1"], list[Value](), sql.TASKS
     if "all" not in states:
         wanted = list(states) or sorted(state.value for state in TRANSIENT)
         where.append(f"state IN ({_marks(wanted)})")
         if all(TaskState(state) in TRANSIENT for state in wanted):
-            where.append(IS_OPEN)  # the index of open rows says so in these words
-            order = "+id"  # or SQLite would walk all rows, because they come in this order
+            text = sql.OPEN_TASKS
         params += wanted
     if resource is not None:
         kind, separator, key = resource.partition(":")
@@ -216,8 +214,7 @@ def _query(
     if owners:
         where.append(f"owner IN ({_marks(owners)})")
         params += [run.run_id for run in owners]
-    text = " AND ".join(where)
-    return sql.TASKS.format(where=text, order=order), params
+    return text.format(where=" AND ".join(where)), params
 
 
 def _marks(values: Sequence[object]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import click
 
-from gracekit.config.values import redact_url
+from gracekit.config.urls import redact_url
 from gracekit.telemetry.words import LONGEST_TEXT, escape
 
 _GAP: Final = "  "

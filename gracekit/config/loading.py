@@ -21,7 +21,8 @@ from gracekit.config.settings import (
     option_name,
     variable_name,
 )
-from gracekit.config.values import PREFIX, did_you_mean, holds_password
+from gracekit.config.urls import holds_password
+from gracekit.config.values import PREFIX, did_you_mean
 from gracekit.errors import ConfigError
 
 LOG_SETTINGS: Final = frozenset({"log_format", "log_level"})

@@ -10,13 +10,24 @@ import math
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
 from gracekit.config.choices import ErrorDetails, LogFailures, LogFormat, LogLevel, choices_of
+from gracekit.config.urls import (
+    STORE,
+    STORES,
+    TRANSPORT,
+    TRANSPORTS,
+    UrlKind,
+    checked_file,
+    kind_of,
+    parse_url,
+    shown_url,
+)
 from gracekit.config.values import (
     DECLARE_PROFILE,
     EXCHANGE,
@@ -25,9 +36,7 @@ from gracekit.config.values import (
     LONGEST_QUEUE,
     PATTERN_SAID,
     PREFIX,
-    STORES,
     TOPIC,
-    TRANSPORTS,
     check_topic,
     did_you_mean,
     format_duration,
@@ -38,11 +47,8 @@ from gracekit.config.values import (
     parse_optional_name,
     parse_text,
     parse_truth,
-    parse_url,
     parse_word,
     parse_words,
-    shown_url,
-    sqlite_path,
 )
 from gracekit.errors import ConfigError
 
@@ -149,8 +155,8 @@ class Settings:
         service_defaults: What the service gave as its own defaults.
     """
 
-    transport_url: str = _url("sqlite:///gracekit.db")
-    store_url: str = _url("sqlite:///gracekit-store.db")
+    transport_url: str = _url(TRANSPORT)
+    store_url: str = _url(STORE)
     host: str = field(default_factory=socket.gethostname, metadata={"parse": parse_text})
     instance: str | None = _setting(None, parse_optional_name)
     ops_topic: str = _text("{topic}-ops")
@@ -385,7 +391,8 @@ def _urls(settings: Settings) -> Iterator[str]:
     paths: list[Path] = []
     for name, schemes in (("transport_url", TRANSPORTS), ("store_url", STORES)):
         try:
-            paths += _path_of(getattr(settings, name), schemes)
+            path = checked_file(getattr(settings, name), schemes)
+            paths += [] if path is None else [path]
         except ConfigError as error:
             yield f"{option_name(name)}: {error}"
     if len(paths) == 2 and _same_file(*paths):  # noqa: PLR2004 - the two URLs
@@ -393,23 +400,13 @@ def _urls(settings: Settings) -> Iterator[str]:
             f"transport_url and store_url both name {paths[0]}: the journal needs a file of its "
             "own, with other durability and mode; set GRACEKIT_STORE_URL to another one"
         )
-    if settings.store_url.startswith("memory:") and settings.transport_url.startswith("sqlite:"):
+    kinds = kind_of(settings.store_url), kind_of(settings.transport_url)
+    if kinds == (UrlKind.MEMORY, UrlKind.FILE):
         yield (
             f"store_url = {settings.store_url} forgets at exit what it accepted from "
             f"{shown_url(settings.transport_url)}; set GRACEKIT_STORE_URL to a file, or both "
             "to memory://"
         )
-
-
-def _path_of(url: str, schemes: Sequence[str]) -> list[Path]:
-    """The one file behind *url*; none for memory or a broker."""
-    scheme, separator, _ = url.partition("://")
-    if not separator or scheme not in schemes:
-        hint = did_you_mean(scheme, schemes)
-        *first, last = (f"{one}:///" if one == "sqlite" else f"{one}://" for one in schemes)
-        known = f"{', '.join(first)} or {last}"
-        raise ConfigError(f"{shown_url(url)!r} must begin with {known}{hint}")
-    return [sqlite_path(url)] if scheme == "sqlite" else []
 
 
 def _same_file(one: Path, other: Path) -> bool:

@@ -1,4 +1,4 @@
-"""How single values are written, read and shown: durations, URLs, names, numbers."""
+"""How single values are written, read and shown: durations, names, numbers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,11 @@ import difflib
 import math
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Final
 
 from gracekit.errors import ConfigError
 
 PREFIX: Final = "GRACEKIT_"
-BROKERS: Final = ("amqp", "amqps", "rabbit")
-TRANSPORTS: Final = ("sqlite", *BROKERS, "memory")
-STORES: Final = ("sqlite", "memory")
-# Of `bob:password@host` the first word is no scheme.
-_SCHEME: Final = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|(?:{'|'.join(TRANSPORTS)}):/?")
 EXCHANGE: Final = "gracekit"
 DECLARE_PROFILE: Final = "durable"
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -39,10 +33,6 @@ PATTERN_SAID: Final = "has '#' as a word of its own, which fits any words on a b
 _TRUTH: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
-_URL_SECRET: Final = re.compile(r"(?<=://)(?!/)\S*@")  # of a text; a URL is shown by `shown_url`
-_OPTION_VALUE: Final = re.compile(r"=[^&]+")
-# Where a login seems to stand for host and port; brackets are an address's own.
-_NO_PORT: Final = re.compile(r"\[[^\]]*\]|:(?!\d*(?:,|$))[^,]*")
 
 
 def parse_duration(value: str | float) -> float:
@@ -74,44 +64,6 @@ def format_duration(seconds: float) -> str:
     return f"{seconds:.10g}s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:.10g}ms"
 
 
-def redact_url(text: str) -> str:
-    """*text*, in which a URL may stand, without that one's user and password."""
-    return _URL_SECRET.sub("***@", text)
-
-
-def shown_url(url: str) -> str:
-    """*url* as it may be shown, however wrong it is: no login, and no value of an option.
-
-    `amqp://user:password@host/v?profile=quorum` is `amqp://***@host/v?profile=***`, and of
-    `amqp:/user:password@host` or `user:password@host` no more is left.
-    """
-    scheme, login, address = _parts_of(url)
-    address, mark, options = address.partition("?")
-    shown = f"{address}{mark}{_OPTION_VALUE.sub('=***', options)}"
-    if login:
-        return f"{scheme}***@{shown}"
-    host = address.partition("/")[0]
-    # The host may have been forgotten: then a login stands in its place, and may go on behind it.
-    masked = _NO_PORT.sub(lambda found: found[0] if found[0][0] == "[" else ":***", host)
-    return scheme + (shown if masked == host or not scheme.endswith("://") else masked)
-
-
-def _parts_of(url: str) -> tuple[str, str, str]:
-    """What leads to its login (`amqp://`), that login, and what follows its last `@`."""
-    found = _SCHEME.match(url)
-    scheme = found[0] if found is not None else ""
-    rest = url[len(scheme) :]
-    if scheme == "sqlite://" and rest[:1] == "/":  # a path, which may hold an @
-        return scheme, "", rest
-    login, _, address = rest.rpartition("@")
-    return scheme, login, address
-
-
-def holds_password(url: str) -> bool:
-    """Whether a password stands in *url*, or in what should be one."""
-    return ":" in _parts_of(url)[1]
-
-
 def check_topic(topic: str, remedy: str) -> str:
     """*topic*, if queues and exchanges can be named for it.
 
@@ -138,21 +90,6 @@ def check_topic(topic: str, remedy: str) -> str:
 def is_pattern(name: str) -> bool:
     """Whether a topic exchange would take a binding of that name for one of many names."""
     return "#" in name.split(".")
-
-
-def sqlite_path(url: str) -> Path:
-    """The file of `sqlite:///relative.db` or `sqlite:////absolute.db`.
-
-    Raises:
-        ConfigError: *url* is not of that form.
-    """
-    path = url.removeprefix("sqlite:///")
-    if path == url or path.strip("/.") == "" or "?" in path or "\0" in path:
-        raise ConfigError(
-            f"{shown_url(url)!r} names no file; "
-            "write sqlite:///relative.db or sqlite:////absolute.db, without options"
-        )
-    return Path(path)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -187,13 +124,6 @@ def parse_words(value: object) -> str:
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
         value = ",".join(value)
     return "" if value == "" else parse_text(value)
-
-
-def parse_url(value: object) -> str:
-    """A URL; its form is checked with the others."""
-    if isinstance(value, str) and value:
-        return value
-    raise ConfigError("a URL is a text, and not empty; leave the setting out for its default")
 
 
 def parse_word(value: object) -> str:

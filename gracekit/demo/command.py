@@ -17,7 +17,7 @@ import click
 from gracekit.cli.text import json_text
 from gracekit.clock import Clock
 from gracekit.config.loading import load
-from gracekit.config.values import BROKERS, shown_url
+from gracekit.config.urls import UrlKind, kind_of, shown_url
 from gracekit.demo.files import PINGS, entries
 from gracekit.demo.judge import Judgement, judge
 from gracekit.demo.story import Story, View
@@ -40,7 +40,7 @@ from gracekit.errors import GracekitError
     "--transport",
     "transport_url",
     metavar="URL",
-    help="Queues on this broker instead of a SQLite file.  [env: GRACEKIT_TRANSPORT_URL]",
+    help="Queues on this broker instead of in a file.  [env: GRACEKIT_TRANSPORT_URL]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.pass_context
@@ -76,7 +76,7 @@ def demo(  # one parameter an option
 def _broker(transport_url: str | None) -> str | None:
     """The broker that was asked for; of a file the demonstration has its own."""
     url = load({"transport_url": transport_url}).transport_url
-    return url if url.partition(":")[0] in BROKERS else None
+    return url if kind_of(url) is UrlKind.BROKER else None
 
 
 def _play_and_judge(

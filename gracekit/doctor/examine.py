@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gracekit.config.settings import Settings
-from gracekit.config.values import BROKERS, sqlite_path
+from gracekit.config.urls import UrlKind, kind_of
 from gracekit.doctor import declared, times
 from gracekit.doctor.files import database, disk, queues, runs
 from gracekit.doctor.finding import Finding, fail, skip, told
@@ -22,6 +22,7 @@ from gracekit.doctor.platform import checks as platform
 from gracekit.doctor.platform import pods, units
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.exits import ExitCode
+from gracekit.rpc.connect import queue_file
 from gracekit.rpc.sqlite import QUEUES_SCHEMA
 from gracekit.service import Service
 from gracekit.store.migrate import MIGRATIONS, load_migrations
@@ -195,10 +196,10 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
 
 
 def _transport(settings: Settings, found: runs.Runs, service: Service | None) -> Findings:
-    if settings.transport_url.partition(":")[0] in BROKERS:
+    if kind_of(settings.transport_url) is UrlKind.BROKER:
         yield from _broker(settings, found, service)
         return
-    path = _file(settings.transport_url)
+    path = queue_file(settings.transport_url)
     if path is None:
         yield _no_file("transport", settings.transport_url)
         return
@@ -263,11 +264,6 @@ def _inside(area: str, path: Path, checks: Callable[[database.Look], Iterator[Ch
             yield from _in(area, *checks(look))
     except GracekitError as error:
         yield replace(database.unreadable(error), area=area)
-
-
-def _file(url: str) -> Path | None:
-    """The file behind *url*, through no symbolic link of its directory; None for memory."""
-    return None if url.startswith("memory:") else sqlite_path(url).absolute()
 
 
 def _no_file(area: str, url: str) -> Finding:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gracekit.config.settings import Settings, hard_limit_sum, option_name, rules
-from gracekit.config.values import format_duration, holds_password
+from gracekit.config.urls import holds_password
+from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, Level, ok, warn
 from gracekit.drain.coordinator import ALARM_AFTER_HARD_LIMIT_S
 

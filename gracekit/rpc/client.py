@@ -16,6 +16,7 @@ from msgspec import structs
 
 from gracekit.background import need_loop
 from gracekit.clock import Clock
+from gracekit.config.urls import TRANSPORT
 from gracekit.config.values import DECLARE_PROFILE, EXCHANGE, check_topic
 from gracekit.errors import (
     CallTimeoutError,
@@ -183,7 +184,7 @@ class RpcClient(ClientView):
         if not isinstance(transport, str | Transport):
             raise ConfigError(
                 f"transport={transport!r} is neither a URL nor a transport; write it as "
-                "'sqlite:///queue.db' or 'amqp://user@host/vhost'"
+                f"{TRANSPORT!r} or 'amqp://user@host/vhost'"
             )
         self._clock = clock or Clock()
         self._owned = isinstance(transport, str)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from gracekit.clock import Clock
-from gracekit.config.values import (
-    BROKERS,
-    DECLARE_PROFILE,
-    EXCHANGE,
+from gracekit.config.urls import (
+    TRANSPORT,
     TRANSPORTS,
-    did_you_mean,
+    UrlKind,
+    file_of,
+    file_url,
+    kind_of,
     shown_url,
-    sqlite_path,
 )
+from gracekit.config.values import DECLARE_PROFILE, EXCHANGE, did_you_mean
 from gracekit.errors import ConfigError
 from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
@@ -49,48 +51,57 @@ def open_transport(
         max_body_bytes: Largest message that its user parses; RabbitMQ's bodies above it are
             dropped as they come.
         telemetry: Hears of losses of the broker and of faults; None for the log alone.
-        creates: Whether a sqlite file that is missing is made; clients make none.
+        creates: Whether a file that is missing is made; clients make none.
 
     Raises:
         ConfigError: the URL is wrong; its password is not shown.
     """
-    scheme = url.partition(":")[0]
-    if scheme == "sqlite":
-        return SqliteTransport(
-            sqlite_path(url), process=process, clock=clock, telemetry=telemetry, creates=creates
-        )
-    if scheme == "memory":
-        return _memory(url, process, broker)
-    if scheme in BROKERS:
-        # Here and not above: the client takes a tenth of a second to load, and most need none.
-        from gracekit.rpc.amqp.transport import AmqpTransport  # noqa: PLC0415
-        from gracekit.rpc.amqp.url import read_url  # noqa: PLC0415
+    match kind_of(url):
+        case UrlKind.FILE:
+            return SqliteTransport(
+                file_of(url), process=process, clock=clock, telemetry=telemetry, creates=creates
+            )
+        case UrlKind.MEMORY:
+            return _memory(url, process, broker)
+        case UrlKind.BROKER:
+            # Here and not above: the client takes a tenth of a second to load, most need none.
+            from gracekit.rpc.amqp.transport import AmqpTransport  # noqa: PLC0415
+            from gracekit.rpc.amqp.url import read_url  # noqa: PLC0415
 
-        return AmqpTransport(
-            read_url(url, exchange=exchange, profile=profile),
-            process=process,
-            clock=clock,
-            telemetry=telemetry or Telemetry(),
-            keep=max_body_bytes,
-        )
-    raise ConfigError(
-        f"transport {shown_url(url)!r}: its scheme is none of {', '.join(TRANSPORTS)}"
-        f"{did_you_mean(scheme, TRANSPORTS)}"
-    )
+            return AmqpTransport(
+                read_url(url, exchange=exchange, profile=profile),
+                process=process,
+                clock=clock,
+                telemetry=telemetry or Telemetry(),
+                keep=max_body_bytes,
+            )
+        case None:
+            raise ConfigError(
+                f"transport {shown_url(url)!r}: its scheme is none of {', '.join(TRANSPORTS)}"
+                f"{did_you_mean(url.partition(':')[0], TRANSPORTS)}"
+            )
+
+
+def queue_file(url: str) -> Path | None:
+    """The file that a transport URL names, as an absolute path; None for memory or a broker.
+
+    Raises:
+        ConfigError: it names none as a URL of a file must.
+    """
+    return file_of(url).absolute() if kind_of(url) is UrlKind.FILE else None
 
 
 def written_url(url: str) -> str:
     """A transport URL as records keep it: it means the same from another directory, no secrets."""
-    if url.startswith("sqlite:"):
-        return f"sqlite:///{sqlite_path(url).absolute()}"
-    return shown_url(url)
+    path = queue_file(url)
+    return shown_url(url) if path is None else file_url(path)
 
 
 def _memory(url: str, process: Process, broker: MemoryBroker | None) -> MemoryTransport:
     if broker is None:
         raise ConfigError(
             "memory:// needs the MemoryBroker that its users share: pass broker=, "
-            "or use sqlite:///gracekit.db, which processes share by name"
+            f"or use {TRANSPORT}, which processes share by name"
         )
     if urlsplit(url).netloc or urlsplit(url).path.strip("/"):
         raise ConfigError(f"{shown_url(url)!r}: memory:// takes no host and no path")

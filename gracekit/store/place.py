@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from gracekit.config.values import shown_url, sqlite_path
+from gracekit.config.urls import UrlKind, file_of, kind_of, shown_url
 from gracekit.process import Process
 from gracekit.store.bell import Bells
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
@@ -27,7 +27,7 @@ class StorePlace:
     def __init__(self, url: str) -> None:
         self.url: Final = shown_url(url)
         self.path: Final[Path | None] = (
-            None if url.startswith("memory:") else sqlite_path(url).absolute()
+            None if kind_of(url) is UrlKind.MEMORY else file_of(url).absolute()
         )
         self.run_directory: Final[Path | None] = (
             None if self.path is None else self.path.with_name(f"{self.path.name}-runs")

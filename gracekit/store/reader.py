@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 
 import apsw
 
+from gracekit.config.urls import file_url
 from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
 from gracekit.store import files
 from gracekit.store.batch import Batch, Row, Value
@@ -58,7 +59,7 @@ class StoreReader:
                 wrong = f"{self.path} is no regular file, and a store is one"
             raise ConfigError(
                 f"{wrong}: name the service's with {self._option} "
-                "sqlite:////path/to/gracekit-store.db or GRACEKIT_STORE_URL"
+                f"{file_url('/path/to/gracekit-store.db')} or GRACEKIT_STORE_URL"
             )
         real = self.path.parent.resolve() / self.path.name
         connection = files.connect_reader(real, busy_timeout_s=BUSY_TIMEOUT_S)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from gracekit.config.values import redact_url
+from gracekit.config.urls import redact_url
 
 LONGEST_TEXT: Final = 256
 LONGEST_LIST: Final = 100

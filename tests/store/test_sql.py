@@ -24,7 +24,6 @@ _FILLED: Final = {
     "owners": "?, ?",
     "others": ", ?, ?",
     "where": "1 = 1",
-    "order": "id",
 }
 # Where SQLite may be spoken: the engine; the queue that is a SQLite file; checks of such files.
 _SPEAKS_SQLITE: Final = ("store/", "rpc/sqlite", "doctor/", "testing/")

@@ -14,7 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from gracekit.config.settings import Settings
-from gracekit.config.values import PREFIX, format_duration, parse_duration, sqlite_path
+from gracekit.config.urls import UrlKind, file_of, file_url, kind_of
+from gracekit.config.values import PREFIX, format_duration, parse_duration
 from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
 from gracekit.doctor.platform.given import given_by
 from gracekit.doctor.platform.grace import compare
@@ -249,14 +250,18 @@ def check_files(
     """Whether journal and queue outlive the container and the pod, and who shares them."""
     is_own = True
     for what, url in (("journal", settings.store_url), ("queue", settings.transport_url)):
-        if not url.startswith("sqlite:"):
+        if kind_of(url) is not UrlKind.FILE:
             continue
-        path = PurePosixPath(str(container.get("workingDir", ""))) / sqlite_path(url)
+        path = PurePosixPath(str(container.get("workingDir", ""))) / file_of(url)
         volume = _volume_of(pod, container, path)
         yield _check_volume(f"{name}: {what}", what, path, volume)
         is_own = is_own and (volume is None or _is_own(volume))
-    if pod.replicas > 1 and "sqlite:" in settings.store_url + settings.transport_url:
+    if pod.replicas > 1 and UrlKind.FILE in _kinds(settings):
         yield _check_replicas(settings, pod, name, is_own=is_own)
+
+
+def _kinds(settings: Settings) -> set[UrlKind | None]:
+    return {kind_of(settings.store_url), kind_of(settings.transport_url)}
 
 
 def _volume_of(
@@ -288,7 +293,8 @@ def _check_volume(
 ) -> Finding:
     remedy = (
         "mount a volume that stays, by a persistentVolumeClaim, and name a path in it by "
-        f"{PREFIX}{'STORE' if what == 'journal' else 'TRANSPORT'}_URL=sqlite:////data/{path.name}"
+        f"{PREFIX}{'STORE' if what == 'journal' else 'TRANSPORT'}_URL="
+        f"{file_url(f'/data/{path.name}')}"
     )
     if volume is None:
         seen = f"the {what} {path} is on no volume: it is lost when the container ends"
@@ -316,7 +322,7 @@ def _check_replicas(settings: Settings, pod: Pod, name: str, *, is_own: bool) ->
             "a volume that nodes share is refused at the start",
             remedy,
         )
-    if settings.transport_url.startswith("sqlite:"):
+    if kind_of(settings.transport_url) is UrlKind.FILE:
         seen = "each has a queue of its own, of which callers reach one at most"
     elif settings.accept_unshared_store:
         return warn(

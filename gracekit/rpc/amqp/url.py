@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from gracekit.config.values import NAME_CHARACTERS, did_you_mean, parse_duration, shown_url
+from gracekit.config.urls import shown_url
+from gracekit.config.values import NAME_CHARACTERS, did_you_mean, parse_duration
 from gracekit.errors import ConfigError
 from gracekit.rpc.amqp.profiles import OSLO_OPTIONS, PROFILES, Profile, profile_named
 

@@ -1,0 +1,134 @@
+"""URLs of stores and transports: their schemes, the file that one names, and how they are shown.
+
+`_SCHEMES` is the only place that knows the words. Others ask `kind_of` what a URL leads to.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from types import MappingProxyType
+from typing import Final
+
+from gracekit.config.values import did_you_mean
+from gracekit.errors import ConfigError
+
+
+class UrlKind(enum.Enum):
+    """What a URL leads to."""
+
+    FILE = "file"  # of this machine
+    MEMORY = "memory"  # of one process
+    BROKER = "broker"
+
+
+_SCHEMES: Final[Mapping[str, UrlKind]] = MappingProxyType(
+    {
+        "sqlite": UrlKind.FILE,
+        "amqp": UrlKind.BROKER,
+        "amqps": UrlKind.BROKER,
+        "rabbit": UrlKind.BROKER,
+        "memory": UrlKind.MEMORY,
+    }
+)
+TRANSPORT: Final = "sqlite:///gracekit.db"
+"""Default of the transport: a file of queues in the working directory."""
+STORE: Final = "sqlite:///gracekit-store.db"
+"""Default of the store: a file of its own beside that."""
+TRANSPORTS: Final = tuple(_SCHEMES)
+BROKERS: Final = tuple(word for word, kind in _SCHEMES.items() if kind is UrlKind.BROKER)
+STORES: Final = tuple(word for word, kind in _SCHEMES.items() if kind is not UrlKind.BROKER)
+_FILE: Final = "sqlite:///"
+# Of `bob:password@host` the first word is no scheme.
+_SCHEME: Final = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|(?:{'|'.join(TRANSPORTS)}):/?")
+_URL_SECRET: Final = re.compile(r"(?<=://)(?!/)\S*@")  # of a text; a URL is shown by `shown_url`
+_OPTION_VALUE: Final = re.compile(r"=[^&]+")
+# Where a login seems to stand for host and port; brackets are an address's own.
+_NO_PORT: Final = re.compile(r"\[[^\]]*\]|:(?!\d*(?:,|$))[^,]*")
+
+
+def kind_of(url: str) -> UrlKind | None:
+    """What *url* leads to; None if its scheme is not known."""
+    return _SCHEMES.get(url.partition(":")[0])
+
+
+def file_of(url: str) -> Path:
+    """The file of `sqlite:///relative.db` or `sqlite:////absolute.db`.
+
+    Raises:
+        ConfigError: *url* is not of that form.
+    """
+    path = url.removeprefix(_FILE)
+    if path == url or path.strip("/.") == "" or "?" in path or "\0" in path:
+        raise ConfigError(
+            f"{shown_url(url)!r} names no file; "
+            f"write {_FILE}relative.db or {_FILE}/absolute.db, without options"
+        )
+    return Path(path)
+
+
+def file_url(path: str | PurePath) -> str:
+    """The URL of a file: `sqlite:///relative.db`, `sqlite:////absolute.db`."""
+    return f"{_FILE}{path}"
+
+
+def checked_file(url: str, schemes: Sequence[str]) -> Path | None:
+    """The file that *url* names; None for memory or a broker.
+
+    Raises:
+        ConfigError: *url* has none of the *schemes*, or names no file.
+    """
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in schemes:
+        hint = did_you_mean(scheme, schemes)
+        forms = [_FILE if _SCHEMES[one] is UrlKind.FILE else f"{one}://" for one in schemes]
+        known = f"{', '.join(forms[:-1])} or {forms[-1]}"
+        raise ConfigError(f"{shown_url(url)!r} must begin with {known}{hint}")
+    return file_of(url) if _SCHEMES[scheme] is UrlKind.FILE else None
+
+
+def parse_url(value: object) -> str:
+    """A URL; its form is checked with the others."""
+    if isinstance(value, str) and value:
+        return value
+    raise ConfigError("a URL is a text, and not empty; leave the setting out for its default")
+
+
+def redact_url(text: str) -> str:
+    """*text*, in which a URL may stand, without that one's user and password."""
+    return _URL_SECRET.sub("***@", text)
+
+
+def shown_url(url: str) -> str:
+    """*url* as it may be shown, however wrong it is: no login, and no value of an option.
+
+    `amqp://user:password@host/v?profile=quorum` is `amqp://***@host/v?profile=***`, and of
+    `amqp:/user:password@host` or `user:password@host` no more is left.
+    """
+    scheme, login, address = _parts_of(url)
+    address, mark, options = address.partition("?")
+    shown = f"{address}{mark}{_OPTION_VALUE.sub('=***', options)}"
+    if login:
+        return f"{scheme}***@{shown}"
+    host = address.partition("/")[0]
+    # The host may have been forgotten: then a login stands in its place, and may go on behind it.
+    masked = _NO_PORT.sub(lambda found: found[0] if found[0][0] == "[" else ":***", host)
+    return scheme + (shown if masked == host or not scheme.endswith("://") else masked)
+
+
+def _parts_of(url: str) -> tuple[str, str, str]:
+    """What leads to its login (`amqp://`), that login, and what follows its last `@`."""
+    found = _SCHEME.match(url)
+    scheme = found[0] if found is not None else ""
+    rest = url[len(scheme) :]
+    if url.startswith(_FILE):  # a path, which may hold an @
+        return scheme, "", rest
+    login, _, address = rest.rpartition("@")
+    return scheme, login, address
+
+
+def holds_password(url: str) -> bool:
+    """Whether a password stands in *url*, or in what should be one."""
+    return ":" in _parts_of(url)[1]
