@@ -26,9 +26,11 @@ import apsw
 
 from gracekit.errors import ConfigError, DependencyError
 from gracekit.process import is_mount_point, kernel_file_system, network_file_system
+from gracekit.store.batch import Value
 from gracekit.store.turn import Turn
 
 Synchronous = Literal["FULL", "NORMAL"]
+Database = apsw.Connection
 
 SUFFIXES: Final = ("", "-wal", "-shm", "-turn")
 """What is beside a database and must be as private as it."""
@@ -182,11 +184,22 @@ def open_turn(path: Path) -> Turn:
     return turn
 
 
-def open_memory() -> apsw.Connection:
+def open_memory() -> Database:
     """A database in memory, for one process or for those that a test plays."""
     connection = apsw.Connection(":memory:", statementcachesize=_STATEMENT_CACHE)
     _plan_once(connection)
     return connection
+
+
+def look_up(database: Database, sql: str, *params: Value) -> list[dict[str, Value]]:
+    """What a query finds in a database of `open_memory`, by column."""
+    cursor = database.cursor()
+    found = cursor.execute(sql, params)
+    try:
+        names = [column[0] for column in cursor.get_description()]
+    except apsw.ExecutionCompleteError:  # it has found nothing
+        return []
+    return [dict(zip(names, row, strict=True)) for row in found]
 
 
 def set_common(connection: apsw.Connection) -> None:

@@ -14,8 +14,6 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
-import apsw
-
 from gracekit.config.choices import StopSource
 from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
@@ -25,7 +23,7 @@ from gracekit.rpc.client import RpcClient
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.runtime import Runtime
 from gracekit.service import Service
-from gracekit.store.files import open_memory
+from gracekit.store.files import look_up, open_memory
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.testing.faults import NO_FAULTS, Faults, NoCrash
 from gracekit.testing.loop import VirtualLoop, owner
@@ -299,13 +297,7 @@ class Machine:
 
     def rows(self, sql: str, *params: Any) -> list[dict[str, Any]]:
         """What a query of the disk finds, by column."""
-        cursor = self.disk.cursor()
-        found = cursor.execute(sql, params)
-        try:
-            names = [column[0] for column in cursor.get_description()]
-        except apsw.ExecutionCompleteError:
-            return []
-        return [dict(zip(names, row, strict=True)) for row in found]
+        return look_up(self.disk, sql, *params)
 
     async def until(self, condition: Callable[[], bool], *, within_s: float = 600.0) -> None:
         """Let virtual time pass until *condition* holds."""

@@ -19,8 +19,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeVar
 
-import apsw
-
 from gracekit.clock import Clock
 from gracekit.errors import (
     DependencyError,
@@ -44,6 +42,7 @@ from gracekit.rpc.transport import (
 from gracekit.signals import SignalWatch
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Rows
+from gracekit.store.files import Database
 from gracekit.store.handlers import read
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.testing.faults import NO_FAULTS, Fault, Faults
@@ -270,9 +269,7 @@ class PlayedEngine(RemoteEngine):
         process: Whose engine it is.
     """
 
-    def __init__(
-        self, disk: apsw.Connection, process: PlayedProcess, faults: Faults = NO_FAULTS
-    ) -> None:
+    def __init__(self, disk: Database, process: PlayedProcess, faults: Faults = NO_FAULTS) -> None:
         super().__init__(load_migrations(MIGRATIONS), process=process, connection=disk)
         self._played = process
         self._faults = faults

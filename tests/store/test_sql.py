@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import apsw
@@ -26,7 +26,25 @@ _FILLED: Final = {
     "where": "1 = 1",
 }
 # Where SQLite may be spoken: the engine; the queue that is a SQLite file; checks of such files.
-_SPEAKS_SQLITE: Final = ("store/", "rpc/sqlite", "doctor/", "testing/")
+_SPEAKS_SQLITE: Final = ("store/", "rpc/sqlite", "doctor/")
+_HAS_STATEMENTS: Final = (*_SPEAKS_SQLITE, "testing/")  # the suite for engines has a table
+_SQLITE: Final = re.compile("sqlite|apsw", re.IGNORECASE)
+# What names it elsewhere, and why.
+_NAMED: Final = {
+    # The table of schemes, and the defaults of the two URLs.
+    "config/urls.py": {
+        "sqlite",
+        "sqlite:///",
+        "sqlite:///gracekit.db",
+        "sqlite:///gracekit-store.db",
+    },
+    # Makes the transport of each scheme.
+    "rpc/connect.py": {"gracekit.rpc.sqlite", "SqliteTransport"},
+}
+# A scheme, as code writes it that decides by one.
+_SCHEME: Final = re.compile(r"(sqlite|amqps?|rabbit|memory):?")
+# The table of them, and the client of brokers, which reads the rest of its URLs.
+_KNOWS_SCHEMES: Final = ("config/urls.py", "rpc/amqp/")
 
 
 def texts() -> dict[str, str]:
@@ -119,7 +137,7 @@ def test_no_statement_stands_outside_of_the_modules_of_texts():
     wrong = []
     for path in sorted(PACKAGE.rglob("*.py")):
         name = str(path.relative_to(PACKAGE))
-        if name.startswith(_SPEAKS_SQLITE) or name.endswith("_sql.py"):
+        if name.startswith(_HAS_STATEMENTS) or name.endswith("_sql.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
@@ -133,11 +151,80 @@ def test_sqlite_is_spoken_of_in_the_store_and_its_queue_alone():
     """
     Another engine is one more module there, and none of the others changes.
     """
-    found = [
-        str(path.relative_to(PACKAGE))
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if not str(path.relative_to(PACKAGE)).startswith(_SPEAKS_SQLITE)
-        and re.search(r"^\s*(import apsw|from apsw)", path.read_text(), re.MULTILINE)
-    ]
+    found = words_by_module(lambda word: _SQLITE.search(word) is not None)
 
-    assert found == []
+    assert {
+        name: words for name, words in found.items() if not name.startswith(_SPEAKS_SQLITE)
+    } == _NAMED
+
+
+def test_code_does_not_decide_by_the_scheme_of_a_url():
+    """
+    It asks what a URL leads to, so that another scheme is one more line of their table.
+    """
+    found = words_by_module(lambda word: _SCHEME.fullmatch(word) is not None, texts_alone=True)
+
+    assert [name for name in found if not name.startswith(_KNOWS_SCHEMES)] == []
+    assert "config/urls.py" in found
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("import apsw", {"apsw"}),
+        ("import apsw.ext as more", {"apsw.ext", "more"}),
+        ("from gracekit.rpc.sqlite import QUEUES", {"gracekit.rpc.sqlite", "QUEUES"}),
+        ("def open_sqlite(path): ...", {"open_sqlite", "path"}),
+        ("class SqliteThing: ...", {"SqliteThing"}),
+        ("open(sqlite=True)", {"open", "sqlite"}),
+        ("store.apsw_version", {"store", "apsw_version"}),
+        ("url.startswith('sqlite:')", {"url", "startswith", "sqlite:"}),
+        ("f'sqlite:///{path}'", {"sqlite:///", "path"}),
+        ("def f():\n    'As SQLite does.'", {"f"}),
+        ("x = 1  # as SQLite does", {"x"}),
+    ],
+)
+def test_a_word_is_found_however_code_writes_it(code: str, found: set[str]):
+    """
+    Names and texts count; docstrings and comments are for readers.
+    """
+    assert {word for word, _ in words_of(ast.parse(code))} == found
+
+
+def words_by_module(
+    wanted: Callable[[str], bool], *, texts_alone: bool = False
+) -> dict[str, set[str]]:
+    """Words of the package's code that are wanted, by module."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        words = {
+            word
+            for word, is_text in words_of(ast.parse(path.read_text()))
+            if wanted(word) and (is_text or not texts_alone)
+        }
+        if words:
+            found[str(path.relative_to(PACKAGE))] = words
+    return found
+
+
+def words_of(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Each name and text of the code, and whether it is a text."""
+    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if node not in docstrings:
+                yield text, True
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                yield name, False
+            case ast.keyword(arg=str(name)):
+                yield name, False
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name, False
+            case ast.ClassDef(name=name):
+                yield name, False
+            case ast.alias(name=name, asname=other):
+                yield name, False
+                if other is not None:
+                    yield other, False
+            case ast.ImportFrom(module=str(name)):
+                yield name, False
