@@ -133,11 +133,11 @@ def _readers(ground: Ground) -> Part:
 
 
 def _epoch(ground: Ground, records: Records) -> Epoch | None:
-    path, locks = ground.place.path, ground.place.run_directory
-    if path is None or locks is None:
+    name, locks = ground.place.name, ground.place.run_directory
+    if name is None or locks is None:
         return None
     keep = ground.transport.keep_mark
-    return Epoch(ground.engine, path, locks, keep, records.leases, ground.telemetry, ground.clock)
+    return Epoch(ground.engine, name, locks, keep, records.leases, ground.telemetry, ground.clock)
 
 
 def _life_signs(

@@ -109,9 +109,9 @@ class Records:
     def __init__(self, settings: Settings) -> None:
         place = StorePlace(settings.store_url)
         reader = place.reader()
-        if reader is None or place.path is None or place.run_directory is None:
+        if reader is None or place.run_directory is None:
             raise ConfigError(f"{place.url} is the memory of one process; name a file with --store")
-        self.path: Path = place.path
+        self.place: Final = place
         self.run_directory: Path = place.run_directory
         self.engine: StoreReader = reader
         self._bells = place.bells()
@@ -180,7 +180,7 @@ class Records:
             known = sorted({run.instance for run in everyone})
             hint = did_you_mean(name or "", known) or f"; known are {', '.join(known) or 'none'}"
             wanted = "no run" if name is None else f"no run of instance {name!r}"
-            return f"{wanted} is on record in {self.path}{hint}"
+            return f"{wanted} is on record in {self.place.name}{hint}"
         doubtful = [(run, j) for run in runs if not (j := self.judge(run)).is_dead]
         if doubtful:
             run, judgement = doubtful[0]
@@ -188,7 +188,9 @@ class Records:
         last = runs[0]
         unfinished = await self.unfinished()
         left = [(run, unfinished[run.run_id]) for run in runs if run.run_id in unfinished]
-        sentences = [f"no process of {label(last) if name else self.path} is alive: {ending(last)}"]
+        sentences = [
+            f"no process of {label(last) if name else self.place.name} is alive: {ending(last)}"
+        ]
         sentences += [f"{label(run)} left {counts(rows.items())}" for run, rows in left]
         if None in unfinished:
             sentences.append(f"{counts(unfinished[None].items())} without owner")

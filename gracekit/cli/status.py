@@ -137,7 +137,7 @@ async def _look(records: Records, name: str | None) -> Picture:
         for run in _shown(runs, judged, unfinished.keys())
     ]
     return Picture(
-        store=str(records.path),
+        store=str(records.place.name),
         entries=entries,
         exits=[run for run in runs if judged[run.run_id].is_dead][:LAST_EXITS],
         ownerless=unfinished.get(None, {}),

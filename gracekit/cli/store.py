@@ -13,7 +13,6 @@ from gracekit.cli.options import HintingGroup, config_option, json_option, store
 from gracekit.cli.records import Records
 from gracekit.cli.text import json_text
 from gracekit.config.loading import load
-from gracekit.store.backup import back_up
 
 
 @click.group(cls=HintingGroup)
@@ -34,10 +33,10 @@ def backup(file: Path, *, store_url: str | None, config: Path | None, as_json: b
     """
     settings = load({"store_url": store_url}, os.environ, config)
     with Records(settings) as records:
-        source = records.path
-    made = back_up(source, file.absolute(), now=time.time())
+        source = records.place
+    made = source.back_up(file.absolute(), now=time.time())
     if as_json:
-        click.echo(json_text(asdict(made) | {"path": str(made.path), "store": str(source)}))
+        click.echo(json_text(asdict(made) | {"path": str(made.path), "store": source.name}))
     else:
         click.echo(
             f"{made.path}: {made.size} bytes, {made.tasks} requests, schema {made.schema}, "

@@ -33,7 +33,7 @@ class Epoch:
 
     Args:
         engine: The store.
-        path: Its file.
+        name: What it is called on this machine.
         directory: Where its run locks are.
         keep: Keeps a mark under the name of the store in the queue, if it is the highest;
             returns the highest.
@@ -43,7 +43,7 @@ class Epoch:
     def __init__(
         self,
         engine: Engine,
-        path: Path,
+        name: str,
         directory: Path,
         keep: Keep,
         leases: Leases,
@@ -51,7 +51,7 @@ class Epoch:
         clock: Clock,
     ) -> None:
         self._engine = engine
-        self._name = str(path)
+        self._name = name
         self._directory = directory
         self._keep = keep
         self._leases = leases

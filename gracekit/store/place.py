@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from gracekit.config.urls import UrlKind, file_of, kind_of, shown_url
+from gracekit.errors import ConfigError
 from gracekit.process import Process
+from gracekit.store.backup import Backup, back_up
 from gracekit.store.bell import Bells
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.files import identity_of
@@ -19,6 +21,8 @@ class StorePlace:
 
     Attributes:
         url: As messages show it: without secrets.
+        name: What it is called on this machine, also in the marks that queues keep; None for one
+            in memory.
         path: Its file, through no symbolic link of its directory; None for one in memory.
         run_directory: Where its runs have their locks and bells; None for one in memory, which no
             other process sees.
@@ -29,6 +33,7 @@ class StorePlace:
         self.path: Final[Path | None] = (
             None if kind_of(url) is UrlKind.MEMORY else file_of(url).absolute()
         )
+        self.name: Final = None if self.path is None else str(self.path)
         self.run_directory: Final[Path | None] = (
             None if self.path is None else self.path.with_name(f"{self.path.name}-runs")
         )
@@ -50,6 +55,17 @@ class StorePlace:
         if self.path is None:
             return None
         return StoreReader(self.path, schema=self.schema)
+
+    def back_up(self, target: Path, *, now: float) -> Backup:
+        """Copy the store to the new file *target*, see `store.backup.back_up`.
+
+        Raises:
+            ConfigError: it is in memory, or nothing may be made at *target*.
+            DependencyError: the disk did not do it, or the copy is damaged.
+        """
+        if self.path is None:
+            raise ConfigError(f"{self.url} is the memory of one process, which nobody can copy")
+        return back_up(self.path, target, now=now)
 
     def bells(self, run_id: str | None = None) -> Bells:
         """The bells of the store's runs; that of *run_id* can be hung."""

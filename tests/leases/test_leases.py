@@ -610,7 +610,7 @@ def epoch_of(desk: Desk, directory: Path, kept: list[int], heard: list[str]) -> 
     telemetry = Telemetry()
     telemetry.subscribe(lambda event, fields: heard.append(event))
     path = directory / "store.db"
-    return Epoch(desk.engine, path, directory, keep, desk.leases, telemetry, desk.clock)
+    return Epoch(desk.engine, str(path), directory, keep, desk.leases, telemetry, desk.clock)
 
 
 @pytest.mark.parametrize("slower", [0, 1, None], ids=["the first", "the second", "neither"])

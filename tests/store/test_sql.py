@@ -158,6 +158,22 @@ def test_sqlite_is_spoken_of_in_the_store_and_its_queue_alone():
     } == _NAMED
 
 
+def test_the_file_of_a_store_is_a_matter_of_the_store():
+    """
+    A store elsewhere has none; others ask the place for its name, its directory or a copy.
+    """
+    users = {
+        str(path.relative_to(PACKAGE))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and node.attr == "path"
+        and ast.unparse(node.value).endswith(("place", "StorePlace(settings.store_url)"))
+    }
+
+    assert [name for name in users if not name.startswith(_SPEAKS_SQLITE)] == []
+
+
 def test_code_does_not_decide_by_the_scheme_of_a_url():
     """
     It asks what a URL leads to, so that another scheme is one more line of their table.
