@@ -30,6 +30,7 @@ from gracekit.runs.members import Members
 from gracekit.runs.own import OwnRecord, OwnSeat
 from gracekit.service import Service
 from gracekit.stop_signals import StopSignals
+from gracekit.stops import Stops
 from gracekit.store.bell import Bells
 from gracekit.store.engine import Engine
 from gracekit.store.place import StorePlace
@@ -44,6 +45,8 @@ class Ground:
     """What is there before anything is built: what was declared, the four ports, the seat.
 
     Attributes:
+        tracker: Here, because a dump of stacks may be asked for at any time.
+        stops: Here, because a stop may be asked for at any time.
         signals: None where this Runtime does not own the signals of the process.
     """
 
@@ -56,6 +59,8 @@ class Ground:
     transport: Transport
     telemetry: Telemetry
     phase: Phase
+    tracker: Tracker
+    stops: Stops
     seat: OwnSeat
     signals: StopSignals | None
 

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from typing import Final
+from typing import Final, NoReturn
 
 from gracekit import streams
+from gracekit.built import Ground
 from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
+from gracekit.ending import FOREIGN_CANCELLATION
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode, exit_code_of
 from gracekit.process import leave_at_once
-from gracekit.runtime import FOREIGN_CANCELLATION, Runtime
+from gracekit.runtime import Runtime
 from gracekit.service import Service
+from gracekit.telemetry.catalogue import LOGGER
 from gracekit.telemetry.logs import said
 from gracekit.telemetry.words import escape
 
@@ -49,12 +53,14 @@ def run_service(service: Service, settings: Settings | None = None) -> int:
     as_json = settings is not None and settings.log_format == "json"
     try:
         runtime = Runtime(service, settings, signals=True)
-        signals = runtime.take_signals()  # a stop may come before there is a loop
+        signals = runtime.ground.signals
+        assert signals is not None, "signals=True"
+        signals.take(for_good=True)  # a stop may come before there is a loop
         calm_collector()
         report = _run_to_the_end(runtime)
         # The interpreter would wait for either without a limit.
         if not _threads_ended(runtime.settings.exit_margin_s) or not streams.flush(FLUSH_S):
-            runtime.exit_now(report)
+            _exit_now(runtime, report)
         # The interpreter's last collections would walk every module: a tenth of a second and more,
         # in which a supervisor waits. What is frozen is not walked; nothing needs it any more.
         gc.freeze()
@@ -82,7 +88,7 @@ def _run_to_the_end(runtime: Runtime) -> DrainReport:
 
     def tell() -> None:
         while untold:
-            runtime.loop_left(untold.pop(0))
+            _obey_what_left(runtime.ground, untold.pop(0))
 
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
@@ -98,8 +104,16 @@ def _run_to_the_end(runtime: Runtime) -> DrainReport:
                 loop.call_soon(tell)
         report = life.result()
         if not _others_ended(loop, runtime.settings.exit_margin_s):
-            runtime.exit_now(report)
+            _exit_now(runtime, report)
         return report
+
+
+def _obey_what_left(ground: Ground, error: BaseException) -> None:
+    """Something raised *error* out of the event loop, or stopped it: drain in order."""
+    ground.telemetry.emit("loop.left", error=repr(error))
+    logging.getLogger(LOGGER).error("this left the event loop:", exc_info=error)
+    ground.stops.fail(f"{error!r} left the event loop")
+    ground.stops.ask(source="error", by=type(error).__name__, reason=repr(error)[:200])
 
 
 def _leave_dead_loop(untold: list[BaseException]) -> None:
@@ -127,8 +141,13 @@ async def _live(runtime: Runtime) -> DrainReport:
             raise GracekitError(FOREIGN_CANCELLATION) from error
     report = await runtime.serve()
     if report.must_die or not await _default_executor_ended(runtime.settings.exit_margin_s):
-        runtime.exit_now(report)
+        _exit_now(runtime, report)
     return report
+
+
+def _exit_now(runtime: Runtime, report: DrainReport) -> NoReturn:
+    """Leave at once: a handler never ended, and only our death frees its lease."""
+    runtime.ground.process.exit_now(int(report.exit_code))
 
 
 def _others_ended(loop: asyncio.AbstractEventLoop, within_s: float) -> bool:

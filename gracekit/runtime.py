@@ -1,58 +1,37 @@
 """The Runtime: one run of one service, as the program that embeds it sees it.
 
-It opens, serves, and drains once. `wiring` builds what it is made of, and knows the order.
+The face only. `ground` has what there is before a run opens, `opening` opens it, `start` starts
+what `wiring` has built, and `ending` drains it, once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import signal
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import anyio
 
 from gracekit import background
-from gracekit.built import Ground, Wired
+from gracekit.built import Wired
 from gracekit.clock import Clock
-from gracekit.config.choices import StopSource, choices_of
-from gracekit.config.loading import load
+from gracekit.config.choices import StopSource
 from gracekit.config.settings import Settings
-from gracekit.config.values import check_queues, did_you_mean
-from gracekit.drain.coordinator import ALARM_AFTER_HARD_LIMIT_S, RECORD
-from gracekit.drain.report import DrainReport, StopRequest
-from gracekit.errors import ConfigError, GracekitError
-from gracekit.exits import exit_code_of
-from gracekit.phase import Phase, ServiceState
+from gracekit.drain.report import DrainReport
+from gracekit.ending import Ending
+from gracekit.errors import GracekitError
+from gracekit.ground import lay_ground
+from gracekit.opening import open_run
+from gracekit.phase import ServiceState
 from gracekit.process import Process
-from gracekit.request.attempt import CALLERS
-from gracekit.rpc.connect import open_transport
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.rpc.transport import Transport
-from gracekit.runs.own import OwnSeat
-from gracekit.runs.seat import MAX_SLOTS
 from gracekit.service import Service
-from gracekit.stop_signals import StopSignals
+from gracekit.start import Start
 from gracekit.store.engine import Engine
-from gracekit.store.place import StorePlace
-from gracekit.telemetry.catalogue import LOGGER
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.stacks import StackDump
-from gracekit.tracker.tracker import Tracker
-from gracekit.upkeep import Starting, StoreChanges
-from gracekit.wiring import wire
-
-SIGNAL_RECORD_S: Final = 1.0
-"""A store gets so long for the stop-intent that the signal thread writes."""
-
-FOREIGN_CANCELLATION: Final = (
-    "something in this process cancelled gracekit's own task: the program ends (by SystemExit in "
-    "another task, for example), or it cancels all tasks"
-)
+from gracekit.upkeep import Starting
 
 
 class Runtime:
@@ -78,7 +57,8 @@ class Runtime:
         broker: The machine behind `memory://`.
 
     Attributes:
-        wired: What it is made of; None before it is open. Internal: any release may change it.
+        ground: What there was before it opened. Internal: any release may change it.
+        wired: What it is made of; None before it is open. Internal as well.
     """
 
     def __init__(
@@ -94,79 +74,32 @@ class Runtime:
         broker: MemoryBroker | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
-        self.service = service
-        self.settings = settings or load({}, os.environ, defaults=service.defaults)
-        self.settings.ops_topic_of(service.topic)  # refused before anything is made
-        self.telemetry = telemetry or Telemetry()
-        self.phase = Phase()
-        self._process = process or Process()
-        self._clock = clock or Clock()
-        self._dump = StackDump(self._title, self._tracker, callers=CALLERS)
-        self._signals = self._stop_signals() if signals else None
-        self._ground = self._lay_ground(engine, transport, broker)
-        self.wired: Wired | None = None
-        self._report: DrainReport | None = None
-        self._ending: asyncio.Task[DrainReport] | None = None
-        self._opening: asyncio.Event | None = None  # set when it has ended, either way
-        self._is_open = False
-        self._early: list[Callable[[], None]] = []  # asked for before it was open
-        self._opened_at = 0.0
-        self._starting = Starting(self.phase, self.settings, self.telemetry, self._clock)
-
-    def _stop_signals(self) -> StopSignals:
-        return StopSignals(
-            self._process,
-            self.telemetry,
-            on_stop=self.on_signal,
-            on_first=self._record_signal,
-            on_dump=self._dump.write,
-        )
-
-    def _lay_ground(
-        self, engine: Engine | None, transport: Transport | None, broker: MemoryBroker | None
-    ) -> Ground:
-        settings, process, clock = self.settings, self._process, self._clock
-        place = StorePlace(settings.store_url)
-        engine = engine or place.engine(process)
-        return Ground(
-            service=self.service,
-            settings=settings,
+        self.ground = lay_ground(
+            service,
+            settings,
+            signals=signals,
             process=process,
             clock=clock,
-            place=place,
             engine=engine,
-            transport=transport
-            or open_transport(
-                settings.transport_url,
-                process=process,
-                clock=clock,
-                broker=broker,
-                exchange=settings.exchange,
-                profile=settings.declare_profile,
-                max_body_bytes=settings.max_body_bytes,
-                telemetry=self.telemetry,
-            ),
-            telemetry=self.telemetry,
-            phase=self.phase,
-            seat=OwnSeat(
-                engine,
-                place,
-                process,
-                clock,
-                service=self.service.topic,
-                host=settings.host,
-                instance=settings.instance,
-            ),
-            signals=self._signals,
+            transport=transport,
+            broker=broker,
+            telemetry=telemetry,
         )
+        self.wired: Wired | None = None
+        self._starting = Starting(
+            self.ground.phase, self.ground.settings, self.ground.telemetry, self.ground.clock
+        )
+        self._opening: asyncio.Event | None = None  # set when it has ended, either way
+        self._ending: Ending | None = None
 
     # -- life ---------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         with self._starting:
             await self.open()
-            await self._start_unless_stopped()
-        self._begin_ending()
+            wired, ending = self._built, await self._opened()
+            await Start(self.ground, wired, self._starting).run_unless_stopped(ending)
+        ending.begin()
         return self
 
     async def __aexit__(
@@ -181,24 +114,29 @@ class Runtime:
             asyncio.CancelledError: this wait was cancelled, which forces the drain: what still
                 ran was handed over at once.
         """
-        if self._report is None:
+        if self.report is None:
             reason = "the block ended" if error is None else f"the block raised {error!r}"
             self.request_stop(source="user", by="embedder", reason=reason)
             with anyio.CancelScope(shield=True):  # a cancelled scope of anyio's cancels each wait
-                await self._wait_end_or_force()
+                await (await self._opened()).wait_or_force()
 
-    async def _wait_end_or_force(self) -> None:
-        cancelled: asyncio.CancelledError | None = None
-        while self._report is None:
-            try:
-                await self.serve()
-            except asyncio.CancelledError as error:
-                if self._process.has_ended():
-                    raise
-                self._built.coordinator.force()
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
+    async def open(self) -> None:
+        """Signals, store, seat and record: then everything is built, and others see this run.
+
+        Raises:
+            ConfigError: the store cannot be used as configured, or no event loop of asyncio runs.
+            AlreadyRunningError: a run of this instance lives.
+            DeclarationError: `signals=True` outside of the main thread, or while another Runtime
+                of this process has the signals.
+        """
+        background.need_loop()
+        self._opening = asyncio.Event()
+        try:
+            self.wired = await open_run(self.ground, self._starting)
+            self._ending = Ending(self.ground, self.wired)
+        finally:
+            self._opening.set()
+        self.ground.telemetry.watch(self)
 
     async def serve(self) -> DrainReport:
         """Wait for the end: until a stop is asked for and the drain is over; returns its report.
@@ -209,34 +147,18 @@ class Runtime:
         Raises:
             GracekitError: the Runtime is not open.
         """
+        return await (await self._opened()).wait()
+
+    async def _opened(self) -> Ending:
         if self._opening is None:
             raise GracekitError(
                 "this Runtime is not open: nothing would be served; serve inside of "
                 "`async with runtime`"
             )
         await self._opening.wait()
-        if not self._is_open:
+        if self._ending is None:
             raise GracekitError("this Runtime did not open, and has nothing to serve")
-        ending = self._begin_ending()
-        await asyncio.wait({ending})
-        return ending.result()
-
-    def _begin_ending(self) -> asyncio.Task[DrainReport]:
-        """The one task that waits for a stop and drains; it begins again if it was thrown away."""
-        if self._ending is None or self._ending.cancelled():
-            self._ending = asyncio.create_task(self._serve(), name="gracekit-serve")
         return self._ending
-
-    async def _serve(self) -> DrainReport:
-        while self._report is None:
-            try:
-                request = await self._built.coordinator.wait_requested()
-                self._report = await self._built.coordinator.drain(request, self._built.parts)
-            except asyncio.CancelledError as error:
-                self._built.coordinator.survive(error)
-                self.request_stop(source="error", by="cancellation", reason=FOREIGN_CANCELLATION)
-        self._give_signals_back()
-        return self._report
 
     def request_stop(
         self,
@@ -260,41 +182,33 @@ class Runtime:
         Raises:
             ConfigError: there is no such source.
         """
-        sources = choices_of(StopSource)
-        if source not in sources:
-            raise ConfigError(
-                f"source={source!r} is none of {', '.join(sources)}{did_you_mean(source, sources)}"
-            )
-
-        def ask() -> None:
-            at = self._clock.loop()  # not before it is open: the drain then has its whole time
-            self._built.coordinator.request_stop(
-                StopRequest(source=source, by=by, reason=reason, final=final, at=at)
-            )
-
-        self._when_open(ask)
-
-    def _when_open(self, step: Callable[[], None]) -> None:
-        if self._is_open:
-            step()
-        else:
-            self._early.append(step)
+        self.ground.stops.ask(source=source, by=by, reason=reason, final=final)
 
     # -- what it says of itself ---------------------------------------------------------
 
     @property
+    def service(self) -> Service:
+        """What it serves."""
+        return self.ground.service
+
+    @property
+    def settings(self) -> Settings:
+        """What it was configured with, all sources taken together."""
+        return self.ground.settings
+
+    @property
     def run_id(self) -> str:
         """Id of this run; empty before it is open."""
-        return self._ground.seat.run_id
+        return self.ground.seat.run_id
 
     @property
     def instance(self) -> str:
         """Name of the instance that this run is; empty before it is open."""
-        return self._ground.seat.instance
+        return self.ground.seat.instance
 
     def in_flight(self) -> Mapping[tuple[str, str], int]:
         """Tasks in flight by (method, lane), for metrics."""
-        return self._built.tracker.counts()
+        return self.ground.tracker.counts()
 
     def open_intakes(self) -> Mapping[str, int]:
         """1 for each lane whose queues are read, for metrics."""
@@ -304,12 +218,12 @@ class Runtime:
     @property
     def report(self) -> DrainReport | None:
         """What the drain has left; None until it is over."""
-        return self._report
+        return None if self._ending is None else self._ending.report
 
     @property
     def state(self) -> ServiceState:
         """Where the service is in its life."""
-        return self.phase.state
+        return self.ground.phase.state
 
     @property
     def not_ready(self) -> str | None:
@@ -318,177 +232,9 @@ class Runtime:
         Ready is a service that is SERVING, unless it has not been able to read its queues for
         half a minute.
         """
-        return self.phase.not_ready
+        return self.ground.phase.not_ready
 
     @property
     def _built(self) -> Wired:
         assert self.wired is not None, "open() first"
         return self.wired
-
-    # -- opening and starting -----------------------------------------------------------
-
-    async def open(self) -> None:
-        """Signals, store, seat and record: then everything is built, and others see this run.
-
-        Raises:
-            ConfigError: the store cannot be used as configured, or no event loop of asyncio runs.
-            AlreadyRunningError: a run of this instance lives.
-            DeclarationError: `signals=True` outside of the main thread, or while another Runtime
-                of this process has the signals.
-        """
-        background.need_loop()
-        self._opening = asyncio.Event()
-        self._opened_at = self._clock.loop()
-        try:
-            if self._signals is not None:
-                self._signals.take()
-                self._signals.follow()
-            await self._join()
-        except BaseException:
-            self._give_signals_back()
-            raise
-        else:
-            self._is_open = True
-        finally:
-            self._opening.set()
-        early, self._early = self._early, []
-        for step in early:
-            step()
-
-    async def _join(self) -> None:
-        self._check_names()
-        seat = self._ground.seat
-        await seat.start()
-        try:
-            self.wired = wire(self._ground)
-            self._starting.order = self.wired.parts
-            await self.wired.parts.start(through=RECORD)
-        except BaseException:
-            if self.wired is None:
-                await seat.stop()
-            else:
-                await self.wired.parts.undo()
-            raise
-        changes = StoreChanges(self._built.coordinator, self.phase, self.telemetry, self._clock)
-        self._ground.engine.on_status(changes.follow)
-        self._ground.transport.on_broken(partial(changes.end_broken, "queue"))
-        self._report_opening()
-
-    def _check_names(self) -> None:
-        """Refuse names of queues that are too long together, before anything is taken."""
-        longest = max((self.service.topic, self.settings.ops_topic_of(self.service.topic)), key=len)
-        if self.settings.instance:
-            check_queues(longest, self.settings.instance, "shorten GRACEKIT_INSTANCE")
-        check_queues(longest, f"{self.settings.host}-{MAX_SLOTS - 1}", "shorten GRACEKIT_HOST")
-
-    def _report_opening(self) -> None:
-        telemetry, settings = self.telemetry, self.settings
-        telemetry.log_failures = settings.log_failures
-        telemetry.identify(service=self.service.topic, instance=self.instance)
-        telemetry.watch(self)
-        telemetry.emit(
-            "service.starting",
-            service=self.service.topic,
-            instance=self.instance,
-            host=settings.host,
-            run=self.run_id,
-            hard_limit_s=settings.hard_limit_s,
-        )
-        for text in self.service.doubts():
-            telemetry.emit("service.doubted", text=text)
-
-    async def _start_unless_stopped(self) -> None:
-        """Start; a stop that was asked for, or is meanwhile, ends the start in order."""
-        if self._built.coordinator.stop_requested:
-            return
-        starting = asyncio.create_task(self._start(), name="gracekit-start")
-        stopping = asyncio.create_task(self._built.coordinator.wait_requested())
-        try:
-            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            await self._cut_short(starting)
-            self._check_started(starting)
-        except BaseException as error:
-            await self._cut_short(starting)
-            await self._stop_after_failed_start(error)
-            raise
-        finally:
-            stopping.cancel()
-
-    def _check_started(self, starting: asyncio.Task[None]) -> None:
-        if starting.cancelled() and not self._built.coordinator.stop_requested:
-            raise GracekitError(
-                "the start was cancelled, and nobody had asked for a stop: an on_start hook "
-                "raised CancelledError"
-            )
-        if starting.done() and not starting.cancelled():
-            starting.result()
-
-    async def _cut_short(self, starting: asyncio.Task[None]) -> None:
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait({starting}, timeout=self.settings.handover_grace_s)
-        if not starting.done():
-            self._built.coordinator.fail("the start did not end when it was cancelled")
-
-    async def _start(self) -> None:
-        """Everything below the record, in its order: then ready."""
-        coordinator = self._built.coordinator
-        await self._built.parts.start(unless=lambda: coordinator.stop_requested)
-        if coordinator.stop_requested:
-            return  # a hook has swallowed the cancellation that came with it
-        self.telemetry.emit(
-            "service.serving",
-            service=self.service.topic,
-            instance=self.instance,
-            run=self.run_id,
-            took_s=round(self._clock.loop() - self._opened_at, 3),
-        )
-        self._starting.end_ready()
-
-    async def _stop_after_failed_start(self, error: BaseException) -> DrainReport:
-        reason = f"start failed: {error!r}"
-        self._built.coordinator.fail(reason, exit_code_of(error))
-        self.request_stop(source="error", by="start", reason=reason)
-        return await self.serve()
-
-    # -- what ends it -------------------------------------------------------------------
-
-    def loop_left(self, error: BaseException) -> None:
-        """Something raised *error* out of the event loop, or stopped it: drain in order."""
-        self.telemetry.emit("loop.left", error=repr(error))
-        logging.getLogger(LOGGER).error("this left the event loop:", exc_info=error)
-        self._when_open(lambda: self._built.coordinator.fail(f"{error!r} left the event loop"))
-        self.request_stop(source="error", by=type(error).__name__, reason=repr(error)[:200])
-
-    def take_signals(self) -> StopSignals:
-        """Own the signals from here on, in the main thread, until the process ends."""
-        assert self._signals is not None, "a Runtime with signals=True"
-        self._signals.take(for_good=True)
-        return self._signals
-
-    def _give_signals_back(self) -> None:
-        if self._signals is not None:
-            must_die = self._report is not None and self._report.must_die
-            self._signals.give_back(served=self._report is not None, must_die=must_die)
-
-    def on_signal(self, number: int, at: float) -> None:
-        """A signal, on the loop; kept until it is open. *at*: loop time at which it arrived."""
-        self._when_open(lambda: self._built.control.obey_signal(number, at))
-
-    def _record_signal(self, number: int) -> None:
-        """From the signal thread: alarm and stop-intent, even while the loop is blocked."""
-        self._process.arm_alarm(self.settings.hard_limit_s + ALARM_AFTER_HARD_LIMIT_S)
-        if self.wired is not None:
-            name = signal.Signals(number).name
-            self.wired.record.intend_stop_from_thread(by=name, timeout_s=SIGNAL_RECORD_S)
-
-    def _title(self) -> str:
-        name = f"{self.service.topic}@{self.instance or '?'}"
-        return f"gracekit {name} pid {os.getpid()}"
-
-    def _tracker(self) -> Tracker | None:
-        return None if self.wired is None else self.wired.tracker
-
-    def exit_now(self, report: DrainReport) -> None:
-        """Leave at once: a handler never ended, and only our death frees its lease."""
-        self._process.exit_now(int(report.exit_code))

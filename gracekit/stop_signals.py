@@ -22,8 +22,7 @@ class StopSignals:
     """Watches the signals of a service, from `take` to `give_back`.
 
     Args:
-        on_stop: Called on the loop with each stop signal and the loop time at which it came.
-        on_first: Called with the first one, in the signal thread: the loop may be blocked.
+        alarm_s: So many seconds after the first stop signal the kernel's alarm ends the process.
         on_dump: Called in the signal thread when somebody asks for the stacks.
 
     Attributes:
@@ -36,24 +35,24 @@ class StopSignals:
         process: Process,
         telemetry: Telemetry,
         *,
-        on_stop: Callable[[int, float], None],
-        on_first: Callable[[int], None],
+        alarm_s: float,
         on_dump: Callable[[], None],
     ) -> None:
         self._process = process
         self._telemetry = telemetry
-        self._on_stop = on_stop
-        self._on_first = on_first
+        self._alarm_s = alarm_s
         self._on_dump = on_dump
         self._watch: SignalWatch | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._came: deque[tuple[int, float]] = deque()  # and not yet handed on
+        self._came: deque[tuple[int, float]] = deque()  # and not yet obeyed
+        self._obey: Callable[[int, float], None] | None = None
+        self._record: Callable[[str], None] | None = None
         self._has_terminal = False
         self.for_good = False
         self.first: int | None = None
 
     def take(self, *, for_good: bool = False) -> None:
-        """Watch them, from the main thread; once. Those that come before `follow` wait.
+        """Watch them, from the main thread; once. Stop signals that come before `follow` wait.
 
         Args:
             for_good: The process ends with the service: then they are ignored at the end, and the
@@ -70,9 +69,21 @@ class StopSignals:
             watch.__enter__()
             self._watch = watch
 
-    def follow(self) -> None:
-        """Hand them on, on the loop that runs here."""
+    def record_by(self, record: Callable[[str], None]) -> None:
+        """Have *record* called with the name of the first one, in the signal thread.
+
+        The loop may be blocked then; what it records must not wait for it.
+        """
+        self._record = record
+
+    def follow(self, obey: Callable[[int, float], None]) -> None:
+        """Have *obey* called on the loop that runs here.
+
+        Args:
+            obey: Gets the number of each stop signal, and the loop time at which it came.
+        """
         self._loop = asyncio.get_running_loop()
+        self._obey = obey
         self._deliver()
 
     def keep(self) -> None:
@@ -86,28 +97,36 @@ class StopSignals:
         if number == DUMP_SIGNAL:
             self._on_dump()
             return
-        if number == HANGUP_SIGNAL and not self._has_terminal:
-            self._call_soon(self._ignore_hangup)
-            return
         # What loop.time() is; a virtual loop has no signals.
         self._came.append((number, time.monotonic()))
         self._call_soon(self._deliver)
-        if self.first is None:
+        if self.first is None and not self._is_ignored(number):
             self.first = number
-            self._on_first(number)
+            self._process.arm_alarm(self._alarm_s)
+            if self._record is not None:
+                self._record(signal.Signals(number).name)
 
     def _call_soon(self, step: Callable[[], None]) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has just closed
                 self._loop.call_soon_threadsafe(step)
 
-    def _deliver(self) -> None:
-        while self._came:
-            self._on_stop(*self._came.popleft())
+    def came(self, number: int, at: float) -> None:
+        """A stop signal has come at loop time *at*; to be called on the loop."""
+        self._came.append((number, at))
+        self._deliver()
 
-    def _ignore_hangup(self) -> None:
-        text = "SIGHUP is ignored: there is nothing to reload; SIGTERM drains"
-        self._telemetry.emit("signal.hint", text=text)
+    def _deliver(self) -> None:
+        while self._obey is not None and self._came:
+            number, at = self._came.popleft()
+            if self._is_ignored(number):
+                text = "SIGHUP is ignored: there is nothing to reload; SIGTERM drains"
+                self._telemetry.emit("signal.hint", text=text)
+            else:
+                self._obey(number, at)
+
+    def _is_ignored(self, number: int) -> bool:
+        return number == HANGUP_SIGNAL and not self._has_terminal
 
     def give_back(self, *, served: bool, must_die: bool) -> None:
         """Set the old handlers again, and switch the alarm off.

@@ -190,17 +190,24 @@ class Starting:
         self._telemetry = telemetry
         self._clock = clock
         self._showing: asyncio.Task[None] | None = None
+        self._began_at = 0.0
         self.order: PartList | None = None
 
     def __enter__(self) -> None:
         """Raises ConfigError where no event loop of asyncio runs."""
         background.need_loop()
+        self._began_at = self._clock.loop()
         self._showing = background.start(
             self._show, "gracekit-starting", telemetry=self._telemetry, clock=self._clock
         )
 
     def __exit__(self, *_: object) -> None:
         self._end()
+
+    @property
+    def took_s(self) -> float:
+        """Seconds since the start began, with its opening."""
+        return self._clock.loop() - self._began_at
 
     def end_ready(self) -> None:
         """Show nothing more, but that the service takes requests."""

@@ -46,7 +46,6 @@ from gracekit.runs.members import Members
 from gracekit.runs.own import OwnRecord
 from gracekit.tracker.history import History
 from gracekit.tracker.task import Lane
-from gracekit.tracker.tracker import Tracker
 from gracekit.version import VERSION
 
 
@@ -143,7 +142,7 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
         journal=journal,
         holds=Holds(journal, host=ground.settings.host),
         leases=leases,
-        tracker=Tracker(),
+        tracker=ground.tracker,
         phase=phase,
         clock=clock,
         loop=asyncio.get_running_loop(),

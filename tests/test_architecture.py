@@ -27,7 +27,10 @@ _BESIDE_ALL: Final = {
     "background", "config", "telemetry", "tracing", "sdnotify", "stop_signals",
 }  # fmt: skip
 _ABOVE_REQUESTS: Final = {"dispatcher", "periodic", "hooks"}
-_FACE: Final = {"service", "built", "order", "wiring", "runtime", "run"}
+_FACE: Final = {
+    "service", "stops", "built", "ground", "order", "wiring", "opening", "ending", "start",
+    "runtime", "run",
+}  # fmt: skip
 
 # From the ground up. A module imports from the floors below its own; modules of one floor do not
 # know each other, except inside one package (store, rpc, ...) and where SAME_FLOOR allows it.

@@ -237,8 +237,8 @@ def service() -> Service:
 async def parts_of(world: World) -> list[Listed]:
     """The parts of a service in their order; of these the seat is started."""
     life = world.life(service())
-    await life.runtime._ground.seat.start()
-    return list(wire(life.runtime._ground).parts._listed)
+    await life.runtime.ground.seat.start()
+    return list(wire(life.runtime.ground).parts._listed)
 
 
 def names() -> list[str]:

@@ -403,7 +403,7 @@ class InMemoryService(Caller):
                  WHERE service = ? AND (finished_at IS NULL OR errored_due = 1) ORDER BY id"""
         rows = self.machine.rows(sql, self.service.topic)
         found = [f"{row['method']} {row['request_id']} {row['state']}" for row in rows]
-        tracked = self.runtime.wired.tracker if self.runtime.wired else ()
+        tracked = self.runtime.ground.tracker
         known = {row["request_id"] for row in rows}
         found += [f"{task} in flight" for task in tracked if task.request_id not in known]
         waiting = {name: self.machine.broker.waiting(name) for name in self._queues()}

@@ -86,14 +86,16 @@ class SlotLife(Life):
 
     def interrupt(self, by: signal.Signals) -> None:
         """What the signal's arrival does on the loop."""
-        owned_by(self).run(self.runtime.on_signal, by, self._loop.time())
+        signals = self.runtime.ground.signals
+        assert signals is not None, "each life has them"
+        owned_by(self).run(signals.came, by, self._loop.time())
 
     def _begin_drain(self) -> asyncio.Future[None]:
         self.interrupt(signal.SIGTERM)
 
         async def begun() -> None:
             # A turn or two, and the phase rings no bell.
-            while self.process.lives and not self.runtime.phase.draining:  # noqa: ASYNC110
+            while self.process.lives and not self.runtime.ground.phase.draining:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
         return asyncio.ensure_future(begun())

@@ -29,7 +29,7 @@ Frames = list[tuple[CodeType, int]]
 
 
 def dump(
-    tracker: Tracker | None,
+    tracker: Tracker,
     *,
     now: float,
     loop_thread: int,
@@ -39,7 +39,7 @@ def dump(
     """The tasks of *tracker*, and every thread.
 
     Args:
-        tracker: None before the service is built.
+        tracker: Of the tasks in flight.
         now: Loop time in seconds.
         loop_thread: Ident of the thread that the event loop runs in.
         title: First line.
@@ -69,14 +69,14 @@ class StackDump:
 
     Args:
         title: First line, when it is asked for.
-        tracker: As in `dump`, when it is asked for.
+        tracker: As in `dump`.
         callers: As in `dump`.
     """
 
     def __init__(
         self,
         title: Callable[[], str],
-        tracker: Callable[[], Tracker | None],
+        tracker: Tracker,
         *,
         callers: Collection[CodeType],
     ) -> None:
@@ -93,7 +93,7 @@ class StackDump:
 
     def _write(self) -> None:
         text = dump(
-            self._tracker(),
+            self._tracker,
             now=time.monotonic(),  # what loop.time() is; a virtual loop has no signals
             loop_thread=threading.main_thread().ident or 0,  # signals are the main thread's
             title=self._title(),
@@ -105,11 +105,11 @@ class StackDump:
                 rest = rest[os.write(STANDARD_ERROR, rest) :]
 
 
-def _tasks(tracker: Tracker | None) -> list[TrackedTask]:
+def _tasks(tracker: Tracker) -> list[TrackedTask]:
     """Oldest first. The loop may be adding one just now: then once more."""
     for _ in range(5):
         try:
-            return [] if tracker is None else list(tracker)
+            return list(tracker)
         except RuntimeError:
             continue
     return []

@@ -50,7 +50,7 @@ async def test_a_drain_takes_its_eight_steps_in_order(world: World, svc: Service
     await life.hears("intake.closed")
     row = run_row(world)
     assert (row["stop_source"], row["stop_by"], row["phase"]) == ("signal", "test", "draining")
-    assert life.runtime.phase.state is ServiceState.DRAINING
+    assert life.runtime.state is ServiceState.DRAINING
     await asyncio.sleep(7)
     doors.open("work")
 
@@ -70,7 +70,7 @@ async def test_a_drain_takes_its_eight_steps_in_order(world: World, svc: Service
         "drain.finished",
     ]
     assert seen == [("on_stop", {"w": "succeeded"}, None)]
-    assert life.runtime.phase.state is ServiceState.STOPPED
+    assert life.runtime.state is ServiceState.STOPPED
     assert (report.exit_code, report.finished, report.handed_over) == (0, 1, [])
     assert report.waited_s == pytest.approx(7, abs=0.1)
     row = run_row(world)

@@ -148,7 +148,7 @@ async def test_whatever_hangs_leaves_room_for_the_stop_record(world: World, svc:
     life = await world.start(svc, drain_timeout_s=5.0)
     await (await world.client(svc)).prepare(request_id="s").cast(stubborn)
     await begun.wait()
-    life.runtime.telemetry.subscribe(
+    life.runtime.ground.telemetry.subscribe(
         lambda _, fields: cut_at.append(now()) if fields.get("step") == "stop of hooks" else None
     )
     life.faults.delay_s = 3600.0

@@ -149,14 +149,14 @@ async def test_a_drain_by_control_verb_can_be_resumed_while_it_waits(world: Worl
     await life.hears("intake.closed")
     assert run_row(world)["stop_by"] == "ann"
     await asyncio.sleep(600)
-    assert life.runtime.phase.state is ServiceState.DRAINING
+    assert life.runtime.state is ServiceState.DRAINING
     await world.verb(life, "resume")
     await life.hears("drain.resumed")
 
-    assert life.runtime.phase.state is ServiceState.SERVING
+    assert life.runtime.state is ServiceState.SERVING
     assert run_row(world)["stop_at"] is None
     assert life.process.alarms == [pytest.approx(3600 + 4.5, abs=0.2), None]
-    assert life.runtime.phase.deadline is None
+    assert life.runtime.ground.phase.deadline is None
     before = len(ticks)
     doors.open(0, 1, 2, 3)
     assert await client.prepare(timeout=5).call(work, n=3) == 3
@@ -479,7 +479,7 @@ async def test_a_stop_that_comes_while_intake_reopens_stands(world: World, svc: 
     life.ask_to_stop()
     await asyncio.sleep(1)
 
-    assert life.runtime.phase.state is ServiceState.DRAINING
+    assert life.runtime.state is ServiceState.DRAINING
     assert life.runtime.wired.reconciler.is_paused()
     doors.open("work")
     await asyncio.wait({resuming})

@@ -177,7 +177,7 @@ async def test_a_hold_keeps_the_host_until_it_is_ended(world: World, svc: Servic
     await client.call(prepare_host, vm="v")
     life.ask_to_stop()
     await asyncio.sleep(12)
-    assert life.runtime.phase.state is ServiceState.DRAINING
+    assert life.runtime.state is ServiceState.DRAINING
     assert await client.call(done, vm="v") is True
     report = await life.wait_end()
 

@@ -80,7 +80,7 @@ async def test_methods_that_may_run_twice_need_no_common_store(place, on_interru
     async with Runtime(service(**options), settings(place, "one")):
         second = Runtime(service(**options), settings(place, "two"))
         told: list[str] = []
-        second.telemetry.subscribe(lambda event, _: told.append(event))
+        second.ground.telemetry.subscribe(lambda event, _: told.append(event))
 
         async with second:
             pass
@@ -96,7 +96,7 @@ async def test_an_unshared_store_can_be_accepted(place):
         Runtime(service(), settings(place, "one")),
         Runtime(service(), settings(place, "two", accept_unshared_store=True)) as second,
     ):
-        assert second.phase.state.value == "serving"
+        assert second.state.value == "serving"
 
 
 async def test_siblings_of_one_store_start_beside_each_other(place):
@@ -111,7 +111,7 @@ async def test_siblings_of_one_store_start_beside_each_other(place):
         Runtime(service(), settings(place, "one", instance="a")),
         Runtime(service(), linked) as second,
     ):
-        assert second.phase.state.value == "serving"
+        assert second.state.value == "serving"
 
 
 async def test_services_with_topics_of_their_own_share_a_transport(place):
@@ -122,4 +122,4 @@ async def test_services_with_topics_of_their_own_share_a_transport(place):
         Runtime(service("compute"), settings(place, "one")),
         Runtime(service("network"), settings(place, "two")) as second,
     ):
-        assert second.phase.state.value == "serving"
+        assert second.state.value == "serving"

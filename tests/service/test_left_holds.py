@@ -197,7 +197,7 @@ async def test_a_left_over_hold_that_waits_keeps_the_next_run(world: World, svc:
 
     life.ask_to_stop()
     await asyncio.sleep(12)
-    assert life.runtime.phase.state is ServiceState.DRAINING
+    assert life.runtime.state is ServiceState.DRAINING
     assert await client.call(arrived, vm="v") is True
     report = await life.wait_end()
 

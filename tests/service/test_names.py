@@ -72,7 +72,7 @@ async def test_slots_of_names_that_look_alike_are_two(place: Path):
         Runtime(service("a@b"), settings(place, instance="c")),
         Runtime(service("a"), settings(place, instance="b@c")) as second,
     ):
-        assert second.phase.state.value == "serving"
+        assert second.state.value == "serving"
 
 
 def test_file_names_are_as_they_were_for_plain_names():

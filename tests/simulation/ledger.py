@@ -126,7 +126,7 @@ class Ledger:
     def _note_begun(self, actor: Life, key: str, before: str | None, after: str, lane: str) -> None:
         if after != "running" or before == after:
             return
-        serves = actor.runtime.phase.state is ServiceState.SERVING
+        serves = actor.runtime.state is ServiceState.SERVING
         if lane == "requests" and actor.closed and not serves:
             self.begun_late.add((actor.name, key))
         else:
@@ -181,7 +181,7 @@ class Ledger:
         """
         if key in self._truth.foreign:
             return
-        serves = actor.runtime.phase.state is ServiceState.SERVING
+        serves = actor.runtime.state is ServiceState.SERVING
         if owner_before == actor.runtime.run_id and serves and not self.reads_failed():
             raise Violation(f"I17: {actor.name} recorded an attempt of {key} and never made it")
 

@@ -31,9 +31,7 @@ class Operator:
         self._rng = rng
         self.name = NAME
         # What the ledger asks of whoever commits.
-        self.runtime = SimpleNamespace(
-            run_id=NAME, phase=SimpleNamespace(state=ServiceState.STOPPED)
-        )
+        self.runtime = SimpleNamespace(run_id=NAME, state=ServiceState.STOPPED)
         self.closed = True
         self.process = PlayedProcess(set(), 2)
 

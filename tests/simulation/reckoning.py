@@ -64,7 +64,7 @@ class Reckoning:
         found += [
             f"{life.name} is draining"  # its leases are a sibling's matter once it is gone
             for life in self._story.machine.lives
-            if life.process.lives and life.runtime.phase.state is ServiceState.DRAINING
+            if life.process.lives and life.runtime.state is ServiceState.DRAINING
         ]
         return found
 
@@ -72,7 +72,7 @@ class Reckoning:
         living = {
             life.runtime.settings.host
             for life in self._story.machine.lives
-            if life.process.lives and life.runtime.phase.state is ServiceState.SERVING
+            if life.process.lives and life.runtime.state is ServiceState.SERVING
         }
         return living == set(self._story.hosts) and not self.unsettled()
 

@@ -315,7 +315,7 @@ class Story:
     async def _last_drains(self) -> None:
         self.is_over = True
         for life in self.machine.lives:
-            if not life.process.lives or life.runtime.phase.state is not ServiceState.SERVING:
+            if not life.process.lives or life.runtime.state is not ServiceState.SERVING:
                 continue
             asked = self.loop.time()
             life.ask_to_stop()

@@ -32,7 +32,7 @@ class Watch:
             raise Violation(f"I17: an attempt of {life.name} was on record before it had a thread")
         if self._story.truth.plans[ctx.request_id].policy == "requeue":
             return
-        serves = life.runtime.phase.state is ServiceState.SERVING  # it may have been resumed since
+        serves = life.runtime.state is ServiceState.SERVING  # it may have been resumed since
         if not serves and (life.name, key_of(ctx)) in self._story.ledger.begun_late:
             raise Violation(f"I4: {ctx.request_id} began in {life.name} after its intake closed")
         state = state_of(self._story.machine.disk, key_of(ctx))
@@ -123,7 +123,7 @@ class Watch:
             or task.cancel_cause is not CancelCause.DRAIN_DEADLINE
         ):
             return
-        deadline = life.runtime.phase.deadline
+        deadline = life.runtime.ground.phase.deadline
         if deadline is None or self._story.loop.time() < deadline - 0.001:
             raise Violation(f"I5: {ctx.request_id} was cancelled before the deadline {deadline}")
 

@@ -1,0 +1,77 @@
+"""The end of one run: the one task that waits for a stop and drains, and its report."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from gracekit.built import Ground, Wired
+from gracekit.drain.report import DrainReport, StopRequest
+
+FOREIGN_CANCELLATION: Final = (
+    "something in this process cancelled gracekit's own task: the program ends (by SystemExit in "
+    "another task, for example), or it cancels all tasks"
+)
+
+
+class Ending:
+    """Waits for a stop, drains, and gives the signals back.
+
+    Attributes:
+        report: What the drain has left; None until it is over.
+    """
+
+    def __init__(self, ground: Ground, wired: Wired) -> None:
+        self._ground = ground
+        self._wired = wired
+        self._task: asyncio.Task[DrainReport] | None = None
+        self.report: DrainReport | None = None
+
+    def begin(self) -> asyncio.Task[DrainReport]:
+        """The one task of it, from now on; it begins again if it was thrown away."""
+        if self._task is None or self._task.cancelled():
+            self._task = asyncio.create_task(self._end(), name="gracekit-serve")
+        return self._task
+
+    async def wait(self) -> DrainReport:
+        """Wait for the end of the drain; to cancel the wait does not cancel the drain."""
+        ending = self.begin()
+        await asyncio.wait({ending})
+        return ending.result()
+
+    async def wait_or_force(self) -> None:
+        """Wait for the end of the drain; to cancel the wait forces the drain, which still ends.
+
+        Raises:
+            asyncio.CancelledError: the wait was cancelled.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        while self.report is None:
+            try:
+                await self.wait()
+            except asyncio.CancelledError as error:
+                if self._ground.process.has_ended():
+                    raise
+                self._wired.coordinator.force()
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    async def _end(self) -> DrainReport:
+        coordinator = self._wired.coordinator
+        while self.report is None:
+            try:
+                request = await coordinator.wait_requested()
+                self.report = await coordinator.drain(request, self._wired.parts)
+            except asyncio.CancelledError as error:
+                coordinator.survive(error)
+                self._ask_stop()
+        if self._ground.signals is not None:
+            self._ground.signals.give_back(served=True, must_die=self.report.must_die)
+        return self.report
+
+    def _ask_stop(self) -> None:
+        at, reason = self._ground.clock.loop(), FOREIGN_CANCELLATION
+        self._wired.coordinator.request_stop(
+            StopRequest(source="error", by="cancellation", reason=reason, final=True, at=at)
+        )

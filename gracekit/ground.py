@@ -1,0 +1,119 @@
+"""Lays the ground of one run: what there is before anything opens, from settings and ports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+from gracekit.built import Ground
+from gracekit.clock import Clock
+from gracekit.config.loading import load
+from gracekit.config.settings import Settings
+from gracekit.drain.coordinator import ALARM_AFTER_HARD_LIMIT_S
+from gracekit.phase import Phase
+from gracekit.process import Process
+from gracekit.request.attempt import CALLERS
+from gracekit.rpc.connect import open_transport
+from gracekit.rpc.memory import MemoryBroker
+from gracekit.rpc.transport import Transport
+from gracekit.runs.own import OwnSeat
+from gracekit.service import Service
+from gracekit.stop_signals import StopSignals
+from gracekit.stops import Stops
+from gracekit.store.engine import Engine
+from gracekit.store.place import StorePlace
+from gracekit.telemetry.telemetry import Telemetry
+from gracekit.tracker.stacks import StackDump
+from gracekit.tracker.tracker import Tracker
+
+
+def lay_ground(
+    service: Service,
+    settings: Settings | None,
+    *,
+    signals: bool,
+    process: Process | None,
+    clock: Clock | None,
+    engine: Engine | None,
+    transport: Transport | None,
+    broker: MemoryBroker | None,
+    telemetry: Telemetry | None,
+) -> Ground:
+    """Make the ports that were not given; the arguments are those of `Runtime`.
+
+    Nothing is opened, and no event loop need run.
+
+    Raises:
+        ConfigError: a setting, or the two topics together, cannot be.
+    """
+    settings = settings or load({}, os.environ, defaults=service.defaults)
+    settings.ops_topic_of(service.topic)  # refused before anything is made
+    telemetry, process, clock = telemetry or Telemetry(), process or Process(), clock or Clock()
+    place = StorePlace(settings.store_url)
+    engine = engine or place.engine(process)
+    seat = OwnSeat(
+        engine,
+        place,
+        process,
+        clock,
+        service=service.topic,
+        host=settings.host,
+        instance=settings.instance,
+    )
+    tracker = Tracker()
+    title = partial(_title, service, seat)
+    return Ground(
+        service=service,
+        settings=settings,
+        process=process,
+        clock=clock,
+        place=place,
+        engine=engine,
+        transport=transport or _transport(settings, process, clock, broker, telemetry),
+        telemetry=telemetry,
+        phase=Phase(),
+        tracker=tracker,
+        stops=Stops(clock),
+        seat=seat,
+        signals=_signals(settings, process, telemetry, title, tracker) if signals else None,
+    )
+
+
+def _transport(
+    settings: Settings,
+    process: Process,
+    clock: Clock,
+    broker: MemoryBroker | None,
+    telemetry: Telemetry,
+) -> Transport:
+    return open_transport(
+        settings.transport_url,
+        process=process,
+        clock=clock,
+        broker=broker,
+        exchange=settings.exchange,
+        profile=settings.declare_profile,
+        max_body_bytes=settings.max_body_bytes,
+        telemetry=telemetry,
+    )
+
+
+def _signals(
+    settings: Settings,
+    process: Process,
+    telemetry: Telemetry,
+    title: Callable[[], str],
+    tracker: Tracker,
+) -> StopSignals:
+    return StopSignals(
+        process,
+        telemetry,
+        alarm_s=settings.hard_limit_s + ALARM_AFTER_HARD_LIMIT_S,
+        on_dump=StackDump(title, tracker, callers=CALLERS).write,
+    )
+
+
+def _title(service: Service, seat: OwnSeat) -> str:
+    """First line of a dump of stacks; the name of the instance is known once the seat is taken."""
+    return f"gracekit {service.topic}@{seat.instance or '?'} pid {os.getpid()}"

@@ -1,0 +1,100 @@
+"""Opens one run: its signals, its seat, what it is made of, and its record, which others see."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from gracekit.built import Ground, Wired
+from gracekit.config.values import check_queues
+from gracekit.drain.coordinator import RECORD
+from gracekit.runs.seat import MAX_SLOTS
+from gracekit.upkeep import Starting, StoreChanges
+from gracekit.wiring import wire
+
+SIGNAL_RECORD_S: Final = 1.0
+"""A store gets so long for the stop-intent that the signal thread writes."""
+
+
+async def open_run(ground: Ground, starting: Starting) -> Wired:
+    """Open a run as far as its record, and have it obey the stops that came meanwhile.
+
+    An opening that fails leaves nothing.
+
+    Args:
+        ground: Of the run.
+        starting: Shows the part that starts.
+
+    Raises:
+        ConfigError, AlreadyRunningError, DeclarationError: as `Runtime.open`.
+    """
+    signals = ground.signals
+    try:
+        if signals is not None:
+            signals.take()
+        _check_names(ground)
+        wired = await _join(ground, starting)
+        _report(ground)
+    except BaseException:
+        if signals is not None:
+            signals.give_back(served=False, must_die=False)
+        raise
+    if signals is not None:
+        signals.follow(wired.control.obey_signal)
+    ground.stops.hand_to(wired.coordinator)
+    return wired
+
+
+def _check_names(ground: Ground) -> None:
+    """Refuse names of queues that are too long together, before anything is taken."""
+    settings, longest = ground.settings, max(ground.topics.values(), key=len)
+    if settings.instance:
+        check_queues(longest, settings.instance, "shorten GRACEKIT_INSTANCE")
+    check_queues(longest, f"{settings.host}-{MAX_SLOTS - 1}", "shorten GRACEKIT_HOST")
+
+
+async def _join(ground: Ground, starting: Starting) -> Wired:
+    """Take the seat, build the run, and start it through its record."""
+    await ground.seat.start()
+    try:
+        wired = wire(ground)
+    except BaseException:
+        await ground.seat.stop()
+        raise
+    _record_first_signal(ground, wired)
+    starting.order = wired.parts
+    try:
+        await wired.parts.start(through=RECORD)
+    except BaseException:
+        await wired.parts.undo()
+        raise
+    changes = StoreChanges(wired.coordinator, ground.phase, ground.telemetry, ground.clock)
+    ground.engine.on_status(changes.follow)
+    ground.transport.on_broken(partial(changes.end_broken, "queue"))
+    return wired
+
+
+def _record_first_signal(ground: Ground, wired: Wired) -> None:
+    """The signal thread writes the stop-intent, even while the loop is blocked."""
+
+    def record(name: str) -> None:
+        wired.record.intend_stop_from_thread(by=name, timeout_s=SIGNAL_RECORD_S)
+
+    if ground.signals is not None:
+        ground.signals.record_by(record)
+
+
+def _report(ground: Ground) -> None:
+    telemetry, settings, seat = ground.telemetry, ground.settings, ground.seat
+    telemetry.log_failures = settings.log_failures
+    telemetry.identify(service=ground.service.topic, instance=seat.instance)
+    telemetry.emit(
+        "service.starting",
+        service=ground.service.topic,
+        instance=seat.instance,
+        host=settings.host,
+        run=seat.run_id,
+        hard_limit_s=settings.hard_limit_s,
+    )
+    for text in ground.service.doubts():
+        telemetry.emit("service.doubted", text=text)

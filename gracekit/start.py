@@ -1,0 +1,85 @@
+"""Starts a run that is open, unless a stop is asked for: that cuts the start short, in order."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gracekit.built import Ground, Wired
+from gracekit.drain.report import StopRequest
+from gracekit.ending import Ending
+from gracekit.errors import GracekitError
+from gracekit.exits import exit_code_of
+from gracekit.upkeep import Starting
+
+
+class Start:
+    """The start of one run: everything below its record, in its order, then ready.
+
+    Args:
+        starting: Shows how far it is; told when the service is ready.
+    """
+
+    def __init__(self, ground: Ground, wired: Wired, starting: Starting) -> None:
+        self._ground = ground
+        self._wired = wired
+        self._starting = starting
+
+    async def run_unless_stopped(self, ending: Ending) -> None:
+        """Start; a stop that was asked for, or is meanwhile, ends the start in order.
+
+        Args:
+            ending: Drains what was started, before the error of a start that fails is raised.
+        """
+        coordinator = self._wired.coordinator
+        if coordinator.stop_requested:
+            return
+        starting = asyncio.create_task(self._start(), name="gracekit-start")
+        stopping = asyncio.create_task(coordinator.wait_requested())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await self._cut_short(starting)
+            self._check_started(starting)
+        except BaseException as error:
+            await self._cut_short(starting)
+            self._ask_stop(error)
+            await ending.wait()
+            raise
+        finally:
+            stopping.cancel()
+
+    async def _start(self) -> None:
+        ground, coordinator = self._ground, self._wired.coordinator
+        await self._wired.parts.start(unless=lambda: coordinator.stop_requested)
+        if coordinator.stop_requested:
+            return  # a hook has swallowed the cancellation that came with it
+        ground.telemetry.emit(
+            "service.serving",
+            service=ground.service.topic,
+            instance=ground.seat.instance,
+            run=ground.seat.run_id,
+            took_s=round(self._starting.took_s, 3),
+        )
+        self._starting.end_ready()
+
+    async def _cut_short(self, starting: asyncio.Task[None]) -> None:
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting}, timeout=self._ground.settings.handover_grace_s)
+        if not starting.done():
+            self._wired.coordinator.fail("the start did not end when it was cancelled")
+
+    def _check_started(self, starting: asyncio.Task[None]) -> None:
+        if starting.cancelled() and not self._wired.coordinator.stop_requested:
+            raise GracekitError(
+                "the start was cancelled, and nobody had asked for a stop: an on_start hook "
+                "raised CancelledError"
+            )
+        if starting.done() and not starting.cancelled():
+            starting.result()
+
+    def _ask_stop(self, error: BaseException) -> None:
+        reason, at = f"start failed: {error!r}", self._ground.clock.loop()
+        self._wired.coordinator.fail(reason, exit_code_of(error))
+        self._wired.coordinator.request_stop(
+            StopRequest(source="error", by="start", reason=reason, final=True, at=at)
+        )

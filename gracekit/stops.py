@@ -1,0 +1,58 @@
+"""Stops that the program asks for: kept until there is a coordinator to obey them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gracekit.clock import Clock
+from gracekit.config.choices import StopSource, choices_of
+from gracekit.config.values import did_you_mean
+from gracekit.drain.coordinator import ShutdownCoordinator
+from gracekit.drain.report import StopRequest
+from gracekit.errors import ConfigError
+
+
+class Stops:
+    """What a program asks of the coordinator, also before there is one."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._coordinator: ShutdownCoordinator | None = None
+        self._kept: list[Callable[[ShutdownCoordinator], None]] = []
+
+    def ask(self, *, source: StopSource, by: str, reason: str, final: bool = True) -> None:
+        """Ask for a drain; see `Runtime.request_stop`.
+
+        Raises:
+            ConfigError: there is no such source.
+        """
+        sources = choices_of(StopSource)
+        if source not in sources:
+            raise ConfigError(
+                f"source={source!r} is none of {', '.join(sources)}{did_you_mean(source, sources)}"
+            )
+
+        def ask(coordinator: ShutdownCoordinator) -> None:
+            at = self._clock.loop()  # not before it is open: the drain then has its whole time
+            coordinator.request_stop(
+                StopRequest(source=source, by=by, reason=reason, final=final, at=at)
+            )
+
+        self._pass_on(ask)
+
+    def fail(self, reason: str) -> None:
+        """The end will not be in order: see `ShutdownCoordinator.fail`."""
+        self._pass_on(lambda coordinator: coordinator.fail(reason))
+
+    def _pass_on(self, step: Callable[[ShutdownCoordinator], None]) -> None:
+        if self._coordinator is None:
+            self._kept.append(step)
+        else:
+            step(self._coordinator)
+
+    def hand_to(self, coordinator: ShutdownCoordinator) -> None:
+        """Let *coordinator* obey what was kept, in its order, and what comes from now on."""
+        self._coordinator = coordinator
+        kept, self._kept = self._kept, []
+        for step in kept:
+            step(coordinator)
