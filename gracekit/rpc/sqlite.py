@@ -126,6 +126,8 @@ class SqliteTransport:
             DependencyError: the disk did not do it.
         """
         async with self._changing:
+            if not self._is_started:
+                await self._close()  # what a start or a stop that was cancelled has left
             if self._connection is None and not self._is_missing():
                 await self._open()
             self._is_started = True
@@ -160,9 +162,11 @@ class SqliteTransport:
         """See `Transport.stop`."""
         async with self._changing:
             self._is_started = False
-            connection, self._connection = self._connection, None
-            if connection is None:
-                return
+            await self._close()
+
+    async def _close(self) -> None:
+        """The connection is forgotten when it has ended: if this is cancelled, it is taken up."""
+        if (connection := self._connection) is not None:
             if self._poll is not None:
                 self._poll.cancel()
                 await asyncio.wait({self._poll})
@@ -173,7 +177,8 @@ class SqliteTransport:
                 await self._disconnect(connection.id)
                 is_gone = True
             connection.close(is_gone=is_gone)
-            await self._engine.stop()
+            self._connection = None
+        await self._engine.stop()
 
     async def _connect(self, connection: _Connection) -> None:
         await self._engine.start()
@@ -370,7 +375,7 @@ class SqliteTransport:
             await self._open()
 
     def _connected(self) -> _Connection:
-        if self._connection is None:
+        if self._connection is None or not self._is_started:
             raise DependencyError(
                 f"the transport on {self.path} is not started; await its start() first"
             )

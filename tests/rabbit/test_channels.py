@@ -186,7 +186,7 @@ async def test_a_broker_that_does_not_bound_its_frames_gets_whole_messages(link)
     It says so by a bound of 0; without its bodies the broker would wait for them for ever.
     """
     assert link._connection is not None
-    link._connection.transport.connection.connection_tune.frame_max = 0
+    link._connection.amqp.connection_tune.frame_max = 0
     channel = await link.messages(confirms=True)
     await channel.amqp.queue_declare("q")
     for text in ("", "a", "a" * 300_000):
@@ -319,11 +319,10 @@ class Mute(asyncio.Protocol):
         self.transport.pause_reading()
 
 
-async def test_a_frozen_broker_costs_no_more_than_the_time_to_connect(certificates, monkeypatch):
+async def test_a_frozen_broker_costs_no_more_than_the_time_to_connect(certificates):
     """
     The end of TLS would wait half a minute for its answer, and the next host with it.
     """
-    monkeypatch.setattr(amqp_link, "CUT_AFTER_S", 0.1)
     shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     shown.load_cert_chain(certificates.good.certificate, certificates.good.key)
     loop = asyncio.get_running_loop()
@@ -336,6 +335,26 @@ async def test_a_frozen_broker_costs_no_more_than_the_time_to_connect(certificat
             await asyncio.wait_for(link.start(), 10)
         mute.transport.abort()
         await turns()
+
+
+async def test_an_opening_that_is_cancelled_behind_the_broker_s_last_answer_leaves_nothing(
+    rabbit_url,
+):
+    """
+    aiormq's tasks work by then, and would keep a connection that nobody has.
+    """
+    before, made = asyncio.all_tasks(), link_to(rabbit_url)
+    opening = asyncio.create_task(made.start())
+    async with asyncio.timeout(30):
+        while not any("__reader" in repr(task.get_coro()) for task in asyncio.all_tasks()):
+            await asyncio.sleep(0)
+
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await turns()
+
+    assert asyncio.all_tasks() <= before
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="there are no eager tasks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from gracekit.config.values import LONGEST_TOPIC
 from gracekit.errors import DependencyError, Undeliverable
+from gracekit.rpc.server import Places, RpcServer
 from gracekit.rpc.transport import (
     DeadLetter,
     Delivery,
@@ -22,6 +24,7 @@ from gracekit.rpc.transport import (
 )
 from tests.rpc.kit import AmqpMachine, Inbox, Machine, MemoryMachine, SqliteMachine, message
 from tests.scale import scale
+from tests.stress import stress
 
 QUEUE = shared_queue("compute")
 
@@ -65,6 +68,50 @@ def inbox() -> Inbox:
 async def publish(transport: Transport, *texts: str, queue: Queue = QUEUE) -> None:
     for text in texts:
         await transport.publish(queue, message(text))
+
+
+async def test_a_transport_leaves_nothing_however_it_is_started_and_stopped(one):
+    """
+    Connections, channels, pollers and threads end with it.
+    """
+    await stress(one)
+
+
+async def test_what_a_cancelled_stop_has_left_is_ended_by_the_next_one(one):
+    """
+    At whatever moment it was cancelled: no task, no thread, and no connection.
+    """
+    await one.stop()
+    tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
+    for turns in range(20):
+        await one.start()
+        await one.declare([QUEUE])
+        stopping = asyncio.create_task(one.stop())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        stopping.cancel()
+        await asyncio.wait({stopping})
+        await one.stop()
+        for thread in set(threading.enumerate()) - threads:
+            thread.join(5.0)  # it has nothing to do any more, and may wait for the interpreter
+
+        for _ in range(20):
+            await asyncio.sleep(0)
+        left = [*(asyncio.all_tasks() - tasks), *(set(threading.enumerate()) - threads)]
+        assert not left, (turns, left)
+
+
+async def test_a_server_leaves_nothing_however_it_is_started_and_stopped(one, inbox):
+    """
+    Its consumers end, and what they had read is back in the queue.
+    """
+    server = RpcServer(
+        one, [QUEUE], inbox.put, Places(1), prefetch=10, prefetch_bytes=10_000, wait_s=1.0,
+        cancel_ok_timeout_s=5.0,
+    )  # fmt: skip
+    await server.start()  # a connection to read by is made for the first of the transport's servers
+
+    await stress(server)
 
 
 # -- order and delivery ---------------------------------------------------------------

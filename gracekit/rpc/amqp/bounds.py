@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, TypeVar
 
 from aiormq.channel import Channel
@@ -53,6 +53,19 @@ async def bounded(exchange: Awaitable[T], timeout_s: float, what: str) -> T:
         if isinstance(error, OSError | RuntimeError):
             raise DependencyError(f"{what}: {said(error)}") from error
         raise
+
+
+async def finished(work: Coroutine[Any, Any, None]) -> None:
+    """Do *work*, which is short and bounded, to its end; only then hear of a cancellation."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled
 
 
 async def close_channel(

@@ -14,9 +14,8 @@ import logging
 import ssl
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Final
 
-import aio_pika
 import aio_pika.connection
 from aiormq.channel import Channel
 from aiormq.exceptions import (
@@ -24,15 +23,15 @@ from aiormq.exceptions import (
     AuthenticationError,
     ProbableAuthenticationError,
 )
-from yarl import URL
 
 from gracekit import background, backoff
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, GracekitError
-from gracekit.rpc.amqp.bounds import TROUBLE, bounded, said
+from gracekit.rpc.amqp.bounds import bounded, said
 from gracekit.rpc.amqp.channels import FramedChannel, MessageChannel, PlainChannel
+from gracekit.rpc.amqp.connection import CLOSE_TIMEOUT_S, CUT_AFTER_S, Connection
 from gracekit.rpc.amqp.url import Broker, Host
-from gracekit.rpc.amqp.wire import Goodbye, Wire, Wires
+from gracekit.rpc.amqp.wire import Goodbye, Wire
 from gracekit.telemetry.telemetry import Telemetry
 
 # At DEBUG they log every frame, and at ERROR a message that was returned too late, with the
@@ -50,10 +49,6 @@ KNOWN_AIORMQ: Final = frozenset({"7.2.4"})
 """With which our frames were tested; with any other all messages go through aiormq."""
 
 READY_S: Final = 0.05
-CLOSE_TIMEOUT_S: Final = 3.0
-"""A broker that does not answer must not hold the end of a process."""
-CUT_AFTER_S: Final = 2.0
-"""For aiormq to say goodbye; then its socket is cut."""
 SILENT_S: Final = 1.0
 """The shortest wait in which a broker that sends nothing counts as silent."""
 CUT_SILENT_AFTER_S: Final = 0.25
@@ -63,24 +58,6 @@ CUT_SILENT_AFTER_S: Final = 0.25
 def is_told(tries: int) -> bool:
     """Whether a failed try is worth a line: the 1st, 2nd, 4th, 8th, ... and not one every 3 s."""
     return tries & (tries - 1) == 0
-
-
-@contextlib.contextmanager
-def _cut_after(seconds: float, wires: Wires) -> Iterator[None]:
-    """Cut the socket, as aiormq waits, deaf to a cancellation, for a peer that is frozen."""
-    cut = asyncio.get_running_loop().call_later(seconds, wires.abort)
-    try:
-        yield
-    finally:
-        cut.cancel()
-
-
-class _Connection(aio_pika.Connection):
-    """A connection on a socket of ours."""
-
-    def __init__(self, url: URL, wires: Wires, **options: Any) -> None:
-        super().__init__(url, **options)
-        self.kwargs["transport_factory"] = self.wires = wires
 
 
 class Link:
@@ -102,9 +79,10 @@ class Link:
         self._telemetry = telemetry
         self._tls = broker.tls.context() if broker.tls is not None else None
         self._own_frames = broker.own_frames and version("aiormq") in KNOWN_AIORMQ
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._up = asyncio.Event()
         self._changing = asyncio.Lock()  # two first users start one connection
+        self._is_started = False
         self._keeper: asyncio.Task[None] | None = None
         self._next = 0  # the host that is tried first
         self._silent = False  # and so cut; until there is another connection
@@ -117,14 +95,17 @@ class Link:
             DependencyError: no host can be reached.
         """
         async with self._changing:
-            if self._keeper is None:
-                self._take(await self._connect())
-                self._keeper = background.start(
-                    self._keep,
-                    f"amqp-{self._purpose}",
-                    telemetry=self._telemetry,
-                    clock=self._clock,
-                )
+            if self._is_started:
+                return
+            await self._end(CUT_AFTER_S)  # what a stop that was cancelled has left
+            self._take(await self._connect())
+            self._keeper = background.start(
+                self._keep,
+                f"amqp-{self._purpose}",
+                telemetry=self._telemetry,
+                clock=self._clock,
+            )
+            self._is_started = True
 
     async def stop(self, *, cut_after_s: float = CUT_AFTER_S) -> None:
         """Disconnect, and stay so.
@@ -133,11 +114,16 @@ class Link:
             cut_after_s: Seconds that the broker has for its goodbye.
         """
         async with self._changing:
-            keeper, self._keeper = self._keeper, None
-            if keeper is not None:
-                keeper.cancel()
-                await asyncio.wait({keeper}, timeout=CLOSE_TIMEOUT_S)
-            await self._drop(cut_after_s)
+            self._is_started = False
+            await self._end(cut_after_s)
+
+    async def _end(self, cut_after_s: float) -> None:
+        """Each is forgotten when it has ended: a stop that is cancelled is taken up by the next."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait({self._keeper}, timeout=CLOSE_TIMEOUT_S)
+            self._keeper = None
+        await self._drop(cut_after_s)
 
     @contextlib.contextmanager
     def asking(self, what: str) -> Iterator[None]:
@@ -179,11 +165,9 @@ class Link:
         return (FramedChannel if self._own_frames else PlainChannel)(channel, wire)
 
     async def _open_channel(self, *, confirms: bool = False) -> Channel:
-        assert self._connection is not None
-        transport = self._connection.transport
-        if transport is None:
+        if self._connection is None:
             raise DependencyError("the connection to the broker was lost")
-        opening = transport.connection.channel(publisher_confirms=confirms, on_return_raises=True)
+        opening = self._connection.amqp.channel(publisher_confirms=confirms, on_return_raises=True)
         try:
             channel = await bounded(opening, self._broker.connect_timeout_s, "no channel")
         except AMQPError as error:
@@ -193,10 +177,9 @@ class Link:
 
     async def is_blocked(self) -> bool:
         """Whether the broker takes no messages for now: an alarm for want of memory or disk."""
-        transport = self._connection.transport if self._connection is not None else None
-        if transport is None:
+        if self._connection is None:
             return False
-        ready = asyncio.ensure_future(transport.connection.ready())
+        ready = asyncio.ensure_future(self._connection.amqp.ready())
         try:
             done, _ = await asyncio.wait({ready}, timeout=READY_S)
         finally:
@@ -205,11 +188,10 @@ class Link:
 
     async def wait_unblocked(self) -> None:
         """Wait while the broker takes no messages; no longer than there is a connection."""
-        transport = self._connection.transport if self._connection is not None else None
-        if transport is None:
+        if self._connection is None:
             return
-        ready = asyncio.ensure_future(transport.connection.ready())
-        closing = transport.connection.closing  # of one that is lost ready() never ends
+        ready = asyncio.ensure_future(self._connection.amqp.ready())
+        closing = self._connection.amqp.closing  # of one that is lost ready() never ends
         try:
             await asyncio.wait({ready, closing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -232,8 +214,8 @@ class Link:
 
         Nothing while there is no connection.
         """
-        transport = self._connection.transport if self._connection is not None else None
-        return {} if transport is None else transport.connection.server_properties
+        connection = self._connection if self.is_up else None
+        return {} if connection is None else connection.amqp.server_properties
 
     # -- the connection ------------------------------------------------------------------
 
@@ -249,10 +231,7 @@ class Link:
     async def _lost(self) -> BaseException:
         """Wait until the connection ends; returns why."""
         assert self._connection is not None
-        transport = self._connection.transport
-        if transport is None:
-            return ConnectionError("closed")
-        closing = transport.connection.closing
+        closing = self._connection.amqp.closing
         await asyncio.wait({closing})
         return (not closing.cancelled() and closing.exception()) or ConnectionError("closed")
 
@@ -272,20 +251,18 @@ class Link:
         connection = self._connection
         return None if connection is None else connection.wires.wire
 
-    def _take(self, connection: _Connection) -> None:
+    def _take(self, connection: Connection) -> None:
         self._connection = connection
         self._silent = False
         self._up.set()
 
     async def _drop(self, cut_after_s: float = CUT_AFTER_S) -> None:
         self._up.clear()
-        connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        with _cut_after(cut_after_s, connection.wires), contextlib.suppress(*TROUBLE):
-            await bounded(connection.close(), CLOSE_TIMEOUT_S, "close")
+        if self._connection is not None:
+            await self._connection.close(cut_after_s)
+            self._connection = None
 
-    async def _reconnect(self) -> _Connection:
+    async def _reconnect(self) -> Connection:
         pauses, tries = backoff.CONNECTION.pauses(self._clock), 0
         while True:
             await asyncio.sleep(next(pauses))
@@ -301,7 +278,7 @@ class Link:
                 self._telemetry.emit("broker.connected", purpose=self._purpose, tries=tries)
                 return connection
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> Connection:
         """Try each host once, beginning with the one after the last that failed."""
         hosts = self._broker.hosts
         failures: list[str] = []
@@ -320,9 +297,8 @@ class Link:
             raise refusal
         raise DependencyError("; ".join(failures))
 
-    async def _connect_to(self, host: Host) -> _Connection:
-        wires = Wires()
-        connection = _Connection(
+    async def _connect_to(self, host: Host) -> Connection:
+        connection = Connection(
             aio_pika.connection.make_url(
                 host=host.host,
                 port=host.port,
@@ -332,19 +308,13 @@ class Link:
                 ssl=self._tls is not None,
                 heartbeat=int(self._broker.heartbeat_s),
             ),
-            wires,
-            ssl_context=self._tls,
-            client_properties={"connection_name": f"{self._label} {self._purpose}"},
+            tls=self._tls,
+            name=f"{self._label} {self._purpose}",
         )
-        timeout_s = self._broker.connect_timeout_s
         try:
-            with _cut_after(timeout_s + CUT_AFTER_S, wires):
-                await bounded(connection.connect(), timeout_s, f"broker {host}")
+            await bounded(connection.open(), self._broker.connect_timeout_s, f"broker {host}")
         except AMQPError as error:
-            raise self._explained(host, error, wires.goodbye) from None
-        finally:
-            if connection.transport is None:
-                await connection.close()  # else its finalizer would, in whatever loop runs then
+            raise self._explained(host, error, connection.wires.goodbye) from None
         return connection
 
     def _explained(self, host: Host, error: AMQPError, goodbye: Goodbye | None) -> GracekitError:

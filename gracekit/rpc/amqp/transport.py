@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import hashlib
 import shlex
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from aiormq.exceptions import AMQPError
 
@@ -21,9 +21,10 @@ from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, StoreBrokenError
 from gracekit.process import Process
-from gracekit.rpc.amqp.bounds import TROUBLE
+from gracekit.rpc.amqp.bounds import CLOSE_S, TROUBLE
+from gracekit.rpc.amqp.connection import CUT_AFTER_S
 from gracekit.rpc.amqp.consumer import AmqpConsumer, Declarer
-from gracekit.rpc.amqp.link import CUT_AFTER_S, CUT_SILENT_AFTER_S, Link
+from gracekit.rpc.amqp.link import CUT_SILENT_AFTER_S, Link
 from gracekit.rpc.amqp.profiles import Topology, dead_letter_queue
 from gracekit.rpc.amqp.publisher import Publisher
 from gracekit.rpc.amqp.url import Broker
@@ -110,23 +111,31 @@ class AmqpTransport:
             if self._publisher is not None:
                 self._publisher.stop()
             self._publisher = None
-            for task in self._leaving:
-                task.cancel()
+            links = (self._reading, self._writing)
             try:
+                await self._end_leaving()
                 await asyncio.gather(*(consumer.close() for consumer in self._consumers))
                 self._consumers.clear()
                 await self._delete_owned()
+                # Where the broker was silent on the one, it need not be waited for on the other.
+                cut_after_s = CUT_SILENT_AFTER_S if self._reading.is_silent else CUT_AFTER_S
+                await asyncio.gather(*(link.stop(cut_after_s=cut_after_s) for link in links))
             except BaseException:
                 # Cut short: no connection is left behind, and whoever cut us is not kept.
-                for link in (self._reading, self._writing):
-                    task = asyncio.create_task(link.stop())
-                    self._leaving.add(task)
-                    task.add_done_callback(self._leaving.discard)
+                for link in links:
+                    self._leave_to_itself(link.stop())
                 raise
-            # Where the broker was silent on the one, it need not be waited for on the other.
-            cut_after_s = CUT_SILENT_AFTER_S if self._reading.is_silent else CUT_AFTER_S
-            links = (self._reading, self._writing)
-            await asyncio.gather(*(link.stop(cut_after_s=cut_after_s) for link in links))
+
+    def _leave_to_itself(self, end: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(end)
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _end_leaving(self) -> None:
+        for task in self._leaving:
+            task.cancel()
+        if self._leaving:
+            await asyncio.wait(set(self._leaving), timeout=CLOSE_S)
 
     async def _delete_owned(self) -> None:
         owned, self._owned = list(self._owned), {}
@@ -270,9 +279,7 @@ class AmqpTransport:
 
     def _leave(self, consumer: AmqpConsumer) -> None:
         """A cancelled consumer keeps its channel until what it delivered is settled."""
-        task = asyncio.create_task(self._close_when_done(consumer))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._leave_to_itself(self._close_when_done(consumer))
 
     async def _close_when_done(self, consumer: AmqpConsumer) -> None:
         await consumer.wait_done()
