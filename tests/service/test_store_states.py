@@ -105,3 +105,26 @@ async def test_a_drain_without_its_store_ends_in_time_and_fails(
     assert took_s <= life.runtime.settings.hard_limit_s
     assert report.exit_code == 70
     assert world.state(task) == "running"
+
+
+async def test_a_request_that_comes_without_a_store_is_accepted_when_it_is_back(
+    world: World, svc: Service, doors: Doors
+):
+    """
+    It goes back to its queue at a pace that keeps nobody busy, and nothing of it is lost.
+    """
+    world.expects_faults = True
+    life = await world.start(svc)
+    client = await world.client(svc)
+    life.engine.disconnect()
+    doors.open("work")
+    task = await client.cast("work")
+    await asyncio.sleep(60)
+    refused = [told for told in life.told("store.error") if told["what"] == "acceptance"]
+
+    life.engine.reconnect()
+    await life.hears("task.finished")
+
+    assert world.state(task) == "succeeded"
+    assert doors.entered == ["work"]
+    assert len(refused) <= 121
