@@ -28,6 +28,7 @@ from gracekit.config.loading import check_defaults
 from gracekit.config.settings import Settings
 from gracekit.config.values import check_topic, did_you_mean, parse_duration
 from gracekit.errors import ConfigError, DeclarationError
+from gracekit.hooks import Hook
 from gracekit.periodic import PeriodicJob
 from gracekit.request.context import Context
 from gracekit.rpc.client import RpcClient
@@ -41,7 +42,6 @@ from gracekit.rpc.methods import (
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Hook = Callable[[], Any]
 HookT = TypeVar("HookT", bound=Callable[..., Any])
 
 

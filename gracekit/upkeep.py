@@ -19,7 +19,7 @@ from gracekit.parts import PartList
 from gracekit.phase import Phase, ServiceState
 from gracekit.recovery.reconciler import Reconciler
 from gracekit.rpc.server import RpcServer
-from gracekit.rpc.transport import Transport, fanout_queue
+from gracekit.rpc.transport import QueueKind, Transport, fanout_queue
 from gracekit.runs.members import BEAT_WRITTEN_S, Members
 from gracekit.runs.own import OwnSeat
 from gracekit.stop_signals import StopSignals
@@ -212,7 +212,7 @@ class Starting:
     def end_ready(self) -> None:
         """Show nothing more, but that the service takes requests."""
         self._end()
-        sdnotify.ready("serving")
+        sdnotify.ready(ServiceState.SERVING.value)
 
     def _end(self) -> None:
         if self._showing is not None:
@@ -319,8 +319,8 @@ class Tidying:
                 noted_at = self._clock.loop()
                 continue
             with contextlib.suppress(StoreError):
-                await self._end_abandoned("fanout", settings.fanout_gone_after_s)
-                await self._end_abandoned("directed", settings.host_gone_after_s)
+                await self._end_abandoned(QueueKind.FANOUT, settings.fanout_gone_after_s)
+                await self._end_abandoned(QueueKind.DIRECTED, settings.host_gone_after_s)
                 now = self._clock.loop()
                 await self._retention.note_consumed(now - noted_at)
                 noted_at = now
@@ -335,6 +335,6 @@ class Tidying:
             await self._transport.discard([fanout_queue(topic, run.run_id) for topic in topics])
         return now
 
-    async def _end_abandoned(self, route: str, gone_s: float) -> None:
-        for row in await self._retention.abandoned(route, gone_s=gone_s):
+    async def _end_abandoned(self, route: QueueKind, gone_s: float) -> None:
+        for row in await self._retention.abandoned(route.value, gone_s=gone_s):
             await self._reconciler.end_abandoned(row)

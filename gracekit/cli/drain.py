@@ -25,6 +25,7 @@ from gracekit.cli.verbs import find
 from gracekit.config.values import parse_duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.exits import Verdict
+from gracekit.phase import ServiceState
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.runs.run import Run
 
@@ -169,12 +170,12 @@ async def _drain(
         await _watch(records, desk, watch)
     else:
         watch.say(f"{label(watch.run)} is draining")
-        watch.result["phase"] = "draining"
+        watch.result["phase"] = ServiceState.DRAINING.value
 
 
 async def _ask(desk: Desk, watch: Watch, patience: str | None) -> None:
     before = (await desk.hear(watch.run, limit=0)).answer
-    under_way = before is not None and before.get("phase") == "draining"
+    under_way = before is not None and before.get("phase") == ServiceState.DRAINING.value
     await desk.ask(watch.run, "drain", {"timeout": patience} if patience else {})
     watch.began = time.monotonic()
     if under_way:
@@ -209,7 +210,7 @@ async def _watch(records: Records, desk: Desk, watch: Watch) -> None:
             asking = None if asking.done() else asking
             if _is_resumed(watch, answer):
                 watch.code = ERROR
-                watch.result["phase"] = "serving"
+                watch.result["phase"] = ServiceState.SERVING.value
                 watch.say(f"{label(watch.run)} was resumed and serves on")
                 return
             if answer is not None:
@@ -228,7 +229,7 @@ def _is_resumed(watch: Watch, answer: Answer | None) -> bool:
     watch.stop_seen = watch.stop_seen or watch.run.stop_at is not None
     if watch.stop_seen and watch.run.stop_at is None:
         return True
-    serving = answer is not None and answer.get("phase") == "serving"
+    serving = answer is not None and answer.get("phase") == ServiceState.SERVING.value
     return serving and watch.elapsed_s > RESUMED_AFTER_S
 
 

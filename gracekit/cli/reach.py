@@ -26,6 +26,7 @@ from gracekit.errors import (
     StoreError,
     Undeliverable,
 )
+from gracekit.phase import ServiceState
 from gracekit.process import Process
 from gracekit.request.arrivals import CONTROL_NAMESPACE
 from gracekit.rpc.client import RpcClient
@@ -67,7 +68,7 @@ class Heard:
     why: str = ""
 
 
-NOT_HEARD: Final = Heard(brief="starting")
+NOT_HEARD: Final = Heard(brief=ServiceState.STARTING.value)
 """Of a run that began after the others were asked."""
 
 

@@ -26,6 +26,7 @@ from gracekit.clock import age_s
 from gracekit.errors import DependencyError
 from gracekit.life import Answer as LifeAnswer
 from gracekit.life import Judgement
+from gracekit.phase import ServiceState
 from gracekit.runs.run import Run, run_as_json
 
 LAST_EXITS: Final = 5
@@ -33,6 +34,7 @@ SHOW_GONE_S: Final = 3600.0
 """A slot without a process is shown so long, and for ever while it left something."""
 LONGEST_WHY: Final = 1024
 
+_ON_ITS_WAY: Final = (ServiceState.DRAINING.value, ServiceState.QUIET.value)
 _HEADERS: Final = ("INSTANCE", "PHASE", "UP", "IN-FLIGHT", "OPS", "LONGEST", "DRAIN")
 _EXIT_HEADERS: Final = (
     "INSTANCE", "ENDED", "VERDICT", "EXIT", "FINISHED", "HANDED OVER", "NOT STARTED", "REASON",
@@ -196,7 +198,7 @@ def _not_heard(entry: Entry) -> list[str]:
 
 def not_ready(answer: Answer) -> str:
     """Why a run that serves is not ready; empty if it is, or if its phase says it."""
-    why = answer.get("not_ready") if answer.get("phase") == "serving" else None
+    why = answer.get("not_ready") if answer.get("phase") == ServiceState.SERVING.value else None
     return safe(why) if why else ""
 
 
@@ -206,7 +208,7 @@ def _coloured(text: str) -> str:
     marked = []
     for line in lines:
         words = line.split()
-        is_gone, is_on_its_way = "gone" in words[1:2], words[1] in {"draining", "quiet"}
+        is_gone, is_on_its_way = "gone" in words[1:2], words[1] in _ON_ITS_WAY
         is_doubtful = words[1:3] == ["not", "proven"]
         colour = "red" if is_gone or is_doubtful else "yellow" if is_on_its_way else None
         marked.append(paint(line, colour) if colour else line)  # type: ignore[arg-type]

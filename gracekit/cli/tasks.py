@@ -188,7 +188,7 @@ async def _look(
     }
     apart = {str(owner): str(task) for owner, task in await records.engine.query(sql.APART)}
     entries = [_entry(row, runs, judged, live, apart) for row in rows[:limit]]
-    if not states or "running" in states or "all" in states:
+    if not states or TaskState.RUNNING.value in states or "all" in states:
         entries += await _unjournaled(records, runs, live, resource)
     silent = {label(runs[i]): said.why or said.brief for i, said in heard.items() if said.brief}
     return entries[:limit], len(rows) > limit or len(entries) > limit, silent

@@ -16,17 +16,15 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config.values import did_you_mean, parse_duration
-from gracekit.control.orders import Orders
+from gracekit.control.orders import Answer, Orders
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.drain.report import StopRequest
 from gracekit.errors import InvalidArgumentsError, NoSuchMethodError, RunEndedError
-from gracekit.phase import Phase
+from gracekit.phase import Phase, ServiceState
 from gracekit.rpc.message import Request
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Order, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
-
-Answer = dict[str, Any]
 
 LONGEST_WORD: Final = 100
 LONGEST_REASON: Final = 500
@@ -191,7 +189,7 @@ class Control:
                 timeout_s=None if timeout is None else parse_duration(timeout),
             )
         )
-        return {"run_id": self._run_id, "phase": "draining"}
+        return {"run_id": self._run_id, "phase": ServiceState.DRAINING.value}
 
     async def _quiet(self, _: dict[str, Any]) -> Answer:
         await self._coordinator.quiet()
@@ -199,7 +197,7 @@ class Control:
 
     async def _resume(self, _: dict[str, Any]) -> Answer:
         await self._coordinator.resume()
-        return {"run_id": self._run_id, "phase": "serving"}
+        return {"run_id": self._run_id, "phase": ServiceState.SERVING.value}
 
     async def _order(self, verb: Verb, args: dict[str, Any]) -> Answer:
         task_id = args.get("task_id")

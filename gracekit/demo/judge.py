@@ -30,7 +30,7 @@ from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.reader import StoreReader
 from gracekit.tracker.task import TERMINAL, TaskState
 
-_TERMINAL: Final = frozenset(state.value for state in TERMINAL)
+ENDED: Final = frozenset(state.value for state in TERMINAL)
 _REPEATABLE: Final = "retry"
 _ORDERLY: Final = (ExitCode.DRAINED, ExitCode.HANDED_OVER)
 
@@ -79,7 +79,7 @@ async def judge(directory: Path) -> Judgement:
     effects: dict[str, list[Entry]] = {}
     for effect in entries(directory / EFFECTS):
         effects.setdefault(effect["id"], []).append(effect)
-    ended = [row for row in rows.values() if row["state"] in _TERMINAL]
+    ended = [row for row in rows.values() if row["state"] in ENDED]
     by_process = Counter(row["process"] or "nobody" for row in ended)
     return Judgement(
         accepted=len(rows),
@@ -136,7 +136,7 @@ def _lost(
         row = rows.get(request["id"])
         if row is None:
             yield request["id"], f"{request['label']} has no row"
-        elif row["state"] not in _TERMINAL:
+        elif row["state"] not in ENDED:
             yield request["id"], f"{request['label']} is still {row['state']}"
         elif row["state"] == TaskState.SUCCEEDED.value:
             done = {effect["item"] for effect in effects.get(request["id"], ())}

@@ -33,7 +33,7 @@ from gracekit.demo.files import (
     append,
     entries,
 )
-from gracekit.demo.judge import read_rows, reader_of
+from gracekit.demo.judge import ENDED, read_rows, reader_of
 from gracekit.demo.service import (
     ATTACHED,
     DONE,
@@ -49,7 +49,6 @@ from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import directed_queue, shared_queue
 from gracekit.runs.run import list_runs
 from gracekit.store.reader import StoreReader
-from gracekit.tracker.task import TERMINAL
 
 TICK_S: Final = 0.2
 PATIENCE_S: Final = 40.0
@@ -63,7 +62,6 @@ SETTINGS: Final = {
     "GRACEKIT_HOST": HOST,
     "GRACEKIT_LOG_FORMAT": "text",
 }
-_TERMINAL: Final = frozenset(state.value for state in TERMINAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +105,7 @@ class Scene:
     def settled(self) -> bool:
         """Whether every confirmed request has ended."""
         rows = (self.rows.get(request["id"]) for request in self.asked)
-        return all(row is not None and row["state"] in _TERMINAL for row in rows)
+        return all(row is not None and row["state"] in ENDED for row in rows)
 
 
 class View(Protocol):
@@ -226,7 +224,7 @@ class Story:
         await self._end_of(name, ExitCode.DRAINED)
 
     def _is_worth_a_crash(self, scene: Scene) -> bool:
-        charged = all(scene.state(f"charge acct-{n}") in _TERMINAL for n in (1, 2, 3))
+        charged = all(scene.state(f"charge acct-{n}") in ENDED for n in (1, 2, 3))
         return charged and len(set(scene.done("copy disk-1"))) > BLOCKS / 2
 
     # -- seeing ----------------------------------------------------------------------

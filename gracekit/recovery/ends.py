@@ -19,6 +19,7 @@ from gracekit.request.outcomes import errored, failed, outcome_of
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
 from gracekit.rpc.offer import can_serve
+from gracekit.rpc.transport import QueueKind
 from gracekit.store.batch import Batch
 from gracekit.telemetry.words import masked
 from gracekit.tracker.task import Reason, TaskState
@@ -138,7 +139,7 @@ class Ends:
         Never started and for one instance alone it is CANCELLED; else ERRORED(gave_up).
         """
         outcome = errored_row(row, Reason.GAVE_UP, f"{row.target} has had no run for long")
-        if row.route == "fanout" and row.state is TaskState.ACCEPTED:
+        if row.route == QueueKind.FANOUT.value and row.state is TaskState.ACCEPTED:
             outcome = msgspec.structs.replace(
                 outcome, state=TaskState.CANCELLED, reason="instance_gone"
             )

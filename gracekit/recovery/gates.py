@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gracekit.leases.leases import Resource
 from gracekit.leases.lines import Kind
 from gracekit.recovery.shared import Shared
-
-Resource = tuple[str, str]
 
 
 class Gates:

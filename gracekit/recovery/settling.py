@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from gracekit.errors import ConflictError
 from gracekit.journal.rows import TaskRow
-from gracekit.leases.leases import Guard
+from gracekit.leases.leases import Guard, Resource
 from gracekit.process import Point
 from gracekit.recovery.ends import Ends, errored_row, failed_row, unservable
-from gracekit.recovery.gates import Gates, Resource
+from gracekit.recovery.gates import Gates
 from gracekit.recovery.hooks import Hooks
 from gracekit.recovery.shared import Shared
 from gracekit.recovery.starts import CLAIM_AT_ONCE, Starts

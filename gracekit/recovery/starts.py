@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from gracekit.journal.rows import TaskRow
+from gracekit.leases.leases import Resource
 from gracekit.process import Point
 from gracekit.recovery.ends import Ends, unservable
-from gracekit.recovery.gates import Gates, Resource
+from gracekit.recovery.gates import Gates
 from gracekit.recovery.hooks import Hooks
 from gracekit.recovery.shared import Shared
 from gracekit.store.batch import Batch
