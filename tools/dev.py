@@ -1,4 +1,4 @@
-"""One door to every chore: demo, test, quick, check, soak, bench, bench-rabbitmq, mutate, lock.
+"""One door to every chore: `make help` lists them, and each is a function of this file.
 
 Needs nothing but Python and its pip. The pinned tools go once into
 `.deps/<digest>/`, an environment made by hand: `pip install --target` works
@@ -39,6 +39,7 @@ _SHADOWING: Final = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}  # could hide th
 
 # On two processors, as the tests wait for half of their time.
 WORKERS: Final = ("-n", "3")
+QUICK: Final = ("-q", "-m", "not process and not server")
 TYPED: Final = ("gracekit", "examples", "benchmarks", "tests/typing")
 
 NO_PIP: Final = "this Python has no pip: apt-get install python3-pip (or your system's like)"
@@ -237,7 +238,15 @@ def test(arguments: Sequence[str]) -> int:
 
 def quick(arguments: Sequence[str]) -> int:
     """Run the tests that start no process and no server: the loop to work in."""
-    return run(DEV_LOCK, "pytest", *WORKERS, "-q", "-m", "not process and not server", *arguments)
+    return run(DEV_LOCK, "pytest", *WORKERS, *QUICK, *arguments)
+
+
+def cover(arguments: Sequence[str]) -> int:
+    """Run the tests of `quick`; fail if they leave out too much of what they can reach."""
+    run(DEV_LOCK, "coverage", "erase")
+    code = run(DEV_LOCK, "coverage", "run", "-m", "pytest", *WORKERS, *QUICK)
+    code = code or run(DEV_LOCK, "coverage", "combine", "--quiet")
+    return code or run(DEV_LOCK, "coverage", "report", *arguments)
 
 
 def soak(arguments: Sequence[str]) -> int:
@@ -343,6 +352,7 @@ COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
     "demo": demo,
     "test": test,
     "quick": quick,
+    "cover": cover,
     "check": check,
     "soak": soak,
     "bench": bench,
