@@ -57,11 +57,24 @@ SERVERS = {"shared_broker", "rabbit_url", "rabbit_vhost", "own_broker", "own_vho
 STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a broker of the tests by its fixtures."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what needs a broker of the tests by its fixtures; begin with the longest tests."""
     for item in items:
         if SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker("server")
+    # Otherwise one worker would get all of the long ones, and the others could not take them over.
+    if "worksteal" in getattr(config, "workerinput", {}).get("mainargv", ()):
+        items.sort(key=_time_limit, reverse=True)
+
+
+def _time_limit(item: pytest.Item) -> float:
+    """
+    In seconds; 0 without one of its own. Tests that take long have one.
+
+    A long test that began last would run on while the other workers have nothing left to do.
+    """
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker and marker.args else 0.0
 
 
 class Guard:

@@ -40,8 +40,9 @@ _SHADOWING: Final = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}  # could hide th
 # The tests start hundreds of processes; without bytecode on disk each compiles what it imports.
 _SLOWING: Final = {"PYTHONDONTWRITEBYTECODE"}
 
-# On two processors, as the tests wait for half of their time.
-WORKERS: Final = ("-n", "3")
+# On two processors, as the tests wait for half of their time. Each worker gets a part of the
+# tests, and one that has run its own takes over some of another's.
+WORKERS: Final = ("-n", "4", "--dist", "worksteal")
 QUICK: Final = ("-q", "-m", "not process and not server")
 TYPED: Final = ("gracekit", "examples", "benchmarks", "tests/typing")
 
@@ -256,7 +257,8 @@ def cover(arguments: Sequence[str]) -> int:
 def soak(arguments: Sequence[str]) -> int:
     """Run the same tests with large numbers, for hours rather than minutes."""
     servers(arguments)
-    options = (*WORKERS, "--timeout=7200", *arguments)
+    # Large numbers compute more and wait less, so fewer workers have enough to do.
+    options = (*WORKERS, "-n", "3", "--timeout=7200", *arguments)
     python(OSLO_LOCK)
     return run(DEV_LOCK, "pytest", *options, GRACEKIT_SOAK="1")
 
