@@ -1,12 +1,15 @@
 """A client process: casts at a steady rate and prints each id that was confirmed.
 
-Usage: caster.py URL PREFIX COUNT PER_SECOND
+Usage: caster.py URL PREFIX COUNT PER_SECOND [ENOUGH]
+With ENOUGH, the path of a file, it goes on behind COUNT until there is such a file.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
+from pathlib import Path
 from typing import Any
 
 from gracekit import RpcClient, Undeliverable
@@ -16,11 +19,15 @@ SHORT_S, LONG_S, LONG_EVERY, VMS = 0.04, 0.4, 7, 12
 METHODS = ("retried", "probed", "slow")
 
 
-async def main(url: str, prefix: str, count: int, per_second: float) -> None:
+async def main(
+    url: str, prefix: str, count: int, per_second: float, enough: Path | None = None
+) -> None:
     loop = asyncio.get_running_loop()
     async with RpcClient(url, "shop") as client:
         begin = loop.time()
-        for n in range(count):
+        for n in itertools.count():
+            if n >= count and (enough is None or enough.exists()):
+                return
             await asyncio.sleep(begin + n / per_second - loop.time())
             method = METHODS[n % len(METHODS)]
             key = f"{prefix}-{method}-{n}"
@@ -43,4 +50,5 @@ async def cast(view: ClientView, method: str, args: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
+    given = (sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+    asyncio.run(main(*given, *map(Path, sys.argv[5:])))

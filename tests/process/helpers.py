@@ -247,13 +247,19 @@ class Site:
         self._processes.append(popen)
         return ServiceProcess(self, popen, log)
 
-    def caster(self, prefix: str, count: int, *, per_second: float) -> subprocess.Popen[bytes]:
-        """A client process that casts at a steady rate; its output is `cast-{prefix}`."""
+    def caster(
+        self, prefix: str, count: int, *, per_second: float, enough: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        """
+        A client process that casts at a steady rate; its output is `cast-{prefix}`.
+
+        With *enough* it casts more than *count*, until there is such a file.
+        """
         command = [sys.executable, str(HERE / "caster.py"), self.url, prefix]
         output, log = self.root / f"cast-{prefix}", self.root / f"cast-{prefix}.log"
         with output.open("wb") as out, log.open("wb") as errors:
             popen = subprocess.Popen(
-                [*command, str(count), str(per_second)],
+                [*command, str(count), str(per_second), *([str(enough)] if enough else [])],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=errors,

@@ -140,8 +140,9 @@ async def test_every_cast_takes_effect_or_is_errored(
     site: Site, how: signal.Signals, siblings: int
 ) -> None:
     """
-    Of 300 casts by two clients while the service is stopped or killed five times, each `retry` and
-    `probe` one takes effect, no `error` one is started twice, and the journal counts them all.
+    Of 300 casts or more by two clients while the service is stopped or killed five times, each
+    `retry` and `probe` one takes effect, no `error` one is started twice, and the journal counts
+    them all.
     """
     await check_custody(site, how, siblings)
 
@@ -153,10 +154,14 @@ async def check_custody(site: Site, how: signal.Signals, siblings: int) -> None:
     crowd = Crowd(site, siblings)
     await crowd.serving()
     names = [f"client{n}" for n in range(CASTERS)]
-    casters = [site.caster(name, how_many // CASTERS, per_second=PER_SECOND) for name in names]
+    # On a busy machine a process may take so long to start that its siblings do all 300 meanwhile.
+    enough = site.root / "enough"
+    each = how_many // CASTERS
+    casters = [site.caster(one, each, per_second=PER_SECOND, enough=enough) for one in names]
 
     for _ in range(INTERRUPTIONS):
         await interrupt(crowd, how, table, names)
+    enough.touch()
     await until(lambda: all(c.poll() is not None for c in casters), "the clients", 120)
     ids = [one for name in names for one in site.confirmed(name)]
     await until(lambda: not site.transient() and len(rows(site)) >= len(ids), "the end", 120)
@@ -167,7 +172,7 @@ async def check_custody(site: Site, how: signal.Signals, siblings: int) -> None:
     (site.root / "counts.txt").write_text(report + "\n")
     print(f"\n{report}")  # noqa: T201 - for `pytest -s`
     assert [caster.returncode for caster in casters] == [0] * CASTERS
-    assert len(set(ids)) == how_many
+    assert len(set(ids)) == len(ids) >= how_many
     assert codes == [0] * siblings
     check_journal(site, set(ids))
     check_effects(site, set(ids))

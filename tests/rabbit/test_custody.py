@@ -33,8 +33,9 @@ async def test_every_cast_through_a_broker_takes_effect_or_is_errored(
     site: RabbitSite, how: signal.Signals, siblings: int
 ) -> None:
     """
-    Of 300 casts by two clients while the service is stopped or killed five times, each `retry` and
-    `probe` one takes effect, no `error` one is started twice, and the journal counts them all.
+    Of 300 casts or more by two clients while the service is stopped or killed five times, each
+    `retry` and `probe` one takes effect, no `error` one is started twice, and the journal counts
+    them all.
     """
     await check_custody(site, how, siblings)
 

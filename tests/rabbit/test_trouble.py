@@ -100,6 +100,8 @@ async def test_trouble_with_the_broker_loses_nothing(
     service = await site.start().serving()
     names = [f"client{n}" for n in range(CASTERS)]
     casters = [site.caster(name, HOW_MANY // CASTERS, per_second=PER_SECOND) for name in names]
+    # A client that has not connected yet ends when it finds no broker.
+    await until(lambda: all(site.confirmed(name) for name in names), "all clients connected")
     await site.effect("done", times=20)
 
     await trouble(site, proxy)
