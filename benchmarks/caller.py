@@ -29,7 +29,7 @@ from benchmarks.measure import numbered
 from benchmarks.plain import ARGS, SAMPLE_ID
 from gracekit.rpc.amqp.frames import DELIVER, METHOD, METHOD_ID
 from gracekit.rpc.amqp.wire import Wire as Socket
-from gracekit.rpc.amqp.wire import Wires
+from gracekit.rpc.amqp.wire import WireFactory
 from gracekit.rpc.message import ReplyAddress, Request
 from gracekit.rpc.oslo_wire import encode_request
 from gracekit.rpc.transport import reply_queue
@@ -252,7 +252,7 @@ async def _publish(channel: Channel, sent: Sent) -> None:
 @contextlib.asynccontextmanager
 async def calling(url: str) -> AsyncIterator[Caller]:
     """A caller on the broker at *url*."""
-    wires = Wires()
+    wires = WireFactory()
     async with aiormq.connect(url, transport_factory=wires) as connection:
         casting = await connection.channel(publisher_confirms=True)
         calls = await connection.channel(publisher_confirms=False)

@@ -17,7 +17,7 @@ from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.message import Request
 from gracekit.rpc.oslo_wire import encode_request
 from gracekit.rpc.transport import Message, shared_queue
-from gracekit.runtime import Runtime
+from gracekit.runtime.face import Runtime
 from gracekit.tracker.task import TrackedTask
 
 TOPIC: Final = "bench"

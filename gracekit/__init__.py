@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     )
     from gracekit.leases.leases import Guard
     from gracekit.phase import ServiceState
-    from gracekit.recovery.verdicts import Done, Fail, Retry, Wait
+    from gracekit.recovery.decisions import Done, Fail, Retry, Wait
     from gracekit.request.context import Context
     from gracekit.rpc.client import RpcClient
     from gracekit.rpc.methods import Method
-    from gracekit.runtime import Runtime
+    from gracekit.runtime.face import Runtime
     from gracekit.service import Service, ops_method, rpc_method
     from gracekit.tracker.task import TaskState
 
@@ -85,19 +85,19 @@ __all__ = [
 
 _ELSEWHERE = {
     "Context": "request.context",
-    "Done": "recovery.verdicts",
+    "Done": "recovery.decisions",
     "DrainReport": "drain.report",
-    "Fail": "recovery.verdicts",
+    "Fail": "recovery.decisions",
     "Guard": "leases.leases",
     "Method": "rpc.methods",
-    "Retry": "recovery.verdicts",
+    "Retry": "recovery.decisions",
     "RpcClient": "rpc.client",
-    "Runtime": "runtime",
+    "Runtime": "runtime.face",
     "Service": "service",
     "ServiceState": "phase",
     "Settings": "config",
     "TaskState": "tracker.task",
-    "Wait": "recovery.verdicts",
+    "Wait": "recovery.decisions",
     "ops_method": "service",
     "rpc_method": "service",
 }

@@ -19,14 +19,14 @@ from gracekit.errors import StoreError
 from gracekit.journal.rows import Address, Outcome, TaskRow
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
-from gracekit.request.attempt import Attempts, End
+from gracekit.request.attempt import AttemptEnd, Attempts
 from gracekit.request.context import Services
-from gracekit.request.custody import Custody, Entry
+from gracekit.request.custody import Admission, Custody
 from gracekit.request.deliveries import settle
 from gracekit.request.duplicates import Duplicates
 from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import Heartbeats
-from gracekit.request.lanes import Job, LaneGate, Turns, Unfinished
+from gracekit.request.lanes import Job, LaneGate, Scheduler, Unfinished
 from gracekit.request.outcomes import errored, ordered
 from gracekit.request.unjournaled import Unjournaled
 from gracekit.request.waits import LeaseWaits
@@ -34,7 +34,7 @@ from gracekit.rpc.failures import words_of
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import History
-from gracekit.tracker.task import Cut, Lane, Order, Reason, TaskState, TrackedTask
+from gracekit.tracker.task import Interruption, Lane, Order, Reason, TaskState, TrackedTask
 
 
 class Dispatcher:
@@ -50,7 +50,7 @@ class Dispatcher:
         services: Services,
         arrivals: Arrivals,
         custody: Custody,
-        turns: Turns,
+        scheduler: Scheduler,
         waits: LeaseWaits,
         answers: Answers,
         telemetry: Telemetry,
@@ -64,7 +64,7 @@ class Dispatcher:
         self._clock: Clock = services.clock
         self._arrivals = arrivals
         self._custody = custody
-        self._turns = turns
+        self._scheduler = scheduler
         self._waits = waits
         self._answers = answers
         self._telemetry = telemetry
@@ -78,7 +78,7 @@ class Dispatcher:
         self._attempts = Attempts(services, answers, heartbeats, events, telemetry, history=history)
         self._unjournaled = Unjournaled(
             self._attempts,
-            turns,
+            scheduler,
             answers,
             heartbeats,
             events,
@@ -90,10 +90,10 @@ class Dispatcher:
         self._jobs: dict[TrackedTask, Job] = {}
         self._work: set[asyncio.Task[Any]] = set()
         self._when_ended = {
-            lane: partial(self._life_ended, gate.places.give) for lane, gate in gates.items()
+            lane: partial(self._life_ended, gate.capacity.give) for lane, gate in gates.items()
         }
         self._when_row_ended = {
-            lane: partial(self._life_ended, gate.seats.leave) for lane, gate in gates.items()
+            lane: partial(self._life_ended, gate.claim_limit.leave) for lane, gate in gates.items()
         }
 
     # -- the ways in --------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Dispatcher:
         self._spawn(self.dispatch(delivery, self._gates[lane]), self._when_ended[lane])
 
     def resume(self, row: TaskRow, *, inside: tuple[str, str] | None) -> None:
-        """Start the rest of the life of an ACCEPTED row of ours; a seat was taken for it.
+        """Start the rest of the life of an ACCEPTED row of ours, which the claim limit has counted.
 
         Args:
             row: As claimed.
@@ -179,7 +179,7 @@ class Dispatcher:
     async def _dispatch_row(self, row: TaskRow, inside: tuple[str, str] | None) -> None:
         """Carry an accepted row, of an earlier run or ours, through the rest of its life."""
         job = self._arrivals.job_of(row, self._gates[row.lane])
-        job.seated = True
+        job.claimed_ahead = True
         if inside is not None:
             job.inside.append(inside)
         job.gate.entering[job] = None
@@ -209,8 +209,8 @@ class Dispatcher:
     async def _track_later(self, job: Job) -> bool:
         if not job.gate.is_open:
             return False
-        job.leave_seat()
-        self._turns.leave(job)  # the one in flight may need the place that was handed to us
+        job.begin_claimed()
+        self._scheduler.leave(job)  # the one in flight may need the place that was handed to us
         job.task.handler = asyncio.current_task()
         job.waiting = True
         try:
@@ -223,13 +223,13 @@ class Dispatcher:
 
     async def _give_up_row(self, job: Job) -> None:
         """A row that could not enter the tracker: anyone may claim it."""
-        self._turns.leave(job)
+        self._scheduler.leave(job)
         try:
             await self._custody.give_up_start(job.task)
         finally:
             self._note_not_started(job)
             job.gate.entering.pop(job, None)
-            job.leave_seat()
+            job.begin_claimed()
             self._custody.left()
 
     async def _resume_heartbeats(self, job: Job, row_id: int) -> None:
@@ -245,7 +245,9 @@ class Dispatcher:
         if not job.task.running and not await self._begin_in_turn(job):
             return
         if job.gate.is_shut:
-            await self._hand_over(job, Cut.SAFE_POINT)  # begun too late, and nothing was done
+            await self._hand_over(
+                job, Interruption.SAFE_POINT
+            )  # begun too late, and nothing was done
             return
         try:
             end = await self._attempts.run(job)
@@ -255,7 +257,7 @@ class Dispatcher:
         if job.stuck:
             return  # the drain has recorded it; what it did after that is for recovery to find
         if end.outcome is None:
-            await self._hand_over(job, end.cut or Cut.CANCELLED)
+            await self._hand_over(job, end.cut or Interruption.CANCELLED)
             return
         await self._finish(job, end, end.outcome)
 
@@ -275,26 +277,26 @@ class Dispatcher:
         job.gate.entering[job] = None
         # A sign of life from us, and none of a commit, which may take longer than a caller bears.
         self._heartbeats.begin(job.task, job.reply)
-        at_once = self._turns.enter_nowait(job)
+        at_once = self._scheduler.enter_nowait(job)
         while job.gate.is_open:
             match await self._custody.accept(job, begin=at_once):
-                case Entry.DONE:
+                case Admission.DONE:
                     job.request = None  # its place is on record now
                     if at_once:
                         self._attempts.mark_running(job)
                     return True
-                case Entry.LEASE_ELSEWHERE:
-                    self._turns.leave_for_lease(job)
+                case Admission.LEASE_ELSEWHERE:
+                    self._scheduler.leave_for_lease(job)
                     at_once = False
-                case Entry.KNOWN:
-                    self._turns.leave(job)
+                case Admission.KNOWN:
+                    self._scheduler.leave(job)
                     await self._duplicates.answer(job)
                     return False
-                case Entry.FAILED:
+                case Admission.FAILED:
                     job.in_doubt = True
                     await asyncio.sleep(backoff.GIVE_BACK_S)
                     break
-        self._turns.leave(job)
+        self._scheduler.leave(job)
         if job.delivery is not None:
             self.unfinished.given_back += 1
             await settle(job.delivery.give_back(), self._telemetry)
@@ -310,23 +312,23 @@ class Dispatcher:
 
     async def _begin_in_turn(self, job: Job) -> bool:
         """Wait for the turn, then record the attempt; false if it does not start here."""
-        while await self._turns.wait(job):
+        while await self._scheduler.wait(job):
             if job.expires_at is not None and self._clock.loop() >= job.expires_at:
-                self._turns.leave(job)
+                self._scheduler.leave(job)
                 await self._end_unstarted(job, errored(str(job.task), Reason.EXPIRED))
                 return False
             match await self._custody.begin(job):
-                case Entry.DONE:
+                case Admission.DONE:
                     self._attempts.mark_running(job)
                     return True
-                case Entry.LEASE_ELSEWHERE:
-                    self._turns.leave_for_lease(job)
+                case Admission.LEASE_ELSEWHERE:
+                    self._scheduler.leave_for_lease(job)
                     await self._waits.wait(job)
                 case _:
-                    self._turns.leave(job)
+                    self._scheduler.leave(job)
                     job.in_doubt = True
                     return False  # still ours on record: the reconciler finds and frees it
-        self._turns.leave(job)
+        self._scheduler.leave(job)
         if job.task.order is not None:
             await self._end_unstarted(job, ordered(str(job.task), job.task.order, job.task.state))
         else:
@@ -357,9 +359,9 @@ class Dispatcher:
         self._end_turn(job)
         self._custody.left()
 
-    async def _finish(self, job: Job, end: End, outcome: Outcome) -> None:
+    async def _finish(self, job: Job, end: AttemptEnd, outcome: Outcome) -> None:
         """Outcome, end of the lease and replies due, in one commit; then turn and replies."""
-        self._turns.leave_slots(job)
+        self._scheduler.leave_slots(job)
         outcome, addresses = await self._custody.finish(job, outcome, expected=TaskState.RUNNING)
         self._journal.forget_cursor(job.task)
         self._end_turn(job)
@@ -370,7 +372,7 @@ class Dispatcher:
             await self._reply(job, address, outcome)
 
     def _end_turn(self, job: Job) -> None:
-        self._turns.leave(job)
+        self._scheduler.leave(job)
         self._waits.wake()
         self._tracker.ended(job.task)
 
@@ -388,7 +390,7 @@ class Dispatcher:
 
     # -- cut short ----------------------------------------------------------------------
 
-    async def _hand_over(self, job: Job, cut: Cut) -> None:
+    async def _hand_over(self, job: Job, cut: Interruption) -> None:
         """Record a started, unfinished task for recovery; its handler has returned."""
         recorded = await self._custody.hand_over(job, cut)
         self._note_handed_over(job, recorded=recorded)
@@ -411,11 +413,11 @@ class Dispatcher:
         job.stuck = True
         self._heartbeats.end(job.task)
         if job.task.journaled:
-            await self._custody.hand_over(job, Cut.UNCLEAN, returned=False)
+            await self._custody.hand_over(job, Interruption.UNCLEAN, returned=False)
         else:
             await self._unjournaled.hand_over_stuck(job)
         if job.task.running:  # else it has ended in the last moment
-            self._events.cut(job, Cut.UNCLEAN)
+            self._events.cut(job, Interruption.UNCLEAN)
 
     def abandon_threads(self) -> None:
         """Wait no longer for plain handlers that were recorded as unclean.
@@ -429,15 +431,15 @@ class Dispatcher:
     def _untrack(self, job: Job) -> None:
         self._heartbeats.end(job.task)
         job.gate.entering.pop(job, None)
-        if job.seated:
-            job.leave_seat()
-        self._turns.leave(job)
+        if job.claimed_ahead:
+            job.begin_claimed()
+        self._scheduler.leave(job)
         self._jobs.pop(job.task, None)
         self._tracker.remove(job.task)
         if job.in_doubt:
             self._custody.left()
         if job.unended:  # charged, or a step of gracekit's own was cancelled
-            self._events.cut(job, job.task.cut or Cut.UNCLEAN)
+            self._events.cut(job, job.task.cut or Interruption.UNCLEAN)
 
     # -- the gate, for the drain --------------------------------------------------------
 

@@ -39,7 +39,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class ExitEvidence:
     """What is known of an ended run.
 
     Attributes:
@@ -51,16 +51,16 @@ class Evidence:
     exit_code: int | None
 
 
-def classify(evidence: Evidence) -> Verdict:
+def classify(evidence: ExitEvidence) -> Verdict:
     """Name the end of a run; first match wins."""
     match evidence:
-        case Evidence(exit_code=ExitCode.DRAINED):
+        case ExitEvidence(exit_code=ExitCode.DRAINED):
             return Verdict.DRAINED
-        case Evidence(exit_code=ExitCode.HANDED_OVER):
+        case ExitEvidence(exit_code=ExitCode.HANDED_OVER):
             return Verdict.HANDED_OVER
-        case Evidence(stop_begun=True, exit_code=None):
+        case ExitEvidence(stop_begun=True, exit_code=None):
             return Verdict.STOP_TIMEOUT
-        case Evidence(exit_code=None):
+        case ExitEvidence(exit_code=None):
             return Verdict.KILLED
         case _:
             return Verdict.FAILED

@@ -17,10 +17,10 @@ from gracekit.telemetry.telemetry import Telemetry
 SHORTEST_S: Final = 0.1
 """What each `on_stop` gets at least, even past the moment by which all should have ended."""
 
-Hook = Callable[[], Any]
+ServiceHook = Callable[[], Any]
 
 
-class Hooks:
+class ServiceHooks:
     """The `on_start` and `on_stop` hooks of one service, each called in the order of declaration.
 
     Args:
@@ -33,8 +33,8 @@ class Hooks:
 
     def __init__(
         self,
-        start_hooks: Sequence[Hook],
-        stop_hooks: Sequence[Hook],
+        start_hooks: Sequence[ServiceHook],
+        stop_hooks: Sequence[ServiceHook],
         telemetry: Telemetry,
         clock: Clock,
         *,
@@ -63,7 +63,7 @@ class Hooks:
                 await self._call_start(self._to_start[0])
                 del self._to_start[0]
 
-    async def _call_start(self, hook: Hook) -> None:
+    async def _call_start(self, hook: ServiceHook) -> None:
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await _call(hook)
@@ -91,7 +91,7 @@ class Hooks:
         return max(SHORTEST_S, min(self._stop_timeout_s, self.end_by - self._clock.loop()))
 
 
-async def _call(hook: Hook) -> None:
+async def _call(hook: ServiceHook) -> None:
     try:
         if inspect.iscoroutinefunction(hook):
             await hook()
@@ -102,5 +102,5 @@ async def _call(hook: Hook) -> None:
         raise RuntimeError(f"{_name(hook)}() raised {error!r}") from error
 
 
-def _name(hook: Hook) -> str:
+def _name(hook: ServiceHook) -> str:
     return getattr(hook, "__name__", repr(hook))

@@ -30,7 +30,7 @@ from gracekit.errors import ConfigError
 # -- the rule -------------------------------------------------------------------------
 
 
-class Answer(enum.Enum):
+class Alive(enum.Enum):
     """Whether somebody is alive."""
 
     ALIVE = "alive"
@@ -39,21 +39,21 @@ class Answer(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Liveness:
     """An answer and its reason, which is half a sentence for operators."""
 
-    answer: Answer
+    answer: Alive
     reason: str
 
     @property
     def is_alive(self) -> bool:
         """Whether life is proven."""
-        return self.answer is Answer.ALIVE
+        return self.answer is Alive.ALIVE
 
     @property
     def is_dead(self) -> bool:
         """Whether death is proven."""
-        return self.answer is Answer.DEAD
+        return self.answer is Alive.DEAD
 
     def __str__(self) -> str:
         return f"{self.answer.value}: {self.reason}"
@@ -82,7 +82,7 @@ class Pid(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class LifeEvidence:
     """All that we know about one life.
 
     Attributes:
@@ -98,31 +98,31 @@ class Evidence:
     pid: Pid
 
 
-def judge(evidence: Evidence) -> Judgement:
+def judge(evidence: LifeEvidence) -> Liveness:
     """The rule."""
     table, seen = _table(evidence)
     reason = f"{evidence.lock.value}, and {seen}"
     match evidence.lock, table:
         case Lock.HELD, (Pid.GONE | Pid.REUSED | Pid.EXECED):
             # A child that C code has forked may hold the lock that its parent left behind.
-            return Judgement(Answer.NOT_PROVEN, f"{reason}: something else holds it")
+            return Liveness(Alive.NOT_PROVEN, f"{reason}: something else holds it")
         case Lock.HELD, _:
-            return Judgement(Answer.ALIVE, Lock.HELD.value)
+            return Liveness(Alive.ALIVE, Lock.HELD.value)
         case _, Pid.THERE:
-            return Judgement(Answer.ALIVE, Pid.THERE.value)
+            return Liveness(Alive.ALIVE, Pid.THERE.value)
         case Lock.FREE, _:
             # It is the very file that was held. Where the table cannot be asked, that is enough.
-            return Judgement(Answer.DEAD, reason)
+            return Liveness(Alive.DEAD, reason)
         case (
             (Lock.MISSING | Lock.REPLACED | Lock.UNKNOWN),
             (Pid.GONE | Pid.REUSED | Pid.EXECED),
         ):
-            return Judgement(Answer.DEAD, reason)
+            return Liveness(Alive.DEAD, reason)
         case _:
-            return Judgement(Answer.NOT_PROVEN, reason)
+            return Liveness(Alive.NOT_PROVEN, reason)
 
 
-def _table(evidence: Evidence) -> tuple[Pid, str]:
+def _table(evidence: LifeEvidence) -> tuple[Pid, str]:
     """What the process table proves, and the words for it."""
     if not evidence.same_boot:
         return Pid.UNKNOWN, "it has another boot id, so its process cannot be looked up here"
@@ -189,7 +189,7 @@ class LockFile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class RecordedLife:
     """One life of a process, as its row records it.
 
     Attributes:
@@ -240,7 +240,7 @@ def _state_and_start(stat: str) -> tuple[str, int]:
     return fields[0], int(fields[19])
 
 
-def look(life: Life, directory: Path | None) -> Evidence:
+def look(life: RecordedLife, directory: Path | None) -> LifeEvidence:
     """Gather the evidence; takes no lock, and raises nothing.
 
     The lock file is looked for in *directory*, as this process sees that; None if there is none.
@@ -255,7 +255,7 @@ def look(life: Life, directory: Path | None) -> Evidence:
     # The process first. If it ended between the two looks, its lock would seem to outlive it, and
     # to be held by something else.
     pid = Pid.UNKNOWN if mine is None else _look_up(life, mine)
-    return Evidence(
+    return LifeEvidence(
         lock=look_at_lock(path, life.lock_file, same_boot=same_boot),
         same_boot=same_boot,
         same_namespace=mine is None or theirs.pid_ns == mine.pid_ns,
@@ -284,7 +284,7 @@ def look_at_lock(path: Path | None, expected: LockFile | None, *, same_boot: boo
         os.close(fd)
 
 
-def _look_up(life: Life, mine: Identity) -> Pid:
+def _look_up(life: RecordedLife, mine: Identity) -> Pid:
     """Ask the process table for a process of our own pid namespace."""
     theirs = life.identity
     if (absent := _absence(theirs.pid)) is not None:
@@ -310,7 +310,7 @@ def _absence(pid: int) -> Pid | None:
     return None
 
 
-def _was_before_exec(life: Life) -> bool:
+def _was_before_exec(life: RecordedLife) -> bool:
     """Whether this process had that life before an `exec`, which closes the lock."""
     return life.lock_file is not None and not LifeLock.is_held_here(life.lock_name)
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-Step = Callable[[], Awaitable[object]]
+Action = Callable[[], Awaitable[object]]
 Around = Callable[[str, Awaitable[Any], float], Awaitable[Any]]
 """Runs one stop (its name, the stop, loop time at which it is cut), and reports what it raises."""
 
@@ -29,7 +29,7 @@ class Part(Protocol):
         """End, and wait for the end."""
 
 
-class Once:
+class StepPart:
     """A part made of a step that is taken at the start, and of one for the stop.
 
     Args:
@@ -37,7 +37,7 @@ class Once:
         end: Taken at each stop, so it may be taken twice. None for nothing.
     """
 
-    def __init__(self, begin: Step | None = None, *, end: Step | None = None) -> None:
+    def __init__(self, begin: Action | None = None, *, end: Action | None = None) -> None:
         self._begin = begin
         self._end = end
         self._beginning = asyncio.Lock()
@@ -56,7 +56,7 @@ class Once:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedPart:
     """One line of the list.
 
     Attributes:
@@ -76,7 +76,7 @@ class PartList:
     Each start and each stop is begun once, so both may be called again to go on.
     """
 
-    def __init__(self, listed: Sequence[Listed]) -> None:
+    def __init__(self, listed: Sequence[ListedPart]) -> None:
         self._listed = listed
         self._started = 0  # so many from the top have been started, or were begun to be
         self._standing = len(listed)  # so many from the top have not been stopped

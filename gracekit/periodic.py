@@ -19,7 +19,7 @@ from gracekit.leases.leases import Guard
 from gracekit.process import Threads
 from gracekit.request.calls import call_hook
 from gracekit.request.context import JobContext, Services
-from gracekit.request.pace import Pace
+from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.suspects import Suspects
 from gracekit.rpc.failures import words_of
 from gracekit.telemetry.telemetry import Telemetry
@@ -46,7 +46,7 @@ class PeriodicJobs:
 
     Args:
         suspects: No job begins beside one.
-        pace: Recovery is asked to look for runs that have died.
+        trigger: Recovery is asked to look for runs that have died.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class PeriodicJobs:
         telemetry: Telemetry,
         threads: Threads,
         suspects: Suspects,
-        pace: Pace,
+        trigger: RecoveryTrigger,
     ) -> None:
         self._jobs = jobs
         self._services = services
         self._telemetry = telemetry
         self._threads = threads
         self._suspects = suspects
-        self._pace = pace
+        self._trigger = trigger
         self._paused = False
 
     def pause(self) -> None:
@@ -115,7 +115,7 @@ class PeriodicJobs:
             if job.singleton:
                 guard = await services.leases.take(("periodic", job.name), job.name)
                 if guard is None:
-                    self._pace.poke()  # a lease of the dead is free before the next period
+                    self._trigger.poke()  # a lease of the dead is free before the next period
                     return
             try:
                 if not self._paused:  # a drain may have begun while the lease was taken

@@ -33,7 +33,7 @@ import anyio.to_thread
 from gracekit import streams
 from gracekit.errors import ConfigError, DependencyError
 from gracekit.exits import ExitCode
-from gracekit.life import Identity, Judgement, Life, judge, look, read_identity
+from gracekit.life import Identity, Liveness, RecordedLife, judge, look, read_identity
 from gracekit.signals import SignalWatch, SignalWatcher, watched_signals
 
 BEFORE_ALARM_S: Final = 0.1
@@ -46,7 +46,7 @@ FAILPOINTS_ON: Final = {"GRACEKIT_TEST_FAILPOINTS": "1"}
 STANDARD_ERROR: Final = 2
 LAST_WORDS_S: Final = 1.0
 
-Phase = Literal["before", "after"]
+Side = Literal["before", "after"]
 T = TypeVar("T")
 
 
@@ -206,7 +206,7 @@ class Process:
     def __init__(self) -> None:
         self._stop_at, self._remaining = _failpoint(os.environ)
 
-    def reach(self, point: Point, phase: Phase) -> None:
+    def reach(self, point: Point, phase: Side) -> None:
         """Pass a point; dies there by SIGKILL when the crash matrix says so."""
         if self._stop_at is None or self._stop_at != (point, phase):
             return
@@ -228,7 +228,7 @@ class Process:
                 "this process lives: mount proc at /proc, with nothing over it"
             ) from error
 
-    def judge(self, life: Life, directory: Path | None) -> Judgement:
+    def judge(self, life: RecordedLife, directory: Path | None) -> Liveness:
         """Whether that process lives.
 
         Its lock file is looked for in *directory*, as this process sees that.
@@ -331,7 +331,7 @@ def _end_at_alarm() -> None:
 _FAILPOINT: Final = re.compile(r"(\w+)\.(before|after)(?::([1-9][0-9]{0,8}))?", re.ASCII)
 
 
-def _failpoint(environment: Mapping[str, str]) -> tuple[tuple[Point, Phase] | None, int]:
+def _failpoint(environment: Mapping[str, str]) -> tuple[tuple[Point, Side] | None, int]:
     """Where to die, and at which passing, for example `accept.after:3`; None for nowhere.
 
     Raises:

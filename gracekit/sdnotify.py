@@ -41,7 +41,7 @@ def stopping(*, extend_s: float, text: str = "", env: Mapping[str, str] | None =
 
 
 def watchdog(*, env: Mapping[str, str] | None = None) -> bool:
-    """The event loop still turns. Call this from the loop, so that a stuck one is caught."""
+    """The event loop still runs. Call this from the loop, so that a stuck one is caught."""
     return _send({"WATCHDOG": "1"}, env)
 
 

@@ -28,14 +28,14 @@ from gracekit.config.loading import check_defaults
 from gracekit.config.settings import Settings
 from gracekit.config.values import check_topic, did_you_mean, parse_duration
 from gracekit.errors import ConfigError, DeclarationError
-from gracekit.hooks import Hook
+from gracekit.hooks import ServiceHook
 from gracekit.periodic import PeriodicJob
 from gracekit.request.context import Context
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.method_table import MethodTable
 from gracekit.rpc.methods import (
     Method,
-    Place,
+    MethodTarget,
     check_no_generator,
     options_from,
 )
@@ -120,8 +120,8 @@ class Service:
         self.exceptions = dict(exceptions or {})
         self.methods = MethodTable()
         self.jobs: list[PeriodicJob] = []
-        self.start_hooks: list[Hook] = []
-        self.stop_hooks: list[Hook] = []
+        self.start_hooks: list[ServiceHook] = []
+        self.stop_hooks: list[ServiceHook] = []
 
     def __repr__(self) -> str:
         return f"<Service {self.topic}>"
@@ -188,11 +188,11 @@ class Service:
                 f"{type(manager).__name__} marks no method: decorate some with @rpc_method "
                 "or @ops_method"
             )
-        place = Place(namespace, version or self.version)
+        target = MethodTarget(namespace, version or self.version)
         for method in marked:
-            self.methods.add(method.served(manager, place))
+            self.methods.add(method.served(manager, target))
         for method in marked:
-            method.learn(manager, place)
+            method.learn(manager, target)
 
     # -- jobs and hooks -----------------------------------------------------------------
 
@@ -279,7 +279,7 @@ class Service:
 
     def run(self, settings: Settings | None = None) -> None:
         """Run until a signal ends it, then leave the process with the drain's exit code."""
-        from gracekit.run import run_service  # noqa: PLC0415 - the Runtime reads Services
+        from gracekit.runtime.run import run_service  # noqa: PLC0415 - the Runtime reads Services
 
         raise SystemExit(run_service(self, settings))
 

@@ -65,7 +65,7 @@ class LifeSigns:
         self._is_lost = False
 
     async def beat(self) -> None:
-        """Show in the store that the loop turns, for listings; a slow store holds it up."""
+        """Show in the store that the loop runs, for listings; a slow store holds it up."""
         settings = self._settings
         # A run whose beat is too old is taken for gone, and its fanout queues are removed.
         gone_s = min(settings.fanout_gone_after_s, settings.host_gone_after_s)
@@ -151,7 +151,7 @@ class StoreChanges:
 
 
 class Watchdog:
-    """Tells systemd that the event loop turns, from its readiness to the end of its drain.
+    """Tells systemd that the event loop runs, from its readiness to the end of its drain.
 
     It waits for nothing but its timer: a slow store does not keep it from feeding, and a blocked
     loop does.
@@ -226,7 +226,7 @@ class Starting:
             await asyncio.sleep(self._every_s)
 
 
-class Watch:
+class RunWatch:
     """What is looked at each second, whatever the store does."""
 
     def __init__(

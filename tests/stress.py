@@ -45,7 +45,7 @@ async def stress(part: Part, *, seed: int = 0) -> None:
 
 
 async def _take(step: Coroutine[Any, Any, None], draw: random.Random) -> None:
-    """Take one step; perhaps cancel it after a few turns of the loop."""
+    """Take one step; perhaps cancel it after a few iterations of the loop."""
     taken = asyncio.ensure_future(step)
     if draw.random() < 1 / 3:
         for _ in range(draw.randrange(6)):

@@ -27,10 +27,7 @@ _BESIDE_ALL: Final = {
     "background", "config", "telemetry", "tracing", "sdnotify", "stop_signals",
 }  # fmt: skip
 _ABOVE_REQUESTS: Final = {"dispatcher", "periodic", "hooks"}
-_FACE: Final = {
-    "service", "stops", "built", "ground", "order", "wiring", "opening", "ending", "start",
-    "runtime", "run",
-}  # fmt: skip
+_FACE: Final = {"service", "runtime"}
 
 # From the ground up. A module imports from the floors below its own; modules of one floor do not
 # know each other, except inside one package (store, rpc, ...) and where SAME_FLOOR allows it.

@@ -19,14 +19,14 @@ import gracekit.life
 import gracekit.process
 from gracekit.errors import DependencyError
 from gracekit.life import (
-    Answer,
-    Evidence,
+    Alive,
     Identity,
-    Life,
+    LifeEvidence,
     LifeLock,
     Lock,
     LockFile,
     Pid,
+    RecordedLife,
     judge,
     look,
     read_identity,
@@ -34,7 +34,7 @@ from gracekit.life import (
 )
 from gracekit.process import Process
 
-ALIVE, DEAD, OPEN = Answer.ALIVE, Answer.DEAD, Answer.NOT_PROVEN
+ALIVE, DEAD, OPEN = Alive.ALIVE, Alive.DEAD, Alive.NOT_PROVEN
 
 # Rows: the lock. Columns: there, gone, reused, replaced, hidden, unknown; each under an equal boot
 # id and in the same pid namespace, where alone the process table can be asked. The last: it cannot.
@@ -57,16 +57,16 @@ TABLE = {
 COLUMNS = (Pid.THERE, Pid.GONE, Pid.REUSED, Pid.EXECED, Pid.HIDDEN, Pid.UNKNOWN)
 
 
-def combinations() -> Iterator[tuple[Evidence, Answer]]:
+def combinations() -> Iterator[tuple[LifeEvidence, Alive]]:
     flags = (True, False)
     for lock, pid, boot, space in itertools.product(Lock, Pid, flags, flags):
         column = COLUMNS.index(pid) if boot and space else len(COLUMNS)
-        evidence = Evidence(lock=lock, same_boot=boot, same_namespace=space, pid=pid)
+        evidence = LifeEvidence(lock=lock, same_boot=boot, same_namespace=space, pid=pid)
         yield evidence, TABLE[lock][column]
 
 
 @pytest.mark.parametrize(("evidence", "answer"), list(combinations()))
-def test_the_rule_gives_one_answer_to_every_combination(evidence: Evidence, answer: Answer):
+def test_the_rule_gives_one_answer_to_every_combination(evidence: LifeEvidence, answer: Alive):
     """
     Each lock, each pid, equal and different boot ids, the same and another pid namespace.
     """
@@ -96,15 +96,15 @@ def lock(tmp_path: Path) -> Iterator[LifeLock]:
     made.release()
 
 
-def life_of(lock: LifeLock, **changed: object) -> Life:
-    return Life(
+def life_of(lock: LifeLock, **changed: object) -> RecordedLife:
+    return RecordedLife(
         identity=replace(read_identity(), **changed),  # type: ignore[arg-type]
         lock_name=lock.path.name,
         lock_file=lock.file,
     )
 
 
-def seen(lock: LifeLock, **changed: object) -> Evidence:
+def seen(lock: LifeLock, **changed: object) -> LifeEvidence:
     return look(life_of(lock, **changed), lock.path.parent)
 
 
@@ -113,7 +113,7 @@ def test_this_process_is_seen_with_its_lock(lock: LifeLock):
     The lock is seen from the process that holds it too, and asking takes nothing.
     """
     for _ in range(3):
-        assert seen(lock) == Evidence(
+        assert seen(lock) == LifeEvidence(
             lock=Lock.HELD, same_boot=True, same_namespace=True, pid=Pid.THERE
         )
 
@@ -155,7 +155,7 @@ def test_a_zombie_is_gone():
     try:
         while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.01)
-        zombie = Life(
+        zombie = RecordedLife(
             identity=replace(read_identity(), pid=child.pid), lock_name="", lock_file=None
         )
         assert look(zombie, None).pid is Pid.GONE
@@ -351,7 +351,7 @@ def test_locks_of_an_older_version_and_ours_exclude_each_other(tmp_path: Path):
     lock = LifeLock(path)
     file = LockFile.at(path)
     assert file is not None
-    held = Life(identity=read_identity(), lock_name=path.name, lock_file=file)
+    held = RecordedLife(identity=read_identity(), lock_name=path.name, lock_file=file)
 
     assert look(held, tmp_path).lock is Lock.HELD
     assert not lock.acquire()
@@ -399,7 +399,7 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Life]]:
+def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], RecordedLife]]:
     """Another process, and its life."""
     path = tmp_path / "held.lock"
     command = [sys.executable, "-c", HOLDER, str(path)]
@@ -408,14 +408,16 @@ def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Life]]:
     ticks = int(process.stdout.readline())
     file = LockFile.at(path)
     identity = replace(read_identity(), pid=process.pid, start_ticks=ticks)
-    yield process, Life(identity=identity, lock_name=path.name, lock_file=file)
+    yield process, RecordedLife(identity=identity, lock_name=path.name, lock_file=file)
     process.kill()
     process.communicate()
 
 
 @pytest.mark.process
 def test_a_process_that_ends_while_it_is_looked_at_is_dead(
-    holder: tuple[subprocess.Popen[str], Life], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    holder: tuple[subprocess.Popen[str], RecordedLife],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """
     The lock is looked at last: one that was held before its process had gone would seem to be held
@@ -437,7 +439,9 @@ def test_a_process_that_ends_while_it_is_looked_at_is_dead(
 
 @pytest.mark.process
 def test_a_process_that_goes_between_two_questions_is_gone(
-    holder: tuple[subprocess.Popen[str], Life], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    holder: tuple[subprocess.Popen[str], RecordedLife],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """
     It can be signalled, and has no entry in /proc a moment later: it is not hidden, but gone.

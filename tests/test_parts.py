@@ -10,11 +10,11 @@ import pytest
 
 from gracekit import Context, Service
 from gracekit.background import Background
-from gracekit.parts import Listed, Once, PartList
+from gracekit.parts import ListedPart, PartList, StepPart
 from gracekit.process import Process
-from gracekit.store.place import StorePlace
+from gracekit.runtime.wiring import wire
+from gracekit.store.location import StoreLocation
 from gracekit.testing import run
-from gracekit.wiring import wire
 from tests.service.kit import World
 from tests.stress import stress
 
@@ -55,9 +55,9 @@ class House:
         self.limits: dict[str, float] = {}
         self.parts = PartList(
             [
-                Listed("store", self.store),
-                Listed("record", self.record, reserve_s=2.0),
-                Listed("server", self.server),
+                ListedPart("store", self.store),
+                ListedPart("record", self.record, reserve_s=2.0),
+                ListedPart("server", self.server),
             ]
         )
 
@@ -200,7 +200,7 @@ async def test_a_step_is_taken_once_and_again_if_it_failed():
             raise troubles.pop()
         notes.append("done")
 
-    part = Once(step)
+    part = StepPart(step)
     with pytest.raises(OSError, match="not yet"):
         await part.start()
     await asyncio.gather(part.start(), part.start())
@@ -234,7 +234,7 @@ def service() -> Service:
     return svc
 
 
-async def parts_of(world: World) -> list[Listed]:
+async def parts_of(world: World) -> list[ListedPart]:
     """The parts of a service in their order; of these the seat is started."""
     life = world.life(service())
     await life.runtime.ground.seat.start()
@@ -278,6 +278,6 @@ async def test_an_engine_on_a_file_leaves_nothing_however_it_is_started_and_stop
     The store, with its two threads.
     """
     tmp_path.chmod(0o700)
-    engine = StorePlace(f"sqlite:///{tmp_path / 'store.db'}").engine(Process())
+    engine = StoreLocation(f"sqlite:///{tmp_path / 'store.db'}").engine(Process())
 
     await stress(engine)

@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from gracekit.process import FAILPOINT_VARIABLE, FAILPOINTS_ON, Phase, Point, Process
+from gracekit.process import FAILPOINT_VARIABLE, FAILPOINTS_ON, Point, Process, Side
 from gracekit.rpc.transport import Delivery, Settlement, shared_queue
 from gracekit.store.batch import Batch
 from gracekit.store.engine import MemoryEngine
@@ -70,9 +70,9 @@ class Watched(Process):
 
     def __init__(self) -> None:
         super().__init__()
-        self.passed: list[tuple[Point, Phase] | str] = []
+        self.passed: list[tuple[Point, Side] | str] = []
 
-    def reach(self, point: Point, phase: Phase) -> None:
+    def reach(self, point: Point, phase: Side) -> None:
         self.passed.append((point, phase))
 
 

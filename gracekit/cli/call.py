@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from gracekit.cli.main import ERROR, end, exit_code_of
-from gracekit.cli.options import Options, common
+from gracekit.cli.options import CommonOptions, common
 from gracekit.cli.text import json_text, safe, verbatim_json
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
@@ -46,7 +46,7 @@ def _request_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @common
 def call(
-    options: Options,
+    options: CommonOptions,
     /,
     *,
     topic: str,
@@ -85,7 +85,7 @@ def call(
 @click.option("--fanout", is_flag=True, help="To every instance that runs now.")
 @common
 def cast(
-    options: Options,
+    options: CommonOptions,
     /,
     *,
     topic: str,

@@ -23,7 +23,7 @@ from gracekit.cli.options import (
 from gracekit.cli.text import Colour, json_text, paint, safe
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings
-from gracekit.doctor.examine import Case, examine
+from gracekit.doctor.examine import Examination, examine
 from gracekit.doctor.finding import Finding, Level, exit_code, fail, told
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.exits import ExitCode
@@ -98,7 +98,7 @@ def doctor(
     """
     service, more = _service(target, factory=factory, app_dir=app_dir)
     settings, problems = _settings(flags, config, {} if service is None else service.defaults)
-    case = Case(
+    examination = Examination(
         settings=settings,
         service=service,
         problems=(*problems, *more),
@@ -106,7 +106,7 @@ def doctor(
         unit=unit,
         manifests=manifests,
     )
-    findings = list(examine(case))
+    findings = list(examine(examination))
     code = exit_code(findings)
     if as_json:
         click.echo(json_text(_as_json(findings, code)))

@@ -16,9 +16,9 @@ import click
 
 from gracekit.cli import looks_sql as sql
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
-from gracekit.cli.options import Options, common
-from gracekit.cli.reach import Answer, Desk, Heard
-from gracekit.cli.records import Records, doubt, label, verdict_of
+from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.reach import ControlClient, RunAnswer, RunReport
+from gracekit.cli.records import StoreRecords, doubt, label, verdict_of
 from gracekit.cli.status import forecast, longest
 from gracekit.cli.text import clock, duration, json_text, plural, safe
 from gracekit.cli.verbs import find
@@ -39,7 +39,7 @@ _NAMED_HOLDS: Final = 5
 
 
 @dataclass(slots=True, kw_only=True)
-class Watch:
+class DrainWatch:
     """One drain that is watched.
 
     Attributes:
@@ -85,7 +85,7 @@ class Watch:
 @click.pass_context
 def drain(
     ctx: click.Context,
-    options: Options,
+    options: CommonOptions,
     /,
     *,
     name: str | None,
@@ -103,10 +103,10 @@ def drain(
     """
     if timeout is not None:
         parse_duration(timeout)
-    with Records(options.settings) as records:
+    with StoreRecords(options.settings) as records:
         runs = asyncio.run(find(records, options, name, everyone=everyone))
         watches = [
-            Watch(
+            DrainWatch(
                 run=run,
                 prefix=f"{run.instance}: " if len(runs) > 1 else "",
                 quiet=options.as_json,
@@ -123,11 +123,11 @@ def drain(
     ctx.exit(next((c for c in (ERROR, UNREACHABLE, HANDED_OVER) if c in _codes(watches)), 0))
 
 
-def _codes(watches: list[Watch]) -> set[int]:
+def _codes(watches: list[DrainWatch]) -> set[int]:
     return {watch.code for watch in watches}
 
 
-def _detach(watches: list[Watch]) -> None:
+def _detach(watches: list[DrainWatch]) -> None:
     asked = [watch.run.instance for watch in watches if watch.began is not None]
     if not asked:
         tell("interrupted before a drain was confirmed; see `gracekit status`", prefix="\n")
@@ -141,14 +141,19 @@ def _detach(watches: list[Watch]) -> None:
 
 
 async def _drain_all(
-    records: Records, watches: list[Watch], patience: str | None, *, wait: bool
+    records: StoreRecords, watches: list[DrainWatch], patience: str | None, *, wait: bool
 ) -> None:
-    async with Desk() as desk:
-        await asyncio.gather(*(_drain(records, desk, w, patience, wait=wait) for w in watches))
+    async with ControlClient() as control:
+        await asyncio.gather(*(_drain(records, control, w, patience, wait=wait) for w in watches))
 
 
 async def _drain(
-    records: Records, desk: Desk, watch: Watch, patience: str | None, *, wait: bool
+    records: StoreRecords,
+    control: ControlClient,
+    watch: DrainWatch,
+    patience: str | None,
+    *,
+    wait: bool,
 ) -> None:
     watch.result = {
         "service": watch.run.service,
@@ -156,7 +161,7 @@ async def _drain(
         "run_id": watch.run.run_id,
     }
     try:
-        await _ask(desk, watch, patience)
+        await _ask(control, watch, patience)
     except GracekitError as error:
         ended = isinstance(error, RunEndedError)
         watch.code = UNREACHABLE if ended or isinstance(error, DependencyError) else ERROR
@@ -167,16 +172,16 @@ async def _drain(
             watch.say(f"SIGTERM drains it too: kill -TERM {pid}", err=True)
         return
     if wait:
-        await _watch(records, desk, watch)
+        await _watch(records, control, watch)
     else:
         watch.say(f"{label(watch.run)} is draining")
         watch.result["phase"] = ServiceState.DRAINING.value
 
 
-async def _ask(desk: Desk, watch: Watch, patience: str | None) -> None:
-    before = (await desk.hear(watch.run, limit=0)).answer
+async def _ask(control: ControlClient, watch: DrainWatch, patience: str | None) -> None:
+    before = (await control.hear(watch.run, limit=0)).answer
     under_way = before is not None and before.get("phase") == ServiceState.DRAINING.value
-    await desk.ask(watch.run, "drain", {"timeout": patience} if patience else {})
+    await control.ask(watch.run, "drain", {"timeout": patience} if patience else {})
     watch.began = time.monotonic()
     if under_way:
         watch.say(f"{label(watch.run)} was draining already; its deadline stands")
@@ -188,9 +193,9 @@ async def _ask(desk: Desk, watch: Watch, patience: str | None) -> None:
 # -- watching -------------------------------------------------------------------------
 
 
-async def _watch(records: Records, desk: Desk, watch: Watch) -> None:
+async def _watch(records: StoreRecords, control: ControlClient, watch: DrainWatch) -> None:
     """Until the process is gone, or serves again."""
-    asking: asyncio.Task[Heard] | None = None
+    asking: asyncio.Task[RunReport] | None = None
     try:
         while True:
             watch.run = await records.again(watch.run)
@@ -203,10 +208,10 @@ async def _watch(records: Records, desk: Desk, watch: Watch) -> None:
                 watch.say(doubt(watch.run, judgement))
                 return
             if asking is None:
-                asking = asyncio.create_task(desk.hear(watch.run, limit=0))
+                asking = asyncio.create_task(control.hear(watch.run, limit=0))
             await asyncio.wait({asking}, timeout=POLL_S)
-            heard = asking.result() if asking.done() else Heard()
-            answer = heard.answer
+            reports = asking.result() if asking.done() else RunReport()
+            answer = reports.answer
             asking = None if asking.done() else asking
             if _is_resumed(watch, answer):
                 watch.code = ERROR
@@ -215,9 +220,9 @@ async def _watch(records: Records, desk: Desk, watch: Watch) -> None:
                 return
             if answer is not None:
                 _tell_progress(watch, answer, await _holds_of(records, watch, answer))
-            elif heard.why:
-                _tell_trouble(watch, heard.why)
-            if answer is not None or heard.brief:
+            elif reports.why:
+                _tell_trouble(watch, reports.why)
+            if answer is not None or reports.brief:
                 await asyncio.sleep(POLL_S)
     finally:
         if asking is not None:
@@ -225,7 +230,7 @@ async def _watch(records: Records, desk: Desk, watch: Watch) -> None:
     await _conclude(records, watch)
 
 
-def _is_resumed(watch: Watch, answer: Answer | None) -> bool:
+def _is_resumed(watch: DrainWatch, answer: RunAnswer | None) -> bool:
     watch.stop_seen = watch.stop_seen or watch.run.stop_at is not None
     if watch.stop_seen and watch.run.stop_at is None:
         return True
@@ -233,7 +238,7 @@ def _is_resumed(watch: Watch, answer: Answer | None) -> bool:
     return serving and watch.elapsed_s > RESUMED_AFTER_S
 
 
-async def _holds_of(records: Records, watch: Watch, answer: Answer) -> list[str]:
+async def _holds_of(records: StoreRecords, watch: DrainWatch, answer: RunAnswer) -> list[str]:
     """What keeps a drain without anything in flight."""
     if answer.get("in_flight") != 0:
         return []
@@ -241,7 +246,7 @@ async def _holds_of(records: Records, watch: Watch, answer: Answer) -> list[str]
     return [f"{name!s} {key!s}" for name, key in rows]
 
 
-def _tell_progress(watch: Watch, answer: Answer, holds: list[str]) -> None:
+def _tell_progress(watch: DrainWatch, answer: RunAnswer, holds: list[str]) -> None:
     """A line whenever the number in flight, or what holds the drain, has changed."""
     left, timeout = answer.get("drain_left_s"), answer.get("drain_timeout_s")
     if left is None or timeout is None:
@@ -259,7 +264,7 @@ def _tell_progress(watch: Watch, answer: Answer, holds: list[str]) -> None:
     watch.say("   ".join([f"in flight {in_flight}", times, ", ".join(more)]).rstrip())
 
 
-def _tell_trouble(watch: Watch, why: str) -> None:
+def _tell_trouble(watch: DrainWatch, why: str) -> None:
     """Why there is no progress to show, once; a run that is only slow to answer says nothing."""
     if watch.shown != why:
         watch.shown = why
@@ -269,7 +274,7 @@ def _tell_trouble(watch: Watch, why: str) -> None:
 # -- the verdict ----------------------------------------------------------------------
 
 
-async def _conclude(records: Records, watch: Watch) -> None:
+async def _conclude(records: StoreRecords, watch: DrainWatch) -> None:
     run, verdict = watch.run, verdict_of(watch.run)
     report = run.report
     watch.code = {Verdict.DRAINED: 0, Verdict.HANDED_OVER: HANDED_OVER}.get(verdict, ERROR)
@@ -310,7 +315,7 @@ def _some(holds: Sequence[object], number: int) -> str:
     return ", ".join(named) + (f" and {more} more" if named and more > 0 else "")
 
 
-async def _names(records: Records, request_ids: list[str]) -> list[str]:
+async def _names(records: StoreRecords, request_ids: list[str]) -> list[str]:
     """`resize_vm vm:81 (order-1)` for each."""
     names = []
     for request_id in request_ids:

@@ -10,14 +10,14 @@ import click
 
 from gracekit.cli import looks_sql as sql
 from gracekit.cli.options import (
+    CommonOptions,
     HintingGroup,
-    Options,
     common,
     reason_option,
     refuse_options_before_the_verb,
 )
-from gracekit.cli.orders import OPERATOR, open_writing, who
-from gracekit.cli.records import Records
+from gracekit.cli.records import StoreRecords
+from gracekit.cli.task_orders import OPERATOR, open_writing, who
 from gracekit.cli.text import duration, json_text, plural, safe, table
 from gracekit.errors import GracekitError
 from gracekit.journal.holds_sql import END_BY_ORDER
@@ -33,7 +33,7 @@ _HEADERS: Final = ("HOLD", "KEY", "METHOD", "HOST", "STATE", "LAPSES IN", "CRASH
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many."
 )
 @common
-def holds(options: Options, /, *, limit: int) -> None:
+def holds(options: CommonOptions, /, *, limit: int) -> None:
     """List holds that are open, or whose errored hook has still to be called.
 
     CRASHES counts the processes that ended while a hold's probe, or its errored
@@ -42,7 +42,7 @@ def holds(options: Options, /, *, limit: int) -> None:
     if click.get_current_context().invoked_subcommand is not None:
         refuse_options_before_the_verb()
         return
-    with Records(options.settings) as records:
+    with StoreRecords(options.settings) as records:
         rows = asyncio.run(records.engine.query(sql.HOLDS, limit))
     found = [dict(zip(sql.HOLD_NAMES, row, strict=True)) for row in rows]
     if options.as_json:
@@ -66,12 +66,12 @@ def _row(hold: dict[str, Any]) -> tuple[str, ...]:
 @click.argument("key")
 @reason_option("Why: for the record.")
 @common
-def end(options: Options, /, *, name: str, key: str, reason: str) -> None:
+def end(options: CommonOptions, /, *, name: str, key: str, reason: str) -> None:
     """End the hold NAME of KEY: it keeps nobody any more.
 
     Neither its probe nor its errored hook is called for it again.
     """
-    with Records(options.settings):  # refuses where there is no store, before one is made
+    with StoreRecords(options.settings):  # refuses where there is no store, before one is made
         ended = asyncio.run(_end(options, name, key, reason))
     if not ended:
         raise GracekitError(f"no hold {safe(name)} of {safe(key)} is open; see `gracekit holds`")
@@ -81,7 +81,7 @@ def end(options: Options, /, *, name: str, key: str, reason: str) -> None:
         click.echo(f"{safe(name)} {safe(key)}: {plural(ended, 'hold')} ended")
 
 
-async def _end(options: Options, name: str, key: str, reason: str) -> int:
+async def _end(options: CommonOptions, name: str, key: str, reason: str) -> int:
     now = time.time()
     batch = Batch(Point.END_HOLD)
     ended = batch.ask(END_BY_ORDER, now, name, key)

@@ -45,7 +45,7 @@ transport_option: Final = click.option(
     help=f"The service's transport, {file_url('file')}.  [env: GRACEKIT_TRANSPORT_URL]",
 )
 instance_option: Final = click.option(
-    "--instance", metavar="NAME", help="One process slot.  [env: GRACEKIT_INSTANCE]"
+    "--instance", metavar="NAME", help="One instance of the service.  [env: GRACEKIT_INSTANCE]"
 )
 config_option: Final = click.option(
     "--config",
@@ -111,7 +111,7 @@ def refuse_options_before_the_verb() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class CommonOptions:
     """What every command that looks after services is told.
 
     Attributes:
@@ -125,8 +125,8 @@ class Options:
     as_json: bool
 
 
-def common(command: Callable[Concatenate[Options, P], R]) -> Callable[..., R]:
-    """Give *command* the shared options; it takes them as one `Options`."""
+def common(command: Callable[Concatenate[CommonOptions, P], R]) -> Callable[..., R]:
+    """Give *command* the shared options; it takes them as one `CommonOptions`."""
 
     @functools.wraps(command)
     def wrapped(
@@ -140,7 +140,7 @@ def common(command: Callable[Concatenate[Options, P], R]) -> Callable[..., R]:
     ) -> R:
         flags = {"store_url": store_url, "transport_url": transport_url, "instance": instance}
         settings = load(flags, os.environ, config)
-        return command(Options(settings=settings, instance=instance, as_json=as_json), **rest)  # type: ignore[call-arg]
+        return command(CommonOptions(settings=settings, instance=instance, as_json=as_json), **rest)  # type: ignore[call-arg]
 
     shared = (store_option, transport_option, instance_option, config_option, json_option)
     return _with(shared, wrapped)

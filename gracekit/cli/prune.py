@@ -12,8 +12,8 @@ import click
 
 from gracekit.cli import looks_sql as sql
 from gracekit.cli.call import check_transport
-from gracekit.cli.options import Options, common
-from gracekit.cli.records import Records, gone_at
+from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.records import StoreRecords, gone_at
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock, age_s
 from gracekit.config.values import parse_duration
@@ -23,7 +23,7 @@ from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import Queue, Transport, directed_queue
 from gracekit.runs.run import Run
-from gracekit.runs.seat import slot_name
+from gracekit.runs.seat import instance_lock_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,9 @@ class _Left:
     help="Keep what is left of a host whose last run ended less than that ago.",
 )
 @common
-def prune(options: Options, /, *, dry_run: bool, hosts: tuple[str, ...], gone_for: str) -> None:
+def prune(
+    options: CommonOptions, /, *, dry_run: bool, hosts: tuple[str, ...], gone_for: str
+) -> None:
     """Remove the queues and lock files of hosts that do not come back.
 
     A queue of a host or instance goes if none of its runs lives, no task and no
@@ -84,7 +86,7 @@ def prune(options: Options, /, *, dry_run: bool, hosts: tuple[str, ...], gone_fo
     """
     gone_for_s = parse_duration(gone_for)
     check_transport(options.settings.transport_url)
-    with Records(options.settings) as records:
+    with StoreRecords(options.settings) as records:
         left = asyncio.run(_look(records, gone_for_s))
         locks = _prune_locks(records.run_directory, left, dry_run=dry_run)
         queues, failure = list[str](), None
@@ -96,7 +98,7 @@ def prune(options: Options, /, *, dry_run: bool, hosts: tuple[str, ...], gone_fo
 
 
 def _tell(
-    options: Options,
+    options: CommonOptions,
     queues: Sequence[str],
     locks: Sequence[str],
     *,
@@ -116,7 +118,7 @@ def _tell(
         raise failure
 
 
-async def _look(records: Records, gone_for_s: float) -> _Left:
+async def _look(records: StoreRecords, gone_for_s: float) -> _Left:
     runs = await records.runs()
     wanted = {str(target) for (target,) in await records.engine.query(sql.WANTED_TARGETS)}
     needed = [run for run in runs if _is_needed(records, run, gone_for_s)]
@@ -128,7 +130,7 @@ async def _look(records: Records, gone_for_s: float) -> _Left:
     )
 
 
-def _is_needed(records: Records, run: Run, gone_for_s: float) -> bool:
+def _is_needed(records: StoreRecords, run: Run, gone_for_s: float) -> bool:
     return not records.judge(run).is_dead or age_s(time.time(), gone_at(run)) < gone_for_s
 
 
@@ -137,7 +139,7 @@ def _names(runs: Iterable[Run]) -> frozenset[str]:
 
 
 async def _prune_queues(
-    options: Options, left: _Left, hosts: Sequence[str], *, dry_run: bool
+    options: CommonOptions, left: _Left, hosts: Sequence[str], *, dry_run: bool
 ) -> list[str]:
     settings = options.settings
     transport = open_transport(
@@ -163,9 +165,9 @@ async def _listed(transport: Transport, topics: Sequence[str]) -> list[str]:
 
 
 def _prune_locks(directory: Path, left: _Left, *, dry_run: bool) -> list[str]:
-    """Locks of slots that no run fills; a run's own goes when the run is taken over."""
-    kept = {slot_name(service, name) for service in left.services for name in left.kept}
-    ours = tuple(slot_name(service, "").removesuffix(".lock") for service in left.services)
+    """Locks of instances without a run; a run's own goes when the run is taken over."""
+    kept = {instance_lock_name(service, name) for service in left.services for name in left.kept}
+    ours = tuple(instance_lock_name(service, "").removesuffix(".lock") for service in left.services)
     removed = []
     for path in sorted(directory.glob("*@*.lock")):
         if path.name in kept or not path.name.startswith(ours):

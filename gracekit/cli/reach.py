@@ -14,7 +14,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 from gracekit.cli.call import check_transport
-from gracekit.cli.records import Records, label
+from gracekit.cli.records import StoreRecords, label
 from gracekit.clock import Clock
 from gracekit.config.urls import UrlKind, kind_of
 from gracekit.errors import (
@@ -40,7 +40,7 @@ VERB_TIMEOUT_S: Final = 5.0
 ROUNDS: Final = 3
 """Runs that start while others are asked are asked too, so often."""
 
-Answer = dict[str, Any]
+RunAnswer = dict[str, Any]
 
 
 class NotAskedError(DependencyError):
@@ -52,27 +52,27 @@ class SilentError(DependencyError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class RunReport:
     """What a run says of itself.
 
     Attributes:
-        answer: Its picture; None if it gave none.
+        answer: Its status; None if it gave none.
         tasks: Its tasks in flight, as far as they were asked for.
         brief: Why it gave none, or not all of its tasks, in a few words; else empty.
         why: The sentence behind that, where there is more to say.
     """
 
-    answer: Answer | None = None
-    tasks: Sequence[Answer] = ()
+    answer: RunAnswer | None = None
+    tasks: Sequence[RunAnswer] = ()
     brief: str = ""
     why: str = ""
 
 
-NOT_HEARD: Final = Heard(brief=ServiceState.STARTING.value)
+NO_REPORT: Final = RunReport(brief=ServiceState.STARTING.value)
 """Of a run that began after the others were asked."""
 
 
-class Desk:
+class ControlClient:
     """Asks runs; one connection for each transport. An async context manager."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class Desk:
         args: Mapping[str, Any] = MappingProxyType({}),
         *,
         timeout_s: float = VERB_TIMEOUT_S,
-    ) -> Answer:
+    ) -> RunAnswer:
         """Send *verb* to *run*, and return its answer.
 
         Raises:
@@ -136,16 +136,16 @@ class Desk:
             raise GracekitError(f"{label(run)} answered {verb!r} with a {type(answer).__name__}")
         return answer
 
-    async def hear(self, run: Run, *, every_task: bool = False, **args: Any) -> Heard:
-        """The run's own picture of itself, and why there is none; each page within 2 s.
+    async def hear(self, run: Run, *, every_task: bool = False, **args: Any) -> RunReport:
+        """The run's own status, or why there is none; each page within 2 s.
 
         Args:
             run: Who is asked.
             every_task: Ask on for the tasks that the first page has no room for.
             args: Of the verb `status`: which tasks, and how many.
         """
-        answer: Answer | None = None
-        tasks: list[Answer] = []
+        answer: RunAnswer | None = None
+        tasks: list[RunAnswer] = []
         try:
             page = answer = await self.ask(run, "status", args, timeout_s=STATUS_TIMEOUT_S)
             tasks += page.get("tasks", ())
@@ -155,21 +155,21 @@ class Desk:
                 tasks += page.get("tasks", ())
         except GracekitError as error:
             brief, why = _why_not(error)
-            return Heard(answer=answer, tasks=tasks, brief=brief, why=why)
-        return Heard(answer=answer, tasks=tasks)
+            return RunReport(answer=answer, tasks=tasks, brief=brief, why=why)
+        return RunReport(answer=answer, tasks=tasks)
 
     async def hear_all(
-        self, records: Records, name: str | None, *, every_task: bool = False
-    ) -> dict[str, Heard]:
+        self, records: StoreRecords, name: str | None, *, every_task: bool = False
+    ) -> dict[str, RunReport]:
         """What each living run says, by run id; those that begin meanwhile are asked too."""
-        heard: dict[str, Heard] = {}
+        reports: dict[str, RunReport] = {}
         for _ in range(ROUNDS):
-            runs = [run for run in await records.living(name) if run.run_id not in heard]
+            runs = [run for run in await records.living(name) if run.run_id not in reports]
             if not runs:
                 break
             said = await asyncio.gather(*(self.hear(run, every_task=every_task) for run in runs))
-            heard |= {run.run_id: one for run, one in zip(runs, said, strict=True)}
-        return heard
+            reports |= {run.run_id: one for run, one in zip(runs, said, strict=True)}
+        return reports
 
     async def _client(self, run: Run) -> RpcClient:
         async with self._connecting:

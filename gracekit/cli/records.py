@@ -23,10 +23,10 @@ from gracekit.config.settings import Settings
 from gracekit.config.values import did_you_mean
 from gracekit.errors import ConfigError
 from gracekit.exits import Verdict, classify
-from gracekit.life import Judgement
+from gracekit.life import Liveness
 from gracekit.process import Process
 from gracekit.runs.run import Run, judge_run, list_runs
-from gracekit.store.place import StorePlace
+from gracekit.store.location import StoreLocation
 from gracekit.store.reader import StoreReader
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
 
@@ -34,7 +34,7 @@ ALL_RUNS: Final = 100_000
 NEAR_RUNS: Final = 200
 """Enough to find a run again among those that started meanwhile."""
 
-Unfinished = Mapping[str, int]  # state to number of rows
+UnfinishedCounts = Mapping[str, int]  # state to number of rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class Accounts:
         }
 
 
-class Records:
+class StoreRecords:
     """One look into a store; use as `with Records(settings) as records`.
 
     Raises:
@@ -107,14 +107,16 @@ class Records:
     """
 
     def __init__(self, settings: Settings) -> None:
-        place = StorePlace(settings.store_url)
-        reader = place.reader()
-        if reader is None or place.run_directory is None:
-            raise ConfigError(f"{place.url} is the memory of one process; name a file with --store")
-        self.place: Final = place
-        self.run_directory: Path = place.run_directory
+        location = StoreLocation(settings.store_url)
+        reader = location.reader()
+        if reader is None or location.run_directory is None:
+            raise ConfigError(
+                f"{location.url} is the memory of one process; name a file with --store"
+            )
+        self.location: Final = location
+        self.run_directory: Path = location.run_directory
         self.engine: StoreReader = reader
-        self._bells = place.bells()
+        self._wakeups = location.wakeups()
         self._process = Process()
 
     def __enter__(self) -> Self:
@@ -147,17 +149,17 @@ class Records:
                     return found
         return run
 
-    def judge(self, run: Run) -> Judgement:
+    def judge(self, run: Run) -> Liveness:
         """Whether the run may still act."""
         return judge_run(run, self._process, self.run_directory)
 
     async def ring_living(self, service: str) -> bool:
         """Let living runs of *service* look at once; false if there is none."""
         living = [run for run in await self.living() if run.service == service]
-        self._bells.ring(run.run_id for run in living)
+        self._wakeups.wake(run.run_id for run in living)
         return bool(living)
 
-    async def unfinished(self) -> Mapping[str | None, Unfinished]:
+    async def unfinished(self) -> Mapping[str | None, UnfinishedCounts]:
         """Owner to its transient rows by state; None stands for rows that nobody owns."""
         found: defaultdict[str | None, dict[str, int]] = defaultdict(dict)
         for owner, state, number in await self.engine.query(sql.UNFINISHED):
@@ -180,7 +182,7 @@ class Records:
             known = sorted({run.instance for run in everyone})
             hint = did_you_mean(name or "", known) or f"; known are {', '.join(known) or 'none'}"
             wanted = "no run" if name is None else f"no run of instance {name!r}"
-            return f"{wanted} is on record in {self.place.name}{hint}"
+            return f"{wanted} is on record in {self.location.name}{hint}"
         doubtful = [(run, j) for run in runs if not (j := self.judge(run)).is_dead]
         if doubtful:
             run, judgement = doubtful[0]
@@ -189,7 +191,7 @@ class Records:
         unfinished = await self.unfinished()
         left = [(run, unfinished[run.run_id]) for run in runs if run.run_id in unfinished]
         sentences = [
-            f"no process of {label(last) if name else self.place.name} is alive: {ending(last)}"
+            f"no process of {label(last) if name else self.location.name} is alive: {ending(last)}"
         ]
         sentences += [f"{label(run)} left {counts(rows.items())}" for run, rows in left]
         if None in unfinished:
@@ -209,7 +211,7 @@ def label(run: Run) -> str:
     return f"{run.service}@{run.instance}"
 
 
-def doubt(run: Run, judgement: Judgement) -> str:
+def doubt(run: Run, judgement: Liveness) -> str:
     """What an operator has to know of a run of which nothing is proven."""
     return (
         f"{label(run)} (run {run.run_id}) is {judgement}; its tasks are left alone. Look from "

@@ -7,16 +7,16 @@ from typing import Final
 
 import click
 
-from gracekit.cli.options import HintingGroup, Options, common, reason_option
-from gracekit.cli.orders import who
-from gracekit.cli.records import Records, is_named, label
+from gracekit.cli.options import CommonOptions, HintingGroup, common, reason_option
+from gracekit.cli.records import StoreRecords, is_named, label
+from gracekit.cli.task_orders import who
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock
 from gracekit.errors import ConflictError, GracekitError
-from gracekit.life import Answer, Judgement
+from gracekit.life import Alive, Liveness
 from gracekit.process import Process
 from gracekit.runs.run import Run, gone
-from gracekit.store.place import StorePlace
+from gracekit.store.location import StoreLocation
 
 LISTED: Final = 5
 
@@ -30,7 +30,7 @@ def runs() -> None:
 @click.argument("word", metavar="RUN")
 @reason_option("How you know: for the record.")
 @common
-def declare_gone(options: Options, /, *, word: str, reason: str) -> None:
+def declare_gone(options: CommonOptions, /, *, word: str, reason: str) -> None:
     """Say that a run is gone whose death nobody can prove from here.
 
     Its tasks and leases are then taken over as those of a killed run. If it
@@ -40,7 +40,7 @@ def declare_gone(options: Options, /, *, word: str, reason: str) -> None:
     A run that is proven alive or dead is refused: `gracekit drain` ends a
     living one, and a dead one needs no word.
     """
-    with Records(options.settings) as records:
+    with StoreRecords(options.settings) as records:
         run = asyncio.run(_declare(records, options, word, reason))
     if options.as_json:
         click.echo(json_text({"run_id": run.run_id, "instance": run.instance, "reason": reason}))
@@ -48,9 +48,9 @@ def declare_gone(options: Options, /, *, word: str, reason: str) -> None:
         click.echo(f"{label(run)} (run {run.run_id}) is on record as gone: {safe(reason)}")
 
 
-async def _declare(records: Records, options: Options, word: str, reason: str) -> Run:
+async def _declare(records: StoreRecords, options: CommonOptions, word: str, reason: str) -> Run:
     run = await _find(records, word)
-    engine, clock = StorePlace(options.settings.store_url).engine(Process()), Clock()
+    engine, clock = StoreLocation(options.settings.store_url).engine(Process()), Clock()
     await engine.start()
     try:
         await engine.commit(gone(run, by=who(), reason=reason, at=clock.wall()))
@@ -64,13 +64,13 @@ async def _declare(records: Records, options: Options, word: str, reason: str) -
     return run
 
 
-async def _find(records: Records, word: str) -> Run:
+async def _find(records: StoreRecords, word: str) -> Run:
     """The one run of which nothing is proven that *word* means."""
     if not word:
         raise GracekitError("an empty RUN names no run; see `gracekit status`")
     meant = [run for run in await records.runs() if _means(word, run)]
     judged = [(run, records.judge(run)) for run in meant if run.adopted_at is None]
-    doubtful = [run for run, judgement in judged if judgement.answer is Answer.NOT_PROVEN]
+    doubtful = [run for run, judgement in judged if judgement.answer is Alive.NOT_PROVEN]
     if len(doubtful) == 1:
         return doubtful[0]
     if doubtful:
@@ -83,7 +83,7 @@ def _means(word: str, run: Run) -> bool:
     return run.run_id.startswith(word) or is_named(run, word)
 
 
-def _why_none(word: str, judged: list[tuple[Run, Judgement]]) -> str:
+def _why_none(word: str, judged: list[tuple[Run, Liveness]]) -> str:
     if not judged:
         return f"no run {safe(word)} is waiting for a word; see `gracekit status`"
     alive = [(run, judgement) for run, judgement in judged if judgement.is_alive]

@@ -15,10 +15,10 @@ from typing import Any, Final
 import click
 
 from gracekit.cli import looks_sql as sql
-from gracekit.cli.options import Options, common
-from gracekit.cli.reach import Desk, Heard
-from gracekit.cli.records import Records
-from gracekit.cli.subject import Subject, find
+from gracekit.cli.chosen_task import ChosenTask, find
+from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.reach import ControlClient, RunReport
+from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import duration, json_text, safe
 from gracekit.clock import age_s
 from gracekit.errors import GracekitError
@@ -39,7 +39,7 @@ class Record:
         lease: Of its resource; None without one.
         incidents: Moment, kind and sentence of each.
         owner: Instance of the run that owns it, and whether that lives; empty for nobody.
-        heard: What that says of it.
+        reports: What that says of it.
     """
 
     columns: dict[str, Any]
@@ -48,12 +48,12 @@ class Record:
     lease: dict[str, Any] | None
     incidents: list[dict[str, Any]]
     owner: str
-    heard: Heard
+    reports: RunReport
 
     @property
     def live(self) -> dict[str, Any] | None:
         """The task in the words of its process."""
-        return next(iter(self.heard.tasks), None)
+        return next(iter(self.reports.tasks), None)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -65,14 +65,14 @@ class Record:
             "incidents": self.incidents,
             "owner": self.owner or None,
             "live": self.live,
-            "not_heard": self.heard.why or self.heard.brief or None,
+            "not_heard": self.reports.why or self.reports.brief or None,
         }
 
 
 @click.command()
 @click.argument("task_id", metavar="ID")
 @common
-def show(options: Options, /, *, task_id: str) -> None:
+def show(options: CommonOptions, /, *, task_id: str) -> None:
     """Show everything that is on record of one task.
 
     Its states with their moments, attempts, orders with who gave them and why,
@@ -81,7 +81,7 @@ def show(options: Options, /, *, task_id: str) -> None:
 
     ID is a request id or its unmistakable beginning.
     """
-    with Records(options.settings) as records:
+    with StoreRecords(options.settings) as records:
         subject = asyncio.run(find(records, task_id, options.instance))
         record = asyncio.run(_read(records, subject))
     if options.as_json:
@@ -90,7 +90,7 @@ def show(options: Options, /, *, task_id: str) -> None:
         click.echo("\n".join(_text(record)))
 
 
-async def _read(records: Records, subject: Subject) -> Record:
+async def _read(records: StoreRecords, subject: ChosenTask) -> Record:
     if subject.row_id is None:
         return await _without_row(subject)
     rows = await records.engine.query(sql.ROW, subject.row_id)
@@ -109,7 +109,7 @@ async def _read(records: Records, subject: Subject) -> Record:
         lease=next(iter(leases), None),
         incidents=await _all(records, sql.INCIDENTS, "at what detail", accepted, request_id),
         owner=_owner(records, columns["owner"], run),
-        heard=await _hear(subject, run if run and records.judge(run).is_alive else None),
+        reports=await _hear(subject, run if run and records.judge(run).is_alive else None),
     )
 
 
@@ -121,13 +121,13 @@ def _failure_of(text: Any) -> Any:
     return {name: getattr(failure, name) for name in ("exc_class", "module", "message", "tb")}
 
 
-async def _all(records: Records, sql: str, names: str, *params: Any) -> list[dict[str, Any]]:
+async def _all(records: StoreRecords, sql: str, names: str, *params: Any) -> list[dict[str, Any]]:
     rows = await records.engine.query(sql, *params)
     return [dict(zip(names.split(), row, strict=True)) for row in rows]
 
 
-async def _without_row(subject: Subject) -> Record:
-    heard = await _hear(subject, subject.run)
+async def _without_row(subject: ChosenTask) -> Record:
+    reports = await _hear(subject, subject.run)
     where = subject.run.instance if subject.run else ""
     columns = dict.fromkeys(sql.ROW_NAMES) | {
         "request_id": subject.request_id,
@@ -136,18 +136,24 @@ async def _without_row(subject: Subject) -> Record:
     }
     none = dict.fromkeys(sql.KEPT_NAMES)
     return Record(
-        columns=columns, kept=none, replies=[], lease=None, incidents=[], owner=where, heard=heard
+        columns=columns,
+        kept=none,
+        replies=[],
+        lease=None,
+        incidents=[],
+        owner=where,
+        reports=reports,
     )
 
 
-async def _hear(subject: Subject, run: Run | None) -> Heard:
+async def _hear(subject: ChosenTask, run: Run | None) -> RunReport:
     if run is None:
-        return Heard()
-    async with Desk() as desk:
-        return await desk.hear(run, task_id=subject.request_id, recipient=subject.recipient)
+        return RunReport()
+    async with ControlClient() as control:
+        return await control.hear(run, task_id=subject.request_id, recipient=subject.recipient)
 
 
-def _owner(records: Records, run_id: Any, run: Run | None) -> str:
+def _owner(records: StoreRecords, run_id: Any, run: Run | None) -> str:
     if run is None:
         return "" if run_id is None else f"run {run_id}, which is not on record"
     return f"{run.instance} (run {run.run_id}, {records.judge(run)})"
@@ -224,8 +230,8 @@ def _due(record: Record) -> Iterator[str]:
 
 
 def _now(record: Record) -> str:
-    if record.heard.brief:
-        return f"its process says nothing: {record.heard.why or record.heard.brief}"
+    if record.reports.brief:
+        return f"its process says nothing: {record.reports.why or record.reports.brief}"
     if (live := record.live) is None:
         return ""
     expected = live.get("expected_s")

@@ -11,12 +11,12 @@ from typing import Any, Final
 import click
 
 from gracekit.cli.main import UNREACHABLE
-from gracekit.cli.options import Options, common
-from gracekit.cli.reach import NOT_HEARD, Answer, Desk, Heard
+from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.reach import NO_REPORT, ControlClient, RunAnswer, RunReport
 from gracekit.cli.records import (
     Accounts,
-    Records,
-    Unfinished,
+    StoreRecords,
+    UnfinishedCounts,
     doubt,
     gone_at,
     verdict_of,
@@ -24,14 +24,13 @@ from gracekit.cli.records import (
 from gracekit.cli.text import counts, duration, json_text, paint, safe, table
 from gracekit.clock import age_s
 from gracekit.errors import DependencyError
-from gracekit.life import Answer as LifeAnswer
-from gracekit.life import Judgement
+from gracekit.life import Alive, Liveness
 from gracekit.phase import ServiceState
 from gracekit.runs.run import Run, run_as_json
 
 LAST_EXITS: Final = 5
 SHOW_GONE_S: Final = 3600.0
-"""A slot without a process is shown so long, and for ever while it left something."""
+"""An instance without a process is shown so long, and for ever while it left something."""
 LONGEST_WHY: Final = 1024
 
 _ON_ITS_WAY: Final = (ServiceState.DRAINING.value, ServiceState.QUIET.value)
@@ -42,24 +41,24 @@ _EXIT_HEADERS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One run in the picture.
+class RunStatus:
+    """One run as `status` shows it.
 
     Attributes:
         judgement: Whether it lives, and why we think so.
-        heard: Its own words, or why there are none; None of a run that is not proven alive.
+        reports: Its own words, or why there are none; None of a run that is not proven alive.
         unfinished: What the store says it owns, by state.
     """
 
     run: Run
-    judgement: Judgement
-    heard: Heard | None
-    unfinished: Unfinished
+    judgement: Liveness
+    reports: RunReport | None
+    unfinished: UnfinishedCounts
 
     @property
-    def answer(self) -> Answer | None:
+    def answer(self) -> RunAnswer | None:
         """What it says; None if it says nothing."""
-        return None if self.heard is None else self.heard.answer
+        return None if self.reports is None else self.reports.answer
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -68,7 +67,7 @@ class Entry:
             "life": self.judgement.answer.value,
             "life_reason": self.judgement.reason,
             "answers": self.answer is not None,
-            "why_not": (self.heard and (self.heard.why or self.heard.brief)) or None,
+            "why_not": (self.reports and (self.reports.why or self.reports.brief)) or None,
             "status": self.answer,
             "unfinished": dict(self.unfinished),
             "reconcile_pending": bool(self.judgement.is_dead and self.unfinished),
@@ -76,7 +75,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class StatusReport:
     """All that `status` shows.
 
     Attributes:
@@ -86,9 +85,9 @@ class Picture:
     """
 
     store: str
-    entries: Sequence[Entry]
+    entries: Sequence[RunStatus]
     exits: Sequence[Run]
-    ownerless: Unfinished
+    ownerless: UnfinishedCounts
     accounts: Accounts
 
     def as_json(self) -> dict[str, Any]:
@@ -105,7 +104,7 @@ class Picture:
 
 @click.command()
 @common
-def status(options: Options, /) -> None:
+def status(options: CommonOptions, /) -> None:
     """Show the runs of a store: living ones by their own words, others by what they left.
 
     Asks each living process, for 2 seconds at most. With none alive the store
@@ -113,16 +112,16 @@ def status(options: Options, /) -> None:
 
     Exit status: 0; with --instance 4 if no run of that name is proven alive.
     """
-    with Records(options.settings) as records:
-        picture = asyncio.run(_look(records, options.instance))
-    click.echo(json_text(picture.as_json()) if options.as_json else _text(picture))
-    if options.instance and not any(entry.judgement.is_alive for entry in picture.entries):
+    with StoreRecords(options.settings) as records:
+        report = asyncio.run(_look(records, options.instance))
+    click.echo(json_text(report.as_json()) if options.as_json else _text(report))
+    if options.instance and not any(entry.judgement.is_alive for entry in report.entries):
         click.get_current_context().exit(UNREACHABLE)
 
 
-async def _look(records: Records, name: str | None) -> Picture:
-    async with Desk() as desk:
-        heard = await desk.hear_all(records, name)
+async def _look(records: StoreRecords, name: str | None) -> StatusReport:
+    async with ControlClient() as control:
+        reports = await control.hear_all(records, name)
     # Read after the answers, so that a run which ended meanwhile is seen as ended.
     runs = await records.runs(name)
     if name is not None and not runs:
@@ -130,16 +129,16 @@ async def _look(records: Records, name: str | None) -> Picture:
     unfinished = await records.unfinished()
     judged = {run.run_id: records.judge(run) for run in runs}
     entries = [
-        Entry(
+        RunStatus(
             run=run,
             judgement=judged[run.run_id],
-            heard=heard.get(run.run_id, NOT_HEARD) if judged[run.run_id].is_alive else None,
+            reports=reports.get(run.run_id, NO_REPORT) if judged[run.run_id].is_alive else None,
             unfinished=unfinished.get(run.run_id, {}),
         )
         for run in _shown(runs, judged, unfinished.keys())
     ]
-    return Picture(
-        store=str(records.place.name),
+    return StatusReport(
+        store=str(records.location.name),
         entries=entries,
         exits=[run for run in runs if judged[run.run_id].is_dead][:LAST_EXITS],
         ownerless=unfinished.get(None, {}),
@@ -147,56 +146,56 @@ async def _look(records: Records, name: str | None) -> Picture:
     )
 
 
-def _shown(runs: Sequence[Run], judged: Mapping[str, Judgement], owners: Any) -> list[Run]:
-    """Living and doubtful runs by name; then gone ones with rows, or whose slot is empty lately."""
+def _shown(runs: Sequence[Run], judged: Mapping[str, Liveness], owners: Any) -> list[Run]:
+    """Living and doubtful runs by name; then gone ones with rows, or gone lately."""
     by_name = sorted(runs, key=lambda run: (run.instance, run.service))
     living = [run for run in by_name if judged[run.run_id].is_alive]
-    doubtful = [run for run in by_name if judged[run.run_id].answer is LifeAnswer.NOT_PROVEN]
+    doubtful = [run for run in by_name if judged[run.run_id].answer is Alive.NOT_PROVEN]
     filled = {(run.service, run.instance) for run in living}
     gone = []
     for run in runs:
         if not judged[run.run_id].is_dead:
             continue
-        slot = (run.service, run.instance)
+        instance = (run.service, run.instance)
         lately = age_s(time.time(), gone_at(run)) < SHOW_GONE_S
-        if run.run_id in owners or (slot not in filled and lately):
+        if run.run_id in owners or (instance not in filled and lately):
             gone.append(run)
-        filled.add(slot)
+        filled.add(instance)
     return [*living, *doubtful, *gone]
 
 
-def _text(picture: Picture) -> str:
-    services = len({entry.run.service for entry in picture.entries}) > 1
-    rows = [_row(entry, services=services) for entry in picture.entries]
+def _text(report: StatusReport) -> str:
+    services = len({entry.run.service for entry in report.entries}) > 1
+    rows = [_row(entry, services=services) for entry in report.entries]
     parts = [_coloured(table(_HEADERS, rows))] if rows else ["no run is on record"]
     parts += [
         doubt(entry.run, entry.judgement)
-        for entry in picture.entries
-        if entry.judgement.answer is LifeAnswer.NOT_PROVEN
+        for entry in report.entries
+        if entry.judgement.answer is Alive.NOT_PROVEN
     ]
-    parts += [paint(line, "red") for entry in picture.entries for line in _not_ready(entry)]
-    parts += [paint(line, "red") for entry in picture.entries for line in _not_heard(entry)]
-    if picture.ownerless:
-        left = counts(picture.ownerless.items())
+    parts += [paint(line, "red") for entry in report.entries for line in _not_ready(entry)]
+    parts += [paint(line, "red") for entry in report.entries for line in _not_heard(entry)]
+    if report.ownerless:
+        left = counts(report.ownerless.items())
         parts.append(f"without owner: {left}; a living run of the service takes them, or the next")
-    if picture.exits:
-        parts.append("last exits\n" + table(_EXIT_HEADERS, [_exit_row(r) for r in picture.exits]))
-    accounts = str(picture.accounts)
-    parts.append(accounts if picture.accounts.off_by == 0 else paint(accounts, "red"))
+    if report.exits:
+        parts.append("last exits\n" + table(_EXIT_HEADERS, [_exit_row(r) for r in report.exits]))
+    accounts = str(report.accounts)
+    parts.append(accounts if report.accounts.off_by == 0 else paint(accounts, "red"))
     return "\n\n".join(parts)
 
 
-def _not_ready(entry: Entry) -> list[str]:
+def _not_ready(entry: RunStatus) -> list[str]:
     why = not_ready(entry.answer or {})
     return [f"{entry.run.instance} is not ready: {why}"] if why else []
 
 
-def _not_heard(entry: Entry) -> list[str]:
-    why = entry.heard.why if entry.heard else ""
+def _not_heard(entry: RunStatus) -> list[str]:
+    why = entry.reports.why if entry.reports else ""
     return [f"{entry.run.instance}: {safe(why, longest=LONGEST_WHY)}"] if why else []
 
 
-def not_ready(answer: Answer) -> str:
+def not_ready(answer: RunAnswer) -> str:
     """Why a run that serves is not ready; empty if it is, or if its phase says it."""
     why = answer.get("not_ready") if answer.get("phase") == ServiceState.SERVING.value else None
     return safe(why) if why else ""
@@ -215,7 +214,7 @@ def _coloured(text: str) -> str:
     return "\n".join((header, *marked))
 
 
-def _row(entry: Entry, *, services: bool) -> tuple[str, ...]:
+def _row(entry: RunStatus, *, services: bool) -> tuple[str, ...]:
     run = entry.run
     name = f"{run.service}@{run.instance}" if services else run.instance
     if entry.judgement.is_dead:
@@ -226,7 +225,7 @@ def _row(entry: Entry, *, services: bool) -> tuple[str, ...]:
         return (name, "not proven", "-", left, "-", "-", "left alone")
     if entry.answer is None:
         left = str(sum(entry.unfinished.values()))
-        brief = entry.heard.brief if entry.heard else "-"
+        brief = entry.reports.brief if entry.reports else "-"
         return (name, f"{run.phase}?", up, left, "-", "-", brief)
     answer = entry.answer
     ops = answer.get("running_ops")
@@ -241,7 +240,7 @@ def _row(entry: Entry, *, services: bool) -> tuple[str, ...]:
     )
 
 
-def _gone_row(entry: Entry, name: str) -> tuple[str, ...]:
+def _gone_row(entry: RunStatus, name: str) -> tuple[str, ...]:
     gone = f"gone {duration(age_s(time.time(), gone_at(entry.run)))}"
     orphaned = sum(entry.unfinished.values())
     left = f"{orphaned} orphaned" if orphaned else "-"
@@ -249,7 +248,7 @@ def _gone_row(entry: Entry, name: str) -> tuple[str, ...]:
     return (name, gone, "-", left, "-", verdict_of(entry.run).value, pending)
 
 
-def longest(answer: Answer) -> str:
+def longest(answer: RunAnswer) -> str:
     """`resize_vm vm:81 41s`: the running task that has run longest."""
     task = answer.get("longest")
     if not task:
@@ -258,7 +257,7 @@ def longest(answer: Answer) -> str:
     return f"{what} {duration(task.get('age_s') or 0.0)}"
 
 
-def forecast(answer: Answer) -> str:
+def forecast(answer: RunAnswer) -> str:
     """`expected finish 12s`, as the histories of the running methods say; empty if idle.
 
     Without a history of each of them there is no such time, and that is said.
@@ -269,7 +268,7 @@ def forecast(answer: Answer) -> str:
     return "" if seconds is None else f"expected finish {duration(seconds)}"
 
 
-def drain_left(answer: Answer) -> str:
+def drain_left(answer: RunAnswer) -> str:
     """`18s left, 1 at risk`, or `-` outside a drain."""
     left = answer.get("drain_left_s")
     if left is None:

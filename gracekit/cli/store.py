@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from gracekit.cli.options import HintingGroup, config_option, json_option, store_option
-from gracekit.cli.records import Records
+from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text
 from gracekit.config.loading import load
 
@@ -32,8 +32,8 @@ def backup(file: Path, *, store_url: str | None, config: Path | None, as_json: b
     checked, and one file. docs/backup.md tells how to restore it.
     """
     settings = load({"store_url": store_url}, os.environ, config)
-    with Records(settings) as records:
-        source = records.place
+    with StoreRecords(settings) as records:
+        source = records.location
     made = source.back_up(file.absolute(), now=time.time())
     if as_json:
         click.echo(json_text(asdict(made) | {"path": str(made.path), "store": source.name}))

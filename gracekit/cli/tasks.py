@@ -15,21 +15,20 @@ import click
 from gracekit.cli import looks_sql as sql
 from gracekit.cli.main import tell
 from gracekit.cli.options import (
+    CommonOptions,
     HintingGroup,
-    Options,
     common,
     refuse_options_before_the_verb,
 )
-from gracekit.cli.orders import cancel, fail, retry
-from gracekit.cli.reach import Answer, Desk
-from gracekit.cli.records import Records, is_named, label
+from gracekit.cli.reach import ControlClient, RunAnswer
+from gracekit.cli.records import StoreRecords, is_named, label
 from gracekit.cli.show import show
 from gracekit.cli.status import LONGEST_WHY
+from gracekit.cli.task_orders import cancel, fail, retry
 from gracekit.cli.text import duration, json_text, safe, table
 from gracekit.clock import age_s
 from gracekit.errors import DependencyError
-from gracekit.life import Answer as LifeAnswer
-from gracekit.life import Judgement
+from gracekit.life import Alive, Liveness
 from gracekit.request.suspects import SUSPECTED
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.runs.run import Run
@@ -53,7 +52,7 @@ _LONGEST_CURSOR: Final = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ListedTask:
     """One task in the list.
 
     Attributes:
@@ -70,7 +69,7 @@ class Entry:
     owner: str | None
     orphaned: bool
     doubtful: bool
-    live: Answer | None
+    live: RunAnswer | None
     journaled: bool = True
     apart: str = ""
 
@@ -126,7 +125,7 @@ class Entry:
 )
 @common
 def tasks(
-    options: Options, /, *, resource: str | None, states: tuple[str, ...], limit: int
+    options: CommonOptions, /, *, resource: str | None, states: tuple[str, ...], limit: int
 ) -> None:
     """List tasks: those that have not ended, newest first, or as the options say.
 
@@ -143,7 +142,7 @@ def tasks(
     if click.get_current_context().invoked_subcommand is not None:
         refuse_options_before_the_verb()
         return
-    with Records(options.settings) as records:
+    with StoreRecords(options.settings) as records:
         entries, more, silent = asyncio.run(
             _look(records, options.instance, resource=resource, states=states, limit=limit)
         )
@@ -164,16 +163,16 @@ for _verb in (show, cancel, fail, retry):
 
 
 async def _look(
-    records: Records,
+    records: StoreRecords,
     name: str | None,
     *,
     resource: str | None,
     states: Sequence[str],
     limit: int,
-) -> tuple[list[Entry], bool, dict[str, str]]:
+) -> tuple[list[ListedTask], bool, dict[str, str]]:
     """What is listed, whether there is more, and which living runs told nothing, and why."""
-    async with Desk() as desk:
-        heard = await desk.hear_all(records, name, every_task=True)
+    async with ControlClient() as control:
+        reports = await control.hear_all(records, name, every_task=True)
     runs = {run.run_id: run for run in await records.runs()}
     judged = {run_id: records.judge(run) for run_id, run in runs.items()}
     owners = [run for run in runs.values() if name is not None and is_named(run, name)]
@@ -183,14 +182,14 @@ async def _look(
     rows = await records.engine.query(text, *params, limit + 1)
     live = {
         (run_id, str(task.get("task_id"))): task
-        for run_id, said in heard.items()
+        for run_id, said in reports.items()
         for task in said.tasks
     }
     apart = {str(owner): str(task) for owner, task in await records.engine.query(sql.APART)}
     entries = [_entry(row, runs, judged, live, apart) for row in rows[:limit]]
     if not states or TaskState.RUNNING.value in states or "all" in states:
         entries += await _unjournaled(records, runs, live, resource)
-    silent = {label(runs[i]): said.why or said.brief for i, said in heard.items() if said.brief}
+    silent = {label(runs[i]): said.why or said.brief for i, said in reports.items() if said.brief}
     return entries[:limit], len(rows) > limit or len(entries) > limit, silent
 
 
@@ -224,10 +223,10 @@ def _marks(values: Sequence[object]) -> str:
 def _entry(
     row: Row,
     runs: Mapping[str, Run],
-    judged: Mapping[str, Judgement],
-    live: Mapping[tuple[str, str], Answer],
+    judged: Mapping[str, Liveness],
+    live: Mapping[tuple[str, str], RunAnswer],
     apart: Mapping[str, str],
-) -> Entry:
+) -> ListedTask:
     columns = dict(zip(sql.TASK_NAMES, row, strict=True))
     run_id = None if columns["owner"] is None else str(columns["owner"])
     is_transient = TaskState(str(columns["state"])) in TRANSIENT
@@ -235,11 +234,11 @@ def _entry(
     judgement = judged.get(run_id or "")
     is_owned = is_transient and run_id is not None
     found = live.get((run_id or "", str(columns["request_id"]))) if is_transient else None
-    return Entry(
+    return ListedTask(
         columns=columns,
         owner=owner.instance if owner else run_id,
         orphaned=is_owned and (judgement is None or judgement.is_dead),
-        doubtful=is_owned and judgement is not None and judgement.answer is LifeAnswer.NOT_PROVEN,
+        doubtful=is_owned and judgement is not None and judgement.answer is Alive.NOT_PROVEN,
         live=found,
         apart=_apart(columns, apart),
     )
@@ -260,11 +259,11 @@ def _apart(columns: Mapping[str, Any], apart: Mapping[str, str]) -> str:
 
 
 async def _unjournaled(
-    records: Records,
+    records: StoreRecords,
     runs: Mapping[str, Run],
-    live: Mapping[tuple[str, str], Answer],
+    live: Mapping[tuple[str, str], RunAnswer],
     resource: str | None,
-) -> list[Entry]:
+) -> list[ListedTask]:
     """What processes run without a row: `requeue`, periodic and background work."""
     entries = []
     for (run_id, request_id), task in live.items():
@@ -285,7 +284,7 @@ async def _unjournaled(
             "resource_id": key or None,
             "owner": run_id,
         }
-        entry = Entry(
+        entry = ListedTask(
             columns=columns,
             owner=runs[run_id].instance,
             orphaned=False,
@@ -297,14 +296,14 @@ async def _unjournaled(
     return entries
 
 
-def _rows(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
+def _rows(entries: Sequence[ListedTask]) -> list[tuple[object, ...]]:
     """An id whose short form another one has too is shown whole: it is to be copied."""
     whole = {str(entry.columns["request_id"]) for entry in entries}
     known = Counter(map(_short_id, whole))
     return [_row(entry, known) for entry in entries]
 
 
-def _row(entry: Entry, known: Mapping[str, int]) -> tuple[object, ...]:
+def _row(entry: ListedTask, known: Mapping[str, int]) -> tuple[object, ...]:
     columns = entry.columns
     request_id = str(columns["request_id"])
     short = _short_id(request_id)
@@ -329,13 +328,13 @@ def _short_id(request_id: str) -> str:
     return safe(request_id, longest=_LONGEST_ID)
 
 
-def _expected(entry: Entry) -> str:
+def _expected(entry: ListedTask) -> str:
     """`in 12s`: when its method's history expects it to end."""
     seconds = entry.live.get("expected_s") if entry.live else None
     return "-" if seconds is None else f"in {duration(seconds)}"
 
 
-def _owner(entry: Entry) -> str:
+def _owner(entry: ListedTask) -> str:
     if entry.orphaned:
         return f"{entry.owner} (gone)"
     if entry.doubtful:
@@ -355,7 +354,7 @@ def _safe_point(columns: Mapping[str, Any]) -> str:
     return f"{words}, {duration(age_s(time.time(), columns['cursor_at']))} ago"
 
 
-def _reason(entry: Entry) -> str:
+def _reason(entry: ListedTask) -> str:
     columns = entry.columns
     if not entry.journaled:
         return _WITHOUT_ROW.get(str(columns["lane"]), "not journaled")

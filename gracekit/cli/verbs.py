@@ -9,9 +9,9 @@ from typing import Any, Final
 import click
 
 from gracekit.cli.main import ERROR, UNREACHABLE, tell
-from gracekit.cli.options import Options, common
-from gracekit.cli.reach import Desk
-from gracekit.cli.records import Records, choose
+from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.reach import ControlClient
+from gracekit.cli.records import StoreRecords, choose
 from gracekit.cli.text import json_text, safe
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.runs.run import Run
@@ -27,7 +27,7 @@ _all = click.option("--all", "everyone", is_flag=True, help="Every living run of
 @_instance
 @_all
 @common
-def quiet(options: Options, /, *, name: str | None, everyone: bool) -> None:
+def quiet(options: CommonOptions, /, *, name: str | None, everyone: bool) -> None:
     """Close the intake of a run; what runs goes on, and ops requests are answered.
 
     INSTANCE may be left out where one run lives. `gracekit resume` undoes it.
@@ -39,7 +39,7 @@ def quiet(options: Options, /, *, name: str | None, everyone: bool) -> None:
 @_instance
 @_all
 @common
-def resume(options: Options, /, *, name: str | None, everyone: bool) -> None:
+def resume(options: CommonOptions, /, *, name: str | None, everyone: bool) -> None:
     """Open the intake of a quiet run, or undo a drain that a command asked for.
 
     A drain cannot be undone once a task was handed over or nothing runs any
@@ -48,8 +48,8 @@ def resume(options: Options, /, *, name: str | None, everyone: bool) -> None:
     _say("resume", options, name, everyone=everyone)
 
 
-def _say(verb: str, options: Options, name: str | None, *, everyone: bool) -> None:
-    with Records(options.settings) as records:
+def _say(verb: str, options: CommonOptions, name: str | None, *, everyone: bool) -> None:
+    with StoreRecords(options.settings) as records:
         runs = asyncio.run(find(records, options, name, everyone=everyone))
         results = asyncio.run(_ask(verb, runs))
     failed = [code for _, code in results if code]
@@ -68,7 +68,7 @@ def _say(verb: str, options: Options, name: str | None, *, everyone: bool) -> No
 
 
 async def find(
-    records: Records, options: Options, name: str | None, *, everyone: bool
+    records: StoreRecords, options: CommonOptions, name: str | None, *, everyone: bool
 ) -> list[Run]:
     """The living runs that a verb is for; never empty.
 
@@ -85,16 +85,16 @@ async def find(
 
 
 async def _ask(verb: str, runs: Sequence[Run]) -> list[tuple[dict[str, Any], int]]:
-    async with Desk() as desk:
-        return await asyncio.gather(*(_ask_one(desk, verb, run) for run in runs))
+    async with ControlClient() as control:
+        return await asyncio.gather(*(_ask_one(control, verb, run) for run in runs))
 
 
-async def _ask_one(desk: Desk, verb: str, run: Run) -> tuple[dict[str, Any], int]:
+async def _ask_one(control: ControlClient, verb: str, run: Run) -> tuple[dict[str, Any], int]:
     result: dict[str, Any] = {
         "service": run.service, "instance": run.instance, "run_id": run.run_id,
     }  # fmt: skip
     try:
-        answer = await desk.ask(run, verb, timeout_s=TIMEOUT_S)
+        answer = await control.ask(run, verb, timeout_s=TIMEOUT_S)
     except (DependencyError, RunEndedError) as error:
         return result | {"error": str(error)}, UNREACHABLE
     except GracekitError as error:

@@ -92,7 +92,7 @@ class Settings:
             `amqps://` or `rabbit://`.
         store_url: `sqlite:///file` or `memory://`; never the transport's file.
         host: Names the directed queue; several runs of one host may share it.
-        instance: Names this process slot; None lets the run take the first
+        instance: Names this process among those of its service; None lets the run take the first
             free `{host}-{n}`.
         ops_topic: Name of the ops topic; `{topic}` stands for the service's.
         exchange: Control exchange on RabbitMQ; sites of OpenStack set `openstack`.

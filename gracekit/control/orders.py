@@ -13,20 +13,20 @@ from typing import Any, Final
 
 from gracekit.dispatcher import Dispatcher
 from gracekit.errors import ConflictError, GracekitError, UnknownCommitError
-from gracekit.journal.orders import (
-    Case,
-    Mark,
+from gracekit.journal.order_rows import (
+    OrderIncident,
+    OrderTarget,
     add_order,
-    case_named,
-    mark_of,
+    incident_of,
     refusal,
     refusal_of,
     state_of,
+    target_named,
 )
 from gracekit.journal.tasks import Journal
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
-from gracekit.request.pace import Pace
+from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.store.batch import Batch
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import RETRIED, CancelCause, Lane, Order, TaskState, TrackedTask, Verb
@@ -36,7 +36,7 @@ LOOKS: Final = 50
 BETWEEN_LOOKS_S: Final = 0.02
 """A task between two of gracekit's own steps, a commit for example, is looked at again."""
 
-Answer = dict[str, Any]
+VerbAnswer = dict[str, Any]
 
 
 class Orders:
@@ -44,7 +44,7 @@ class Orders:
 
     Args:
         dispatcher: Cancels a task in flight as its order says.
-        pace: Recovery is asked to look: a reply or a hook may be due.
+        trigger: Recovery is asked to look: a reply or a hook may be due.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class Orders:
         dispatcher: Dispatcher,
         telemetry: Telemetry,
         *,
-        pace: Pace,
+        trigger: RecoveryTrigger,
     ) -> None:
         self._journal = journal
         self._tracker = tracker
         self._telemetry = telemetry
         self._dispatcher = dispatcher
-        self._pace = pace
+        self._trigger = trigger
 
-    async def carry_out(self, request_id: str, recipient: str, order: Order) -> Answer:
+    async def carry_out(self, request_id: str, recipient: str, order: Order) -> VerbAnswer:
         """Carry out one order.
 
         Returns:
@@ -118,10 +118,10 @@ class Orders:
 
     async def _note(self, task: TrackedTask, order: Order) -> None:
         batch = Batch(Point.TALLY)
-        self._mark(task.request_id, task.method, order, task.state.value).add(batch)
+        self._incident(task.request_id, task.method, order, task.state.value).add(batch)
         await self._journal.commit(batch)
 
-    def _order(self, task: TrackedTask, order: Order) -> Answer:
+    def _order(self, task: TrackedTask, order: Order) -> VerbAnswer:
         if task.order is None:  # asked twice, its handler's clean-up is not cut again
             self._dispatcher.obey(task, order)
             self._tell(task.request_id, task.method, order, task.state)
@@ -129,53 +129,53 @@ class Orders:
 
     # -- on record ----------------------------------------------------------------------
 
-    async def _order_row(self, request_id: str, recipient: str, order: Order) -> Answer | None:
+    async def _order_row(self, request_id: str, recipient: str, order: Order) -> VerbAnswer | None:
         """Carry the order out on a row of ours that is not in flight; None: look again."""
-        case = await case_named(self._journal.engine, request_id, recipient)
-        if case is None:
+        target = await target_named(self._journal.engine, request_id, recipient)
+        if target is None:
             return {"moved": True, "state": None}
-        if (why := refusal_of(case, order.verb)) is not None:
+        if (why := refusal_of(target, order.verb)) is not None:
             raise GracekitError(why)
-        if case.state in RETRIED:  # nobody works on it, whoever owns it
-            return await self._change(case, order)
-        if case.owner != self._journal.run_id:
-            return {"moved": True, "state": case.state.value}
-        if case.state is not TaskState.HANDED_OVER:
+        if target.state in RETRIED:  # nobody works on it, whoever owns it
+            return await self._change(target, order)
+        if target.owner != self._journal.run_id:
+            return {"moved": True, "state": target.state.value}
+        if target.state is not TaskState.HANDED_OVER:
             return None  # between two steps, or a commit whose end was never seen
         if self._tracker.get(request_id, recipient) is not None:
             raise GracekitError(
-                f"{case} was cut and its handler has not returned: once its process is gone it "
+                f"{target} was cut and its handler has not returned: once its process is gone it "
                 f"can be {'retried' if order.verb is Verb.RETRY else 'ended'}"
             )
-        if order.verb is Verb.RETRY and case.probing:
-            raise GracekitError(f"{case} is being settled: its probe is asked now; try again")
-        return await self._change(case, order)
+        if order.verb is Verb.RETRY and target.probing:
+            raise GracekitError(f"{target} is being settled: its probe is asked now; try again")
+        return await self._change(target, order)
 
-    async def _change(self, case: Case, order: Order) -> Answer | None:
+    async def _change(self, target: OrderTarget, order: Order) -> VerbAnswer | None:
         outcome = None
         if order.verb is not Verb.RETRY:
-            outcome = ordered(str(case), order, case.state)
-        mark = self._mark(case.request_id, case.method, order, state_of(case))
+            outcome = ordered(str(target), order, target.state)
+        incident = self._incident(target.request_id, target.method, order, state_of(target))
         batch = Batch(Point.SETTLE)
-        add_order(batch, case, outcome, mark, dead=False)
+        add_order(batch, target, outcome, incident, dead=False)
         try:
             await self._journal.commit(batch)
         except ConflictError:
             return None
         except UnknownCommitError:
-            if not await mark.stands(self._journal.engine):
+            if not await incident.stands(self._journal.engine):
                 return None
-        self._pace.poke()
+        self._trigger.poke()
         state = TaskState.ACCEPTED if outcome is None else outcome.state
-        self._tell(case.request_id, case.method, order, state)
+        self._tell(target.request_id, target.method, order, state)
         return {"state": state.value}
 
     # -- telling ------------------------------------------------------------------------
 
-    def _mark(self, request_id: str, method: str, order: Order, was: str) -> Mark:
+    def _incident(self, request_id: str, method: str, order: Order, was: str) -> OrderIncident:
         journal = self._journal
         at = journal.clock.wall()
-        return mark_of(order, request_id, method, was, at=at, run=journal.run_id)
+        return incident_of(order, request_id, method, was, at=at, run=journal.run_id)
 
     def _tell(self, request_id: str, method: str, order: Order, state: TaskState) -> None:
         self._telemetry.emit(

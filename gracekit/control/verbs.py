@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config.values import did_you_mean, parse_duration
-from gracekit.control.orders import Answer, Orders
+from gracekit.control.orders import Orders, VerbAnswer
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.drain.report import StopRequest
 from gracekit.errors import InvalidArgumentsError, NoSuchMethodError, RunEndedError
@@ -58,7 +58,7 @@ class Control:
         self._telemetry = telemetry
         self._clock = clock
         self._interrupted = False  # by one SIGINT, at least
-        self._verbs: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {
+        self._verbs: dict[str, Callable[[dict[str, Any]], Awaitable[VerbAnswer]]] = {
             "status": self._status,
             "drain": self._drain,
             "quiet": self._quiet,
@@ -66,7 +66,7 @@ class Control:
             **{verb.value: partial(self._order, verb) for verb in Verb},
         }
 
-    async def __call__(self, request: Request) -> Answer:
+    async def __call__(self, request: Request) -> VerbAnswer:
         """Carry out one verb.
 
         Raises:
@@ -108,7 +108,7 @@ class Control:
             StopRequest(source="signal", by=name, reason=f"signal {name}", final=True, at=at)
         )
 
-    async def _status(self, args: dict[str, Any]) -> Answer:
+    async def _status(self, args: dict[str, Any]) -> VerbAnswer:
         """Counts of all tasks in flight, and one page of them.
 
         Args:
@@ -131,7 +131,7 @@ class Control:
             **self._page(args, now),
         }
 
-    def _expectation(self, now: float) -> Answer:
+    def _expectation(self, now: float) -> VerbAnswer:
         """Of the tasks that run: which has run longest, and when all are expected to have ended.
 
         `expected_s` is None without a history of each of them.
@@ -148,7 +148,7 @@ class Control:
             "at_risk": 0 if deadline is None else sum(end > deadline for end in ends),
         }
 
-    def _page(self, args: dict[str, Any], now: float) -> Answer:
+    def _page(self, args: dict[str, Any], now: float) -> VerbAnswer:
         if isinstance(task_id := args.get("task_id"), str):
             task = self._tracker.get(task_id, str(args.get("recipient", "")))
             found, more = ([] if task is None else [task]), False
@@ -160,7 +160,7 @@ class Control:
             "next": found[-1].serial if more and found else None,
         }
 
-    def _task(self, task: TrackedTask, now: float) -> Answer:
+    def _task(self, task: TrackedTask, now: float) -> VerbAnswer:
         end = task.expected_end(now)
         return {
             "task_id": task.request_id,
@@ -177,7 +177,7 @@ class Control:
             "cancelled_by": task.cancel_cause and task.cancel_cause.value,
         }
 
-    async def _drain(self, args: dict[str, Any]) -> Answer:
+    async def _drain(self, args: dict[str, Any]) -> VerbAnswer:
         timeout = args.get("timeout")
         self._coordinator.request_stop(
             StopRequest(
@@ -191,15 +191,15 @@ class Control:
         )
         return {"run_id": self._run_id, "phase": ServiceState.DRAINING.value}
 
-    async def _quiet(self, _: dict[str, Any]) -> Answer:
+    async def _quiet(self, _: dict[str, Any]) -> VerbAnswer:
         await self._coordinator.quiet()
         return {"run_id": self._run_id, "phase": self._phase.state.value}
 
-    async def _resume(self, _: dict[str, Any]) -> Answer:
+    async def _resume(self, _: dict[str, Any]) -> VerbAnswer:
         await self._coordinator.resume()
         return {"run_id": self._run_id, "phase": ServiceState.SERVING.value}
 
-    async def _order(self, verb: Verb, args: dict[str, Any]) -> Answer:
+    async def _order(self, verb: Verb, args: dict[str, Any]) -> VerbAnswer:
         task_id = args.get("task_id")
         if not isinstance(task_id, str):
             raise InvalidArgumentsError(f"verb {verb.value!r} needs task_id, the task's request id")

@@ -21,7 +21,7 @@ from gracekit.config.urls import UrlKind, kind_of, shown_url
 from gracekit.demo.files import PINGS, entries
 from gracekit.demo.judge import Judgement, judge
 from gracekit.demo.story import Story, View
-from gracekit.demo.view import Lines, Picture, Silent, can_draw
+from gracekit.demo.view import PlainView, SilentView, TableView, can_draw
 from gracekit.errors import GracekitError
 
 
@@ -120,10 +120,10 @@ async def _perform(story: Story, *, crash: bool) -> tuple[dict[str, Any], Judgem
 
 def _view(*, as_json: bool) -> View:
     if as_json:
-        return Silent()
+        return SilentView()
     if can_draw(is_terminal=sys.stdout.isatty(), encoding=sys.stdout.encoding):
-        return Picture(_write, colours=not os.environ.get("NO_COLOR"))
-    return Lines(click.echo)
+        return TableView(_write, colours=not os.environ.get("NO_COLOR"))
+    return PlainView(click.echo)
 
 
 def _write(text: str) -> None:

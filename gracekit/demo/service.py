@@ -14,7 +14,7 @@ from typing import Final
 
 from gracekit.clock import Clock
 from gracekit.demo.files import EFFECTS, append, entries
-from gracekit.recovery.verdicts import Done, Retry
+from gracekit.recovery.decisions import Done, Retry
 from gracekit.request.context import Context
 from gracekit.service import Service
 

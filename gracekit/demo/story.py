@@ -65,7 +65,7 @@ SETTINGS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class Snapshot:
     """Everything at one moment, as the files tell it.
 
     Attributes:
@@ -111,11 +111,11 @@ class Scene:
 class View(Protocol):
     """Who looks on."""
 
-    def show(self, scene: Scene) -> None:
+    def show(self, snapshot: Snapshot) -> None:
         """See the moment; called at each tick."""
 
     def say(self, text: str) -> None:
-        """Hear a turn of the story."""
+        """Hear a step of the story."""
 
 
 @dataclass(slots=True)
@@ -192,15 +192,15 @@ class Story:
         await self._send("sender-2", "resize", vm="vm-5", seconds=2)
         await self._end_of("A", ExitCode.HANDED_OVER)
 
-    def _is_in_the_middle(self, scene: Scene) -> bool:
+    def _is_in_the_middle(self, snapshot: Snapshot) -> bool:
         running = all(
-            scene.state(label) == "running"
+            snapshot.state(label) == "running"
             for label in ("copy disk-1", "resize vm-3", "attach vol-9")
         )
         return (
             running
-            and ATTACHED in scene.done("attach vol-9")
-            and len(scene.done("copy disk-1")) >= A_FEW
+            and ATTACHED in snapshot.done("attach vol-9")
+            and len(snapshot.done("copy disk-1")) >= A_FEW
         )
 
     async def _nobody(self) -> None:
@@ -218,23 +218,23 @@ class Story:
             self.view.say(f"kill -9 to {name}: no farewell, no drain")
             await self._end_of(name, -signal.SIGKILL)
             return
-        await self._until(lambda scene: scene.settled, "every request to end")
+        await self._until(lambda snapshot: snapshot.settled, "every request to end")
         self._stop(name, signal.SIGTERM)
         self.view.say(f"SIGTERM to {name}: nothing is left to wait for")
         await self._end_of(name, ExitCode.DRAINED)
 
-    def _is_worth_a_crash(self, scene: Scene) -> bool:
-        charged = all(scene.state(f"charge acct-{n}") in ENDED for n in (1, 2, 3))
-        return charged and len(set(scene.done("copy disk-1"))) > BLOCKS / 2
+    def _is_worth_a_crash(self, snapshot: Snapshot) -> bool:
+        charged = all(snapshot.state(f"charge acct-{n}") in ENDED for n in (1, 2, 3))
+        return charged and len(set(snapshot.done("copy disk-1"))) > BLOCKS / 2
 
     # -- seeing ----------------------------------------------------------------------
 
-    async def _until(self, condition: Callable[[Scene], bool], what: str) -> None:
+    async def _until(self, condition: Callable[[Snapshot], bool], what: str) -> None:
         limit = self._clock.loop() + PATIENCE_S
         while True:
-            scene = await self._look()
-            self.view.show(scene)
-            if condition(scene):
+            snapshot = await self._look()
+            self.view.show(snapshot)
+            if condition(snapshot):
                 return
             if self._clock.loop() > limit:
                 raise DemoError(
@@ -247,9 +247,9 @@ class Story:
         until = self._clock.loop() + seconds
         await self._until(lambda _: self._clock.loop() >= until, "a pause")
 
-    async def _look(self) -> Scene:
+    async def _look(self) -> Snapshot:
         rows, phases = await self._read_store()
-        return Scene(
+        return Snapshot(
             now_s=self._clock.loop() - self._began,
             asked=entries(self.directory / CONFIRMED),
             rows=rows,
@@ -310,7 +310,7 @@ class Story:
         self.view.say(f"start of {name}")
         child = await self._start(name, "gracekit", "run", "gracekit.demo.service:svc")
         self._services[name] = child
-        await self._until(lambda scene: scene.phases[name] == "serving", f"{name} to serve")
+        await self._until(lambda snapshot: snapshot.phases[name] == "serving", f"{name} to serve")
 
     async def _start_client(self, name: str, verb: str) -> None:
         await self._start(name, "gracekit.demo.client", verb)
@@ -341,7 +341,7 @@ class Story:
         assert pipe is not None
         pipe.write(json.dumps(request).encode() + b"\n")
         await pipe.drain()
-        await self._until(lambda scene: scene.state(label) != "", f"{label} to be confirmed")
+        await self._until(lambda snapshot: snapshot.state(label) != "", f"{label} to be confirmed")
 
     def _way(self) -> dict[str, str]:
         """Variables that lead every process to the same queues."""
@@ -358,8 +358,8 @@ class Story:
         """Wait for the end of a process, and write down what it left."""
         child = self._services[name]
         await self._until(lambda _: child.exit_code is not None, f"{name} to end")
-        scene = await self._look()
-        cursors = {row["id"]: row["cursor"] for row in scene.rows.values()}
+        snapshot = await self._look()
+        cursors = {row["id"]: row["cursor"] for row in snapshot.rows.values()}
         code = await child.process.wait()
         entry = {"name": name, "pid": child.process.pid, "exit_code": code, "cursors": cursors}
         append(self.directory / PROCESSES, entry)

@@ -25,8 +25,8 @@ from gracekit.exits import ExitCode
 from gracekit.rpc.connect import queue_file
 from gracekit.rpc.sqlite import QUEUES_SCHEMA
 from gracekit.service import Service
+from gracekit.store.location import StoreLocation
 from gracekit.store.migrate import MIGRATIONS, load_migrations
-from gracekit.store.place import StorePlace
 
 Check = Callable[[], "Finding | Iterable[Finding]"]
 Findings = Iterator[Finding]
@@ -36,7 +36,7 @@ QUEUE_TABLES: Final = ("connection", "queue", "message", "subscription")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Examination:
     """What is to be examined.
 
     Attributes:
@@ -56,33 +56,36 @@ class Case:
     manifests: tuple[Path, ...] = field(default=())
 
 
-def examine(case: Case) -> Findings:
-    """Everything that can be seen of *case*, outside an event loop."""
-    yield from case.problems
-    if case.settings is None:
-        if case.service is not None:
-            yield from _in("application", *_declaration_checks(case.service))
-        yield from _in("process", *_process_checks(case.pids))
+def examine(examination: Examination) -> Findings:
+    """Everything that can be seen of *examination*, outside an event loop."""
+    yield from examination.problems
+    if examination.settings is None:
+        if examination.service is not None:
+            yield from _in("application", *_declaration_checks(examination.service))
+        yield from _in("process", *_process_checks(examination.pids))
         yield from _in("host", *_host_checks())
         yield replace(
             skip("settings", "the rest is judged by the settings, which are wrong", "mend them"),
             area="settings",
         )
         return
-    yield from _with_settings(case, case.settings)
+    yield from _with_settings(examination, examination.settings)
 
 
-def _with_settings(case: Case, settings: Settings) -> Findings:
+def _with_settings(examination: Examination, settings: Settings) -> Findings:
     found, problems = _runs(settings)
-    pids = (*case.pids, *(pid for pid in runs.pids_here(found) if pid not in case.pids))
+    pids = (
+        *examination.pids,
+        *(pid for pid in runs.pids_here(found) if pid not in examination.pids),
+    )
     yield from _in("settings", *_settings_checks(settings))
-    if case.service is not None:
-        yield from _in("application", *_service_checks(settings, case.service))
-    yield from _in("platform", *_platform_checks(case, settings, pids))
+    if examination.service is not None:
+        yield from _in("application", *_service_checks(settings, examination.service))
+    yield from _in("platform", *_platform_checks(examination, settings, pids))
     yield from _in("process", *_process_checks(pids))
     yield from problems
     yield from _store(settings, found)
-    yield from _transport(settings, found, case.service)
+    yield from _transport(settings, found, examination.service)
     yield from _in("host", *_host_checks(), lambda: host.check_host_name(settings, os.getpid()))
 
 
@@ -114,18 +117,20 @@ def _service_checks(settings: Settings, service: Service) -> tuple[Check, ...]:
     )
 
 
-def _platform_checks(case: Case, settings: Settings, pids: tuple[int, ...]) -> Iterator[Check]:
+def _platform_checks(
+    examination: Examination, settings: Settings, pids: tuple[int, ...]
+) -> Iterator[Check]:
     pid = pids[0] if pids else os.getpid()
     yield lambda: platform.check_kill_after(settings)
-    for manifest in case.manifests:
+    for manifest in examination.manifests:
         yield lambda manifest=manifest: pods.check_manifest(settings, manifest)  # type: ignore[misc]
-    if case.unit is not None:
-        unit = case.unit
+    if examination.unit is not None:
+        unit = examination.unit
         yield lambda: units.check_unit(settings, unit)
     else:
         yield lambda: platform.check_systemd(settings, pid)
         yield lambda: platform.check_supervisord(settings, proc.environment_of(pid))
-    if case.unit is None and not case.manifests:  # they know better
+    if examination.unit is None and not examination.manifests:  # they know better
         yield lambda: platform.check_container(settings, pid)
 
 
@@ -154,7 +159,7 @@ def _host_checks() -> tuple[Check, ...]:
 def _runs(settings: Settings) -> tuple[runs.Runs, list[Finding]]:
     """The runs of the store, or none and why."""
     nothing = runs.Runs(living=(), doubtful=(), all=())
-    path = StorePlace(settings.store_url).path
+    path = StoreLocation(settings.store_url).path
     if path is None or not path.is_file():
         return nothing, []
     try:
@@ -167,7 +172,7 @@ def _runs(settings: Settings) -> tuple[runs.Runs, list[Finding]]:
 
 
 def _store(settings: Settings, found: runs.Runs) -> Findings:
-    path = StorePlace(settings.store_url).path
+    path = StoreLocation(settings.store_url).path
     if path is None:
         yield _no_file("store", settings.store_url)
         return
@@ -177,7 +182,7 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
         return
     known = len(load_migrations(MIGRATIONS))
 
-    def inside(look: database.Look) -> Iterator[Check]:
+    def inside(look: database.ReadOnlyDatabase) -> Iterator[Check]:
         yield lambda: database.check_schema(look, known, STORE_TABLES)
         yield lambda: database.check_integrity(look)
         if set(STORE_TABLES) <= look.tables():
@@ -207,9 +212,9 @@ def _transport(settings: Settings, found: runs.Runs, service: Service | None) ->
     if not path.is_file():  # opening a pipe would wait for ever; `place` has told
         return
     known = len(load_migrations(QUEUES_SCHEMA))
-    store = StorePlace(settings.store_url).identity()
+    store = StoreLocation(settings.store_url).identity()
 
-    def inside(look: database.Look) -> Iterator[Check]:
+    def inside(look: database.ReadOnlyDatabase) -> Iterator[Check]:
         yield lambda: database.check_schema(look, known, QUEUE_TABLES)
         yield lambda: database.check_integrity(look)
         if set(QUEUE_TABLES) <= look.tables():
@@ -223,23 +228,25 @@ def _transport(settings: Settings, found: runs.Runs, service: Service | None) ->
 
 def _broker(settings: Settings, found: runs.Runs, service: Service | None) -> Findings:
     # Here and not above: its client takes a tenth of a second to load, and files need none.
-    from gracekit.doctor.rabbit.checks import Visit  # noqa: PLC0415
+    from gracekit.doctor.rabbit.checks import ConnectionChecks  # noqa: PLC0415
 
-    visit = Visit(settings, found, service, store=StorePlace(settings.store_url).identity())
-    yield from _in("transport", visit.check_url, visit.check_nodes)
-    scene = visit.scene
-    if scene is None:
+    connection = ConnectionChecks(
+        settings, found, service, store=StoreLocation(settings.store_url).identity()
+    )
+    yield from _in("transport", connection.check_url, connection.check_nodes)
+    checks = connection.checks
+    if checks is None:
         return
     yield from _in(
         "transport",
-        scene.check_versions,
-        scene.check_answers,
-        scene.check_profile,
-        scene.check_delivery_limit,
-        scene.check_consumer_timeout,
-        scene.check_waiting,
-        scene.check_dead_letters,
-        scene.check_readers,
+        checks.check_versions,
+        checks.check_answers,
+        checks.check_profile,
+        checks.check_delivery_limit,
+        checks.check_consumer_timeout,
+        checks.check_waiting,
+        checks.check_dead_letters,
+        checks.check_readers,
     )
 
 
@@ -258,9 +265,11 @@ def _place_checks(path: Path) -> tuple[Check, ...]:
     )
 
 
-def _inside(area: str, path: Path, checks: Callable[[database.Look], Iterator[Check]]) -> Findings:
+def _inside(
+    area: str, path: Path, checks: Callable[[database.ReadOnlyDatabase], Iterator[Check]]
+) -> Findings:
     try:
-        with database.Look(path) as look:
+        with database.ReadOnlyDatabase(path) as look:
             yield from _in(area, *checks(look))
     except GracekitError as error:
         yield replace(database.unreadable(error), area=area)

@@ -16,10 +16,10 @@ from gracekit import background, sdnotify
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
 from gracekit.drain.hand_over import HandOver
-from gracekit.drain.parts import Parts
-from gracekit.drain.progress import Forecast, Progress
+from gracekit.drain.parts import DrainParts
+from gracekit.drain.progress import DrainProgress, Forecast
 from gracekit.drain.report import LISTED_HOLDS, DrainReport, StopRequest
-from gracekit.drain.steps import Steps
+from gracekit.drain.steps import BoundedSteps
 from gracekit.drain.times import SHORTEST_STEP_S, Times
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode
@@ -42,7 +42,7 @@ MOST_AWAITED: Final = 1000
 """Tasks that the start of a drain names, the oldest: each is a line in the log."""
 _INTAKES: Final = {Lane.REQUESTS: "new-request", Lane.OPS: "ops"}
 HOLD_POLL_S: Final = 0.5
-"""A hold may be ended or lapse in another process, which rings no bell here."""
+"""A hold may be ended or lapse in another process, which does not wake this one."""
 
 
 class ShutdownCoordinator:
@@ -55,7 +55,12 @@ class ShutdownCoordinator:
     """
 
     def __init__(
-        self, phase: Phase, parts: Parts, settings: Settings, telemetry: Telemetry, clock: Clock
+        self,
+        phase: Phase,
+        parts: DrainParts,
+        settings: Settings,
+        telemetry: Telemetry,
+        clock: Clock,
     ) -> None:
         self._phase = phase
         self._parts = parts
@@ -68,7 +73,7 @@ class ShutdownCoordinator:
         self._resumed = False
         self._past_return = False
         self._times = Times(phase, settings, clock)
-        self._steps = Steps(telemetry)
+        self._steps = BoundedSteps(telemetry)
         self._forecast = Forecast(clock)
         self._finished_before = 0  # tasks, when the drain began
 
@@ -435,7 +440,7 @@ class ShutdownCoordinator:
 
     def _show_progress(self) -> asyncio.Task[None]:
         every_s = self._settings.progress_every_s
-        progress = Progress(
+        progress = DrainProgress(
             self._report,
             self._steps,
             self._forecast,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from gracekit.config.settings import Settings
-from gracekit.drain.parts import Parts
+from gracekit.drain.parts import DrainParts
 from gracekit.drain.progress import Forecast
 from gracekit.drain.report import DrainReport
-from gracekit.drain.steps import Steps
+from gracekit.drain.steps import BoundedSteps
 from gracekit.drain.times import SHORTEST_STEP_S, Times
 from gracekit.journal.rows import TaskRow
 from gracekit.telemetry.telemetry import Telemetry
@@ -28,8 +28,8 @@ class HandOver:
     def __init__(
         self,
         report: DrainReport,
-        parts: Parts,
-        steps: Steps,
+        parts: DrainParts,
+        steps: BoundedSteps,
         times: Times,
         forecast: Forecast,
         settings: Settings,

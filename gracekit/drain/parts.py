@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gracekit.dispatcher import Dispatcher
-from gracekit.hooks import Hooks
+from gracekit.hooks import ServiceHooks
 from gracekit.journal.holds import Holds
 from gracekit.periodic import PeriodicJobs
 from gracekit.process import Process
@@ -18,7 +18,7 @@ from gracekit.tracker.tracker import Tracker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class DrainParts:
     """What a drain acts on.
 
     Attributes:
@@ -33,7 +33,7 @@ class Parts:
     jobs: PeriodicJobs
     reconciler: Reconciler
     holds: Holds
-    hooks: Hooks
+    hooks: ServiceHooks
     seat: OwnSeat
     record: OwnRecord
     process: Process

@@ -8,7 +8,7 @@ from typing import Final
 from gracekit import sdnotify
 from gracekit.clock import Clock
 from gracekit.drain.report import DrainReport
-from gracekit.drain.steps import Steps
+from gracekit.drain.steps import BoundedSteps
 from gracekit.phase import Phase
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import TrackedTask
@@ -62,7 +62,7 @@ class Forecast:
         return " ".join(words) + ("" if left_s is None else f" (expected finish {left_s}s)")
 
 
-class Progress:
+class DrainProgress:
     """Shows how far one drain is.
 
     Args:
@@ -73,7 +73,7 @@ class Progress:
     def __init__(
         self,
         report: DrainReport,
-        steps: Steps,
+        steps: BoundedSteps,
         forecast: Forecast,
         tracker: Tracker,
         phase: Phase,

@@ -12,7 +12,7 @@ SLOW_STEP_S: Final = 1.0
 """A step that takes longer is logged while it goes on."""
 
 
-class Steps:
+class BoundedSteps:
     """Takes one step at a time.
 
     Attributes:

@@ -140,7 +140,7 @@ class Holds:
         return bool((await self._journal.commit(batch))[0])
 
     async def settle(self, hold: Hold, reason: str, *, errored: bool, given_up: str = "") -> bool:
-        """End a hold by verdict; false if someone else did, or it was opened again."""
+        """End a hold as recovery has decided; false if someone else did, or it was opened again."""
         batch = Batch(Point.END_HOLD)
         now = self._journal.clock.wall()
         batch.ask(

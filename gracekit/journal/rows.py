@@ -14,7 +14,7 @@ from gracekit.errors import StoreError
 from gracekit.journal.tasks_sql import ROW_COLUMNS
 from gracekit.store.batch import Row
 from gracekit.tracker.task import (
-    Cut,
+    Interruption,
     Lane,
     Reason,
     TaskState,
@@ -166,7 +166,7 @@ class TaskRow:
     reason: str | None
     detail: str | None
     owner: str | None
-    cut: Cut | None
+    cut: Interruption | None
     not_before: float | None
     attempts: int
     crashes: int
@@ -200,7 +200,7 @@ def task_row(columns: Row) -> TaskRow:
         values["lane"] = Lane(values["lane"])
         values["state"] = TaskState(values["state"])
         values["on_interrupt"] = need_choice(values["on_interrupt"], OnInterrupt)
-        values["cut"] = None if values["cut"] is None else Cut(values["cut"])
+        values["cut"] = None if values["cut"] is None else Interruption(values["cut"])
         values["errored_due"] = bool(values["errored_due"])
         values["alone"] = values["alone"] == MET_ALONE
         for name in ("args", "context", "cursor"):

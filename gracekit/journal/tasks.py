@@ -58,7 +58,7 @@ from gracekit.store.engine import Engine
 from gracekit.store.status import StoreState
 from gracekit.tracker.task import (
     RETRIED,
-    Cut,
+    Interruption,
     TaskState,
     TrackedTask,
 )
@@ -315,7 +315,7 @@ class Journal:
         self,
         batch: Batch,
         task: TrackedTask,
-        cut: Cut,
+        cut: Interruption,
         *,
         settle_s: float = 0.0,
         returned: bool = True,
@@ -330,7 +330,7 @@ class Journal:
         it: counted as a crash that met it alone.
         """
         now = self.clock.wall()
-        unclean = cut is Cut.UNCLEAN
+        unclean = cut is Interruption.UNCLEAN
         batch.add(
             HAND_OVER,
             cut.value,

@@ -26,7 +26,7 @@ class Kind(enum.Enum):
     NEW = "new"  # a delivery
 
 
-Turn = asyncio.Future[None]
+Waiter = asyncio.Future[None]
 
 
 class _Waiting:
@@ -39,12 +39,12 @@ class _Waiting:
     __slots__ = ("new", "recovered", "recovered_last", "settling")
 
     def __init__(self) -> None:
-        self.settling: deque[Turn] = deque()
-        self.recovered: deque[Turn] = deque()
-        self.new: deque[Turn] = deque()
+        self.settling: deque[Waiter] = deque()
+        self.recovered: deque[Waiter] = deque()
+        self.new: deque[Waiter] = deque()
         self.recovered_last = False
 
-    def of(self, kind: Kind) -> deque[Turn]:
+    def of(self, kind: Kind) -> deque[Waiter]:
         """The queue of that kind."""
         match kind:
             case Kind.SETTLING:
@@ -54,7 +54,7 @@ class _Waiting:
             case Kind.NEW:
                 return self.new
 
-    def next(self) -> Turn:
+    def next(self) -> Waiter:
         """Take out who is next."""
         if self.settling:
             return self.settling.popleft()
@@ -118,30 +118,30 @@ class Lines:
         if line.waiting is None:
             line.waiting = _Waiting()
         queue = line.waiting.of(kind)
-        turn: Turn = asyncio.get_running_loop().create_future()
-        (queue.appendleft if first else queue.append)(turn)
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        (queue.appendleft if first else queue.append)(waiter)
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if waiter.done() and not waiter.cancelled():
                 self.leave(key)
             else:
-                self._give_up(line, queue, turn)
+                self._give_up(line, queue, waiter)
             raise
 
-    def _give_up(self, line: _Line, queue: deque[Turn], turn: Turn) -> None:
+    def _give_up(self, line: _Line, queue: deque[Waiter], waiter: Waiter) -> None:
         with contextlib.suppress(ValueError):  # whoever left has passed us over already
-            queue.remove(turn)
+            queue.remove(waiter)
         line.forget_queues_if_empty()
 
     def leave(self, key: Hashable) -> None:
         """Give our place inside to the next in line."""
         line = self._lines[key]
         while line.waiting is not None:
-            turn = line.waiting.next()
+            waiter = line.waiting.next()
             line.forget_queues_if_empty()
-            if not turn.done():
-                turn.set_result(None)
+            if not waiter.done():
+                waiter.set_result(None)
                 return
         line.inside -= 1
         if line.inside == 0:

@@ -1,1 +1,1 @@
-"""What becomes of the unfinished: verdicts as values, and the reconciler that acts on them."""
+"""What becomes of the unfinished: decisions as values, and the reconciler that acts on them."""

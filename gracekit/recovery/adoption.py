@@ -10,10 +10,10 @@ from functools import partial
 from gracekit.errors import ConflictError
 from gracekit.exits import Verdict
 from gracekit.journal.rows import TaskRow
-from gracekit.life import Judgement
+from gracekit.life import Liveness
 from gracekit.process import Point
-from gracekit.recovery.beside import Beside
 from gracekit.recovery.shared import Shared
+from gracekit.recovery.side_tasks import SideTasks
 from gracekit.request.waits import LEASE_BEAT_S
 from gracekit.runs.run import Run
 from gracekit.store.batch import Batch
@@ -23,15 +23,15 @@ from gracekit.tracker.task import TaskState
 class Adoption:
     """Classifies runs proven dead; never judges one that may still live."""
 
-    def __init__(self, shared: Shared, *, beside: Beside) -> None:
+    def __init__(self, shared: Shared, *, side_tasks: SideTasks) -> None:
         self._journal = shared.journal
         self._claims = shared.claims
         self._leases = shared.leases
         self._members = shared.members
         self._tracker = shared.tracker
         self._telemetry = shared.telemetry
-        self._pace = shared.pace
-        self._beside = beside
+        self._trigger = shared.trigger
+        self._side_tasks = side_tasks
         self._doubts: dict[str, str] = {}  # runs of whom nothing is proven, and why
         self._looked_after: set[str] = set()  # runs, within the last beat
 
@@ -45,7 +45,7 @@ class Adoption:
                 await self._adopt(run)
         self._report_doubts(doubtful)
 
-    def _report_doubts(self, doubtful: Sequence[tuple[Run, Judgement]]) -> None:
+    def _report_doubts(self, doubtful: Sequence[tuple[Run, Liveness]]) -> None:
         """Runs of whom nothing is proven are left alone, and reported once for each reason."""
         known, self._doubts = self._doubts, {}
         for run, judgement in doubtful:
@@ -60,7 +60,7 @@ class Adoption:
 
     def look_after_asked(self) -> None:
         """Leases of some runs are in somebody's way: if such a run has died, take over now."""
-        for run_id in self._pace.take_asked_after():
+        for run_id in self._trigger.take_asked_after():
             if run_id not in self._looked_after:
                 self._look_after_soon(run_id)
 
@@ -68,12 +68,12 @@ class Adoption:
         self._looked_after.add(run_id)
         # Who waits for the lease asks at each beat: so long there is no other look for that run.
         asyncio.get_running_loop().call_later(LEASE_BEAT_S, self._looked_after.discard, run_id)
-        self._beside.do(f"run {run_id}", partial(self._look_after, run_id))
+        self._side_tasks.do(f"run {run_id}", partial(self._look_after, run_id))
 
     async def _look_after(self, run_id: str) -> None:
         dead, _ = await self._members.survey()
         if any(run.run_id == run_id for run in dead):
-            self._pace.poke()
+            self._trigger.poke()
 
     async def _adopt(self, run: Run) -> None:
         batch = Batch(Point.ADOPT)
@@ -95,7 +95,7 @@ class Adoption:
             unfinished=len(rows[started]),
             not_started=len(rows[started + 1]),
         )
-        self._pace.poke()
+        self._trigger.poke()
 
     # -- rows of ours -------------------------------------------------------------------
 

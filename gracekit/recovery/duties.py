@@ -8,7 +8,7 @@ from typing import Any, Final
 from gracekit.errors import ConflictError
 from gracekit.journal.rows import TaskRow
 from gracekit.recovery.ends import Ends
-from gracekit.recovery.hooks import Hooks
+from gracekit.recovery.hooks import MethodHooks
 from gracekit.recovery.shared import Shared
 from gracekit.request.suspects import is_guilty, suspicion
 from gracekit.rpc.methods import Method
@@ -20,14 +20,14 @@ UNKNOWN_CALL_TIMEOUT_S: Final = 60.0
 class Duties:
     """Each is a list of what is due, and one act for each entry."""
 
-    def __init__(self, shared: Shared, *, hooks: Hooks, ends: Ends) -> None:
+    def __init__(self, shared: Shared, *, hooks: MethodHooks, ends: Ends) -> None:
         self._journal = shared.journal
         self._claims = shared.claims
         self._tracker = shared.tracker
         self._suspects = shared.suspects
         self._hooks = hooks
         self._ends = ends
-        self._pace = shared.pace
+        self._trigger = shared.trigger
         self._clock = shared.clock
 
     async def send_due_replies(self) -> None:
@@ -44,7 +44,7 @@ class Duties:
     async def call_errored_hooks(self) -> None:
         """Those of rows that recovery, or an operator, has marked ERRORED."""
         for row in await self._claims.errored_due():
-            if self._pace.is_paused:
+            if self._trigger.is_paused:
                 return
             method = self._hooks.method_of(row)
             if method is None or method.errored_hook is None:
@@ -61,7 +61,7 @@ class Duties:
             return
         about = suspicion(row.hook_crashes, cap)
         async with self._suspects.beginning(("task", row.id), about) as alone:
-            if self._pace.is_paused:
+            if self._trigger.is_paused:
                 return
             with contextlib.suppress(ConflictError):  # an operator has ended it
                 await self._claims.begin_errored(row, alone=alone)

@@ -1,4 +1,4 @@
-"""Ends tasks that no handler works on: commits the verdict, then answers the callers."""
+"""Ends tasks that no handler works on: commits the decision, then answers the callers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gracekit.journal.rows import Address, Outcome, TaskRow, address_of
 from gracekit.leases.leases import Guard
 from gracekit.process import Point
 from gracekit.recovery.gates import Gates
-from gracekit.recovery.hooks import Hooks
+from gracekit.recovery.hooks import MethodHooks
 from gracekit.recovery.shared import Shared
 from gracekit.request.outcomes import errored, failed, outcome_of
 from gracekit.rpc.failures import words_of
@@ -50,7 +50,7 @@ def failed_row(row: TaskRow, reason: object) -> Outcome:
 class Ends:
     """Ends rows that this run has claimed."""
 
-    def __init__(self, shared: Shared, *, hooks: Hooks, gates: Gates) -> None:
+    def __init__(self, shared: Shared, *, hooks: MethodHooks, gates: Gates) -> None:
         self._journal = shared.journal
         self._claims = shared.claims
         self._leases = shared.leases
@@ -58,7 +58,7 @@ class Ends:
         self._answers = shared.answers
         self._hooks = hooks
         self._gates = gates
-        self._pace = shared.pace
+        self._trigger = shared.trigger
         self._settings = shared.settings
         self._telemetry = shared.telemetry
         self._clock = shared.clock
@@ -71,7 +71,7 @@ class Ends:
         method: Method[Any, Any] | None,
         guard: Guard | None = None,
     ) -> None:
-        """Commit a terminal verdict with the end of its lease, then answer who waits."""
+        """Commit a terminal state with the end of its lease, then answer who waits."""
         hook = (
             outcome.state is TaskState.ERRORED
             and method is not None
@@ -89,7 +89,7 @@ class Ends:
         for address in map(address_of, addresses):
             await self.reply(row.id, address)
         if hook:
-            self._pace.go_on()
+            self._trigger.go_on()
 
     def add_release(self, batch: Batch, guard: Guard | None) -> None:
         """With the commit, the lease of the row is free."""

@@ -16,8 +16,8 @@ from gracekit.errors import RpcError
 from gracekit.journal.holds import Hold
 from gracekit.journal.rows import TaskRow
 from gracekit.leases.leases import Guard
+from gracekit.recovery.decisions import Done, Fail, ProbeAnswer, Retry, Wait, probe_pause_s
 from gracekit.recovery.shared import Shared
-from gracekit.recovery.verdicts import Done, Fail, ProbeVerdict, Retry, Wait, probe_pause_s
 from gracekit.request.calls import call_hook
 from gracekit.request.context import Context
 from gracekit.rpc.failures import words_of
@@ -27,7 +27,7 @@ from gracekit.tracker.task import Lane, TaskState, TrackedTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class HookSubject:
     """What a hook is called about: an unfinished task, or a hold.
 
     Attributes:
@@ -48,7 +48,7 @@ class Subject:
         return masked(text, self.caller, self.args, known=known)
 
 
-class Hooks:
+class MethodHooks:
     """Calls the hooks of one run's methods."""
 
     def __init__(self, shared: Shared) -> None:
@@ -77,16 +77,16 @@ class Hooks:
         """How many crashes a task of *method*, or one of its hooks, may meet."""
         return method.options.max_attempts or self._settings.max_attempts
 
-    def of_row(self, row: TaskRow, method: Method[Any, Any]) -> Subject:
+    def of_row(self, row: TaskRow, method: Method[Any, Any]) -> HookSubject:
         """A task, as its hooks are called about it."""
-        return Subject(
+        return HookSubject(
             task=self._arrivals.task_of(row, method),
             args=row.args or {},
             caller=row.context or {},
             waiting_since=row.waiting_since,
         )
 
-    def of_hold(self, hold: Hold) -> Subject:
+    def of_hold(self, hold: Hold) -> HookSubject:
         """The request that opened a hold, as its method's hooks are called about it."""
         task = TrackedTask(
             request_id=f"hold {hold.name} {hold.key}",
@@ -97,13 +97,13 @@ class Hooks:
             attempt=1,
             state=TaskState.HANDED_OVER,
         )
-        return Subject(task=task, args=hold.args, caller={}, waiting_since=None)
+        return HookSubject(task=task, args=hold.args, caller={}, waiting_since=None)
 
     # -- a probe ------------------------------------------------------------------------
 
     async def ask(
-        self, subject: Subject, method: Method[Any, Any], guard: Guard | None = None
-    ) -> ProbeVerdict | None:
+        self, subject: HookSubject, method: Method[Any, Any], guard: Guard | None = None
+    ) -> ProbeAnswer | None:
         """The probe's answer, None if it is not written.
 
         One that raises or is slow counts as Wait with back-off.
@@ -146,7 +146,9 @@ class Hooks:
 
     # -- an errored hook ----------------------------------------------------------------
 
-    async def call_errored(self, subject: Subject, method: Method[Any, Any], reason: str) -> None:
+    async def call_errored(
+        self, subject: HookSubject, method: Method[Any, Any], reason: str
+    ) -> None:
         """Call it with the reason; if it raises or takes too long, that is logged."""
         assert method.errored_hook is not None
         with self._at_work(f"errored hook of {subject.task.method}"):
@@ -177,7 +179,7 @@ class Hooks:
     async def _call(
         self,
         hook: Callable[..., Any],
-        subject: Subject,
+        subject: HookSubject,
         method: Method[Any, Any],
         **extra: Any,
     ) -> Any:
@@ -191,7 +193,7 @@ class Hooks:
         )
         return await call_hook(hook, ctx, {**subject.args, **extra}, self._threads)
 
-    def _tell(self, hook: str, subject: Subject, error: str) -> None:
+    def _tell(self, hook: str, subject: HookSubject, error: str) -> None:
         self._telemetry.emit(
             "hook.failed",
             hook=hook,

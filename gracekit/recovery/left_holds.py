@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gracekit.journal.holds import Hold
-from gracekit.recovery.hooks import Hooks
+from gracekit.recovery.decisions import Done, Wait
+from gracekit.recovery.hooks import MethodHooks
 from gracekit.recovery.shared import Shared
-from gracekit.recovery.verdicts import Done, Wait
 from gracekit.request.suspects import is_guilty, suspicion
 from gracekit.rpc.methods import Method
 
@@ -17,11 +17,11 @@ from gracekit.rpc.methods import Method
 class LeftHolds:
     """Settles them by the probe of the method that opened them."""
 
-    def __init__(self, shared: Shared, *, hooks: Hooks) -> None:
+    def __init__(self, shared: Shared, *, hooks: MethodHooks) -> None:
         self._holds = shared.holds
         self._suspects = shared.suspects
         self._hooks = hooks
-        self._pace = shared.pace
+        self._trigger = shared.trigger
         self._telemetry = shared.telemetry
         self._clock = shared.clock
 
@@ -30,7 +30,7 @@ class LeftHolds:
         for hold in await self._holds.due():
             if not hold.errored_due and self._has_lapsed(hold):
                 await self._end(hold, "lapsed")
-            elif self._pace.is_paused:
+            elif self._trigger.is_paused:
                 continue
             elif hold.errored_due:
                 await self._tell_errored(hold)
@@ -61,7 +61,7 @@ class LeftHolds:
         """Around a call of a hold's probe or errored hook; whether it is to be called here."""
         about = suspicion(hold.crashes, self._hooks.cap_of(method))
         async with self._suspects.beginning(("hold", hold.id), about) as alone:
-            yield not self._pace.is_paused and await self._holds.begin(hold, alone=alone)
+            yield not self._trigger.is_paused and await self._holds.begin(hold, alone=alone)
 
     async def _settle(self, hold: Hold) -> None:
         """Done ends it, Fail and Retry end it and tell, Wait keeps it, and us, until it lapses."""
@@ -97,4 +97,4 @@ class LeftHolds:
             "hold.ended", hold=hold.name, key=hold.key, method=hold.method, reason=reason
         )
         if errored:
-            self._pace.go_on()  # its errored hook is due now
+            self._trigger.go_on()  # its errored hook is due now

@@ -22,14 +22,14 @@ from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
 from gracekit.process import Point
 from gracekit.recovery.adoption import Adoption
-from gracekit.recovery.beside import Beside
 from gracekit.recovery.duties import Duties
 from gracekit.recovery.ends import Ends
 from gracekit.recovery.gates import Gates
-from gracekit.recovery.hooks import Hooks
+from gracekit.recovery.hooks import MethodHooks
 from gracekit.recovery.left_holds import LeftHolds
 from gracekit.recovery.settling import Settling
 from gracekit.recovery.shared import Shared
+from gracekit.recovery.side_tasks import SideTasks
 from gracekit.recovery.starts import Starts
 from gracekit.rpc.failures import words_of
 from gracekit.store.batch import Batch
@@ -50,18 +50,18 @@ class Reconciler:
         self._clock: Clock = shared.clock
         self._claims = shared.claims
         self._suspects = shared.suspects
-        self._lanes = tuple(shared.seats)
+        self._lanes = tuple(shared.claim_limit)
         self._settings = shared.settings
         self._telemetry = shared.telemetry
-        self._pace = shared.pace
-        self._look_by = 0.0  # loop time; being rung again and again must not put it off for ever
+        self._trigger = shared.trigger
+        self._look_by = 0.0  # loop time; being asked again and again must not put it off for ever
         self._ahead_s: float | None = None  # of the wall clock, before the time that passes
         self._following = asyncio.Lock()
 
-        self._beside = Beside(shared.pace, shared.telemetry)
+        self._side_tasks = SideTasks(shared.trigger, shared.telemetry)
         self._gates = gates = Gates(shared)
-        hooks = Hooks(shared)
-        self._adoption = Adoption(shared, beside=self._beside)
+        hooks = MethodHooks(shared)
+        self._adoption = Adoption(shared, side_tasks=self._side_tasks)
         self._ends = ends = Ends(shared, hooks=hooks, gates=gates)
         self._starts = starts = Starts(shared, gates=gates, hooks=hooks, ends=ends)
         self._settling = Settling(shared, gates=gates, hooks=hooks, ends=ends, starts=starts)
@@ -72,24 +72,24 @@ class Reconciler:
 
     def pause(self) -> None:
         """Start nothing more. A probe under way is waited for; what only waits is let go."""
-        self._pace.is_paused = True
+        self._trigger.is_paused = True
         self._starts.wake()
         self._settling.let_go_of_waiting()
 
     def is_paused(self) -> bool:
         """Whether a drain has said that nothing more may be started."""
-        return self._pace.is_paused
+        return self._trigger.is_paused
 
     def resume(self) -> None:
         """Go on after a drain that was resumed."""
-        self._pace.is_paused = False
-        self._pace.poke()
+        self._trigger.is_paused = False
+        self._trigger.poke()
 
     async def stop(self) -> None:
         """End what is still being settled; its rows and leases are anyone's again."""
         self.pause()
         self._suspects.stop()
-        tasks = [*self._settling.tasks, *self._beside.tasks]
+        tasks = [*self._settling.tasks, *self._side_tasks.tasks]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -102,34 +102,34 @@ class Reconciler:
     async def run(self) -> None:
         """Reconcile until cancelled."""
         while True:
-            self._pace.begin()
+            self._trigger.begin()
             try:
                 await self.reconcile()
             except Exception as error:  # noqa: BLE001 - recovery goes on, whatever one pass met
                 # What this pass did not come to, or left half done.
-                self._pace.looks_around = True
+                self._trigger.looks_around = True
                 self._look_by = self._clock.loop() + backoff.RECOVERY_S
                 self._telemetry.emit("store.error", what="reconciliation", error=words_of(error))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(await self._pause_s()):
                     await self._wait_rung()
                     continue
-            self._pace.looks_around = True
+            self._trigger.looks_around = True
 
     async def _wait_rung(self) -> None:
         """Wait until a pass is due; look meanwhile at runs that are in somebody's way."""
-        while not self._pace.is_rung:
-            await self._pace.wait()
+        while not self._trigger.is_set:
+            await self._trigger.wait()
             self._adoption.look_after_asked()
 
     async def _pause_s(self) -> float:
         every = self._clock.jitter(self._settings.reconcile_every_s)
         longest = min(every, max(0.05, self._look_by - self._clock.loop()))
         if (
-            self._pace.is_paused
+            self._trigger.is_paused
             or not self._settings.startup_reconciliation_enabled
             or self._settling.is_full
-            or self._pace.is_rung
+            or self._trigger.is_set
         ):
             return longest  # whatever is due, nothing would be claimed before the next poke
         with contextlib.suppress(StoreError):
@@ -142,16 +142,16 @@ class Reconciler:
 
     async def reconcile(self) -> None:
         """One pass over everything that nobody is working on; nothing in a drain."""
-        if self._pace.is_paused:
+        if self._trigger.is_paused:
             return
         await self.follow_clock()
         await self._leases.give_back_owed()
         await self._adoption.adopt_dead_runs()
         # Listing all that is in flight, or every unfinished resource, at each settled row would
         # square their number.
-        look = self._pace.looks_around or self._clock.loop() >= self._look_by
+        look = self._trigger.looks_around or self._clock.loop() >= self._look_by
         if look:
-            self._pace.looks_around = False
+            self._trigger.looks_around = False
             self._look_by = self._clock.loop() + self._settings.reconcile_every_s
             await self._adoption.adopt_missing(self._settling.is_settled_now)
         await self._claims.take_duties()
@@ -160,11 +160,11 @@ class Reconciler:
             if look:
                 await self._gates.hold_all()
             await self._settling.settle_rows()
-            self._beside.do("holds", self._left_holds.settle_all)
-        self._beside.do("errored hooks", self._duties.call_errored_hooks)
+            self._side_tasks.do("holds", self._left_holds.settle_all)
+        self._side_tasks.do("errored hooks", self._duties.call_errored_hooks)
         for lane in self._lanes:
             claim = partial(self._starts.claim_accepted, lane)
-            self._beside.do(f"accepted rows, {lane.value}", claim)
+            self._side_tasks.do(f"accepted rows, {lane.value}", claim)
         if look:
             await self._gates.refresh(self._settling.resources)
 
@@ -184,7 +184,7 @@ class Reconciler:
                 self._holds.add_follow_clock(batch, by_s)
                 await self._journal.commit(batch)
                 self._telemetry.emit("clock.set", by_s=round(by_s, 1))
-                self._pace.poke()
+                self._trigger.poke()
             self._ahead_s = ahead_s
 
     # -- what others ask ----------------------------------------------------------------

@@ -9,12 +9,7 @@ from gracekit.errors import ConflictError
 from gracekit.journal.rows import TaskRow
 from gracekit.leases.leases import Guard, Resource
 from gracekit.process import Point
-from gracekit.recovery.ends import Ends, errored_row, failed_row, unservable
-from gracekit.recovery.gates import Gates
-from gracekit.recovery.hooks import Hooks
-from gracekit.recovery.shared import Shared
-from gracekit.recovery.starts import CLAIM_AT_ONCE, Starts
-from gracekit.recovery.verdicts import (
+from gracekit.recovery.decisions import (
     Done,
     Fail,
     Retry,
@@ -24,6 +19,11 @@ from gracekit.recovery.verdicts import (
     policy_of,
     probe_pause_s,
 )
+from gracekit.recovery.ends import Ends, errored_row, failed_row, unservable
+from gracekit.recovery.gates import Gates
+from gracekit.recovery.hooks import MethodHooks
+from gracekit.recovery.shared import Shared
+from gracekit.recovery.starts import CLAIM_AT_ONCE, Starts
 from gracekit.request.outcomes import succeeded
 from gracekit.request.suspects import suspicion
 from gracekit.request.waits import LEASE_BEAT_S
@@ -40,7 +40,7 @@ class Settling:
     """Settles the HANDED_OVER rows that this run has claimed, several at a time."""
 
     def __init__(
-        self, shared: Shared, *, gates: Gates, hooks: Hooks, ends: Ends, starts: Starts
+        self, shared: Shared, *, gates: Gates, hooks: MethodHooks, ends: Ends, starts: Starts
     ) -> None:
         self._journal = shared.journal
         self._claims = shared.claims
@@ -50,7 +50,7 @@ class Settling:
         self._hooks = hooks
         self._ends = ends
         self._starts = starts
-        self._pace = shared.pace
+        self._trigger = shared.trigger
         self._telemetry = shared.telemetry
         self._clock = shared.clock
         self._at_work: dict[asyncio.Task[None], TaskRow] = {}
@@ -86,7 +86,7 @@ class Settling:
 
     async def settle_rows(self) -> None:
         """Claim and begin, until there are none or it is full."""
-        while not self._pace.is_paused and not self.is_full:
+        while not self._trigger.is_paused and not self.is_full:
             rows = await self._claims.claim(
                 TaskState.HANDED_OVER,
                 limit=CLAIM_AT_ONCE - len(self._at_work),
@@ -104,17 +104,17 @@ class Settling:
 
     def _is_paused_by_now(self) -> bool:
         """Since the claim was submitted."""
-        return self._pace.is_paused
+        return self._trigger.is_paused
 
     def _settled(self, task: asyncio.Task[None]) -> None:
         self._at_work.pop(task, None)
         if task.cancelled():
-            self._pace.poke()
+            self._trigger.poke()
         elif (error := task.exception()) is not None:
             self._telemetry.emit("dispatch.failed", error=words_of(error))
-            self._pace.poke()  # its row, and its lease, may be left to nobody
+            self._trigger.poke()  # its row, and its lease, may be left to nobody
         else:
-            self._pace.go_on()
+            self._trigger.go_on()
 
     async def _settle_or_let_go(self, row: TaskRow) -> None:
         try:
@@ -166,21 +166,21 @@ class Settling:
                 await self._probe(row, method)
 
     async def _run_again(self, row: TaskRow, guard: Guard | None) -> None:
-        """ACCEPTED again: started at once if there is a seat, else claimed when its time comes."""
-        seated = self._starts.take_seat(row.lane)
+        """ACCEPTED again: started at once if the claim limit allows, else claimed later."""
+        claimed_ahead = self._starts.take_seat(row.lane)
         try:
             batch = Batch(Point.SETTLE)
             self._claims.add_run_again(batch, row)
-            if not seated:
+            if not claimed_ahead:
                 self._claims.add_let_go(batch, row)
             self._ends.add_release(batch, guard)
             await self._journal.commit(batch)
         except BaseException:
-            if seated:
+            if claimed_ahead:
                 self._starts.give_seat(row.lane)
             raise
         self._ends.tell(row, "run_again")
-        if not seated:
+        if not claimed_ahead:
             self._gates.leave(row.resource)
             return
         inside = self._gates.hand_on(row.resource)  # the place in the line goes to the task

@@ -16,9 +16,9 @@ from gracekit.leases.lines import Lines
 from gracekit.process import Threads
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
+from gracekit.request.claim_limit import ClaimLimit
 from gracekit.request.context import Services
-from gracekit.request.pace import Pace
-from gracekit.request.seats import Seats
+from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.suspects import Suspects
 from gracekit.rpc.method_table import MethodTable
 from gracekit.runs.members import Members
@@ -33,8 +33,8 @@ class Shared:
 
     Attributes:
         services: What a context needs; journal, holds, leases, tracker and clock are its own.
-        pace: What others ask of recovery.
-        seats: Of each lane: so many recovered rows may wait for it.
+        trigger: What others ask of recovery.
+        claim_limit: Of each lane: so many recovered rows may wait for it.
         threads: For plain hooks: they must not take a thread that a handler was promised.
     """
 
@@ -47,9 +47,9 @@ class Shared:
     lines: Lines
     suspects: Suspects
     methods: MethodTable
-    seats: Mapping[Lane, Seats]
+    claim_limit: Mapping[Lane, ClaimLimit]
     threads: Threads
-    pace: Pace
+    trigger: RecoveryTrigger
     settings: Settings
     telemetry: Telemetry
 

@@ -37,7 +37,7 @@ CALLER_WAITS_S: Final = 60.0
 """How long a caller waits, where it did not say."""
 
 
-class Sent(enum.Enum):
+class SendResult(enum.Enum):
     """What became of a reply, or of a heartbeat."""
 
     YES = "yes"
@@ -82,7 +82,7 @@ class Answers:
             self._sweep.cancel()
             self._sweep = None
 
-    async def send(self, address: Address, outcome: Outcome, *, patient: bool = True) -> Sent:
+    async def send(self, address: Address, outcome: Outcome, *, patient: bool = True) -> SendResult:
         """Publish one reply.
 
         One whose queue is gone is given up.
@@ -104,11 +104,11 @@ class Answers:
                 if final:
                     return self._give_up(address, error)
                 if not patient or await self._is_stopped_within(backoff.REPLY_S):
-                    return Sent.NOT_YET
+                    return SendResult.NOT_YET
             except Exception as error:  # noqa: BLE001 - no such queue; or an address of odd shape
                 return self._give_up(address, error)
             else:
-                return Sent.YES
+                return SendResult.YES
 
     async def _is_stopped_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -116,12 +116,12 @@ class Answers:
                 await self._stopped.wait()
         return self._stopped.is_set()
 
-    def _give_up(self, address: Address, error: Exception) -> Sent:
+    def _give_up(self, address: Address, error: Exception) -> SendResult:
         told = str(error) or f"it took over {REPLY_TIMEOUT_S:g} s"
         self._telemetry.emit("reply.given_up", queue=address.queue, error=told)
-        return Sent.GIVEN_UP
+        return SendResult.GIVEN_UP
 
-    async def beat(self, address: Address, *, within_s: float) -> Sent:
+    async def beat(self, address: Address, *, within_s: float) -> SendResult:
         """Publish one heartbeat; if it finds no way, that hurts nobody but its caller."""
         beat = Reply(msg_id=address.msg_id, reply_id=self._clock.new_id(), ending=False)
         try:
@@ -130,8 +130,8 @@ class Answers:
         except Exception as error:  # noqa: BLE001 - whatever the transport met, the task goes on
             told = str(error) or type(error).__name__
             self._telemetry.emit("heartbeat.lost", queue=address.queue, error=told)
-            return Sent.GIVEN_UP if isinstance(error, Undeliverable) else Sent.NOT_YET
-        return Sent.YES
+            return SendResult.GIVEN_UP if isinstance(error, Undeliverable) else SendResult.NOT_YET
+        return SendResult.YES
 
     async def _publish(self, address: Address, body: bytes) -> None:
         self._process.reach(Point.REPLY, "before")
@@ -159,8 +159,8 @@ class Answers:
     ) -> None:
         """Send a reply that is on record, then forget it."""
         sent = await self.send(address, outcome, patient=patient)
-        if sent is not Sent.NOT_YET:
-            await self.forget(row_id, address, sent=sent is Sent.YES)
+        if sent is not SendResult.NOT_YET:
+            await self.forget(row_id, address, sent=sent is SendResult.YES)
 
     async def forget(self, row_id: int, address: Address, *, sent: bool) -> None:
         """Strike a reply that was sent, or given up, from the record."""

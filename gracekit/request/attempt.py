@@ -1,4 +1,4 @@
-"""One attempt: calls the handler and turns whatever happens into one `End`.
+"""One attempt: calls the handler and turns whatever happens into one `AttemptEnd`.
 
 Nothing escapes: not SystemExit, not a cancellation that nobody asked for. The
 end is judged by what gracekit did to the task, and only then by what the
@@ -38,14 +38,14 @@ from gracekit.rpc.failures import is_expected, words_of
 from gracekit.rpc.methods import Method
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import History
-from gracekit.tracker.task import CancelCause, Cut, Order, TaskState, TrackedTask
+from gracekit.tracker.task import CancelCause, Interruption, Order, TaskState, TrackedTask
 from gracekit.tracker.tracker import Tracker
 
 _BY_DRAIN: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
 _EXITS: Final = (SystemExit, KeyboardInterrupt)
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt ended: with an outcome, or cut.
 
     Attributes:
@@ -56,12 +56,12 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     outcome: Outcome | None = None
-    cut: Cut | None = None
+    cut: Interruption | None = None
     interrupted_by: str = ""
     expected: bool = False
 
 
-_NO_END: Final = End()
+_NO_END: Final = AttemptEnd()
 
 
 class Attempts:
@@ -103,11 +103,11 @@ class Attempts:
         task.deadline = None if timeout is None else task.started_at + timeout
         task.history = self._history.of(job.method.namespace, task.method)
         job.gate.entering.pop(job, None)
-        if job.seated:  # asked here, too: a delivery never has a seat
-            job.leave_seat()
+        if job.claimed_ahead:  # asked here, too: a delivery is never claimed ahead
+            job.begin_claimed()
         self._tracker.started(task)
 
-    async def run(self, job: Job) -> End:
+    async def run(self, job: Job) -> AttemptEnd:
         """Call its handler, within its method's timeout."""
         task, method = job.task, job.method
         timer = None
@@ -145,7 +145,7 @@ class Attempts:
             if traced is not None:
                 traced.end(error_type=error_type_of(end), cut=end.cut and end.cut.value)
 
-    def note_end(self, job: Job, end: End, outcome: Outcome) -> None:
+    def note_end(self, job: Job, end: AttemptEnd, outcome: Outcome) -> None:
         """An attempt has ended and was not cut: its method's history learns it, and the log."""
         task = job.task
         seconds = self._clock.loop() - (task.started_at or 0.0)
@@ -193,7 +193,7 @@ def _operation_of(job: Job) -> str | None:
     return "fanout" if job.task.recipient else "cast"
 
 
-def error_type_of(end: End) -> str | None:
+def error_type_of(end: AttemptEnd) -> str | None:
     """Class name of what the handler raised, or was ended with; None for a success or a cut."""
     if end.outcome is None or end.outcome.failure is None or has_left_out(end.outcome):
         return None
@@ -206,7 +206,7 @@ async def run_attempt(
     task: TrackedTask,
     args: Mapping[str, Any],
     threads: Threads,
-) -> End:
+) -> AttemptEnd:
     """Run the handler once, cancellable only meanwhile."""
     me = task.handler
     if me is not None and me.cancelling():  # from a wait before: it says nothing of this attempt
@@ -225,7 +225,7 @@ async def run_attempt(
             leave(ctx)
         if task.stopped:
             return _STOPPED  # the rest of its items was not done, whatever it returned
-        return End(outcome=succeeded(f"{method.name}()", result))
+        return AttemptEnd(outcome=succeeded(f"{method.name}()", result))
     except BaseException as error:  # noqa: BLE001 - see the module's first line
         return _judge(task, method, error)
     finally:
@@ -250,23 +250,25 @@ async def _take_cancellations(me: asyncio.Task[Any]) -> None:
         me.uncancel()
 
 
-_STOPPED: Final = End(cut=Cut.SAFE_POINT)
+_STOPPED: Final = AttemptEnd(cut=Interruption.SAFE_POINT)
 
 
-def _judge(task: TrackedTask, method: Method[Any, Any], error: BaseException) -> End:
+def _judge(task: TrackedTask, method: Method[Any, Any], error: BaseException) -> AttemptEnd:
     """How an attempt that raised *error* ended: first by what gracekit did, then by the error."""
     if task.stopped:
         return _STOPPED
     cause = task.cancel_cause
     if cause in _BY_DRAIN:
-        return End(cut=Cut.CANCELLED)  # interrupted is not failed
+        return AttemptEnd(cut=Interruption.CANCELLED)  # interrupted is not failed
     if cause is CancelCause.TIMEOUT:
-        return End(outcome=failed(timeout_error(method, during=error)))
+        return AttemptEnd(outcome=failed(timeout_error(method, during=error)))
     if task.order is not None:
-        return End(outcome=ordered(str(task), task.order, task.state))
+        return AttemptEnd(outcome=ordered(str(task), task.order, task.state))
     if _is_interruption(task, method, error):
-        return End(cut=Cut.UNCLEAN, interrupted_by=words_of(error) or type(error).__name__)
-    return End(outcome=failed(error), expected=is_expected(error))
+        return AttemptEnd(
+            cut=Interruption.UNCLEAN, interrupted_by=words_of(error) or type(error).__name__
+        )
+    return AttemptEnd(outcome=failed(error), expected=is_expected(error))
 
 
 def _is_interruption(task: TrackedTask, method: Method[Any, Any], error: BaseException) -> bool:

@@ -26,15 +26,15 @@ from gracekit.leases.leases import Guard, Leases
 from gracekit.process import Point
 from gracekit.request.lanes import Job
 from gracekit.request.outcomes import failed
-from gracekit.request.pace import Pace
+from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.store.batch import Batch, Row
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.task import Cut, TaskState, TrackedTask
+from gracekit.tracker.task import Interruption, TaskState, TrackedTask
 
 TRIES: Final = 3
 
 
-class Entry(enum.Enum):
+class Admission(enum.Enum):
     """What came of a commit that lets a task in."""
 
     DONE = "done"
@@ -47,7 +47,7 @@ class Custody:
     """The commits of one run's tasks.
 
     Args:
-        pace: Recovery is asked to look when a commit failed, so that it compares rows with the
+        trigger: Recovery is asked to look when a commit failed, so that it compares rows with the
             tracker; and when an errored hook is due, which it calls.
     """
 
@@ -56,16 +56,16 @@ class Custody:
         journal: Journal,
         leases: Leases,
         telemetry: Telemetry,
-        pace: Pace,
+        trigger: RecoveryTrigger,
     ) -> None:
         self._journal = journal
         self._leases = leases
         self._telemetry = telemetry
-        self._pace = pace
+        self._trigger = trigger
 
     # -- in ------------------------------------------------------------------------------
 
-    async def accept(self, job: Job, *, begin: bool) -> Entry:
+    async def accept(self, job: Job, *, begin: bool) -> Admission:
         """Accept a request; with *begin* take its lease and record its attempt too."""
         assert job.request is not None
         batch = Batch(Point.ACCEPT_AND_BEGIN if begin else Point.ACCEPT)
@@ -74,16 +74,16 @@ class Custody:
         try:
             rows = await self._journal.commit(batch)
         except ConflictError as conflict:
-            return Entry.LEASE_ELSEWHERE if conflict.statement == lease else Entry.KNOWN
+            return Admission.LEASE_ELSEWHERE if conflict.statement == lease else Admission.KNOWN
         except StoreError as error:
             state = TaskState.RUNNING if begin else TaskState.ACCEPTED
             return await self._enter_after(error, job, "acceptance", state=state)
         job.task.row_id = int(rows[index][0][0] or 0)
         job.task.attempt = int(begin)
         self._take_token(job.task, rows, lease)
-        return Entry.DONE
+        return Admission.DONE
 
-    async def begin(self, job: Job) -> Entry:
+    async def begin(self, job: Job) -> Admission:
         """Take the lease of an accepted task and record its attempt."""
         batch = Batch(Point.BEGIN)
         lease = self._add_lease(batch, job.task)
@@ -91,16 +91,16 @@ class Custody:
         try:
             rows = await self._journal.commit(batch)
         except ConflictError as conflict:
-            return Entry.LEASE_ELSEWHERE if conflict.statement == lease else Entry.FAILED
+            return Admission.LEASE_ELSEWHERE if conflict.statement == lease else Admission.FAILED
         except StoreError as error:
             return await self._enter_after(error, job, "begin", state=TaskState.RUNNING)
         job.task.attempt += 1
         self._take_token(job.task, rows, lease)
-        return Entry.DONE
+        return Admission.DONE
 
     async def _enter_after(
         self, error: StoreError, job: Job, what: str, *, state: TaskState
-    ) -> Entry:
+    ) -> Admission:
         """Ask the row whether an entry was written although its commit was not confirmed.
 
         Owner alone proves nothing: an ended row of an earlier request keeps its owner.
@@ -108,9 +108,9 @@ class Custody:
         rows = await self._rows_after(error, job.task, what)
         row = rows[0] if rows else None
         if row is None or row.owner != self._journal.run_id or row.state is not state:
-            return Entry.FAILED
+            return Admission.FAILED
         job.task.row_id, job.task.attempt, job.task.token = row.id, row.attempts, row.token
-        return Entry.DONE
+        return Admission.DONE
 
     async def stand_in_line(self, task: TrackedTask) -> None:
         """Its lease is elsewhere: let no younger request of another process have it first."""
@@ -177,7 +177,7 @@ class Custody:
                 return outcome, []  # not ours any more
             task.advance(outcome.state)
             if hook:
-                self._pace.poke()
+                self._trigger.poke()
             return outcome, [address_of(row) for row in rows]
 
     def _lost(
@@ -201,7 +201,7 @@ class Custody:
         answer = failed(TaskInterruptedError(sentence), state)
         return answer, [] if job.reply is None else [job.reply]
 
-    async def hand_over(self, job: Job, cut: Cut, *, returned: bool = True) -> bool:
+    async def hand_over(self, job: Job, cut: Interruption, *, returned: bool = True) -> bool:
         """Record a started, unfinished task for recovery; false if that failed.
 
         Args:
@@ -212,13 +212,13 @@ class Custody:
         """
         task = job.task
         task.cut = cut
-        interrupted = cut is Cut.UNCLEAN and returned
-        if cut is not Cut.SAFE_POINT and not interrupted and task.token is not None:
+        interrupted = cut is Interruption.UNCLEAN and returned
+        if cut is not Interruption.SAFE_POINT and not interrupted and task.token is not None:
             self._leases.kept += 1
         for _ in range(TRIES):
             batch = Batch(Point.HAND_OVER)
             self._journal.add_hand_over(batch, task, cut, settle_s=job.settle_s, returned=returned)
-            if cut is Cut.SAFE_POINT:
+            if cut is Interruption.SAFE_POINT:
                 self._add_release(batch, task, "handoff")
             elif interrupted and task.token is not None:
                 run = self._journal.run_id
@@ -246,7 +246,7 @@ class Custody:
         """
         task = job.task
         batch = Batch(Point.HAND_OVER)
-        self._journal.add_hand_over(batch, task, Cut.CANCELLED, charged=True)
+        self._journal.add_hand_over(batch, task, Interruption.CANCELLED, charged=True)
         self._add_release(batch, task, "handoff")
         try:
             await self._journal.commit(batch)
@@ -254,7 +254,7 @@ class Custody:
             job.in_doubt = True
             self._tell(error, "hand-over")
         else:
-            task.cut = Cut.CANCELLED
+            task.cut = Interruption.CANCELLED
             task.advance(TaskState.HANDED_OVER)
 
     async def give_up_start(self, task: TrackedTask) -> None:
@@ -281,7 +281,7 @@ class Custody:
 
     def left(self) -> None:
         """A task whose entry failed is out of the tracker: recovery may look for its row now."""
-        self._pace.poke()
+        self._trigger.poke()
 
     async def _rows_after(
         self, error: StoreError, task: TrackedTask, what: str
@@ -304,4 +304,4 @@ class Custody:
 
     def _tell(self, error: StoreError, what: str) -> None:
         self._telemetry.emit("store.error", what=what, error=str(error))
-        self._pace.poke()
+        self._trigger.poke()

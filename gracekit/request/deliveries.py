@@ -28,7 +28,7 @@ async def settle(settlement: Coroutine[Any, Any, None], telemetry: Telemetry) ->
 _Known = tuple[str, str, int]
 
 
-class Ended:
+class EndedRequests:
     """Requests without a row that have ended in this process, so that none is run again in it.
 
     An acknowledgement proves nothing: one that is written to a connection which then breaks was

@@ -13,7 +13,7 @@ from gracekit.rpc.failures import words_of
 from gracekit.rpc.message import Failure
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.telemetry.words import masked
-from gracekit.tracker.task import Cut, TaskState, TrackedTask
+from gracekit.tracker.task import Interruption, TaskState, TrackedTask
 
 
 class TaskEvents:
@@ -133,7 +133,7 @@ class TaskEvents:
                 ran_s=ran_s,
             )
 
-    def cut(self, job: Job, cut: Cut) -> None:
+    def cut(self, job: Job, cut: Interruption) -> None:
         """Its attempt is over without an outcome: the row, or the queue, has the task."""
         if not job.unended:
             return

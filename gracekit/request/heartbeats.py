@@ -15,7 +15,7 @@ from typing import Final
 from gracekit import background
 from gracekit.clock import Clock
 from gracekit.journal.rows import Address
-from gracekit.request.answers import REPLY_TIMEOUT_S, Answers, Sent
+from gracekit.request.answers import REPLY_TIMEOUT_S, Answers, SendResult
 from gracekit.rpc.message import Request
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import TrackedTask
@@ -123,9 +123,9 @@ class _Beat:
             return  # since a try that met a fault
         began_at, pause_s = self._clock.loop(), interval_s(self._monitor_s)
         sent = await self._answers.beat(self._address, within_s=min(pause_s, REPLY_TIMEOUT_S))
-        if sent is Sent.GIVEN_UP:
+        if sent is SendResult.GIVEN_UP:
             return  # its queue is gone, and with it the caller
-        if sent is Sent.YES:
+        if sent is SendResult.YES:
             self._heard_at = began_at
         if not self._over:
             took_s = self._clock.loop() - began_at

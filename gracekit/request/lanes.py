@@ -1,7 +1,7 @@
-"""Lanes and turns: a request's place, its gate, and the lines that it stands in.
+"""Lanes and their scheduler: a request's place, its gate, and the lines that it stands in.
 
-A lane has places (deliveries that it may have in flight), seats (recovered rows
-that wait for their turn), slots (handlers at one time), threads, and a gate that
+A lane has a capacity (deliveries that it may have in flight), a claim limit (for recovered
+rows that wait for their turn), slots (handlers at one time), threads, and a gate that
 a drain closes. A turn is a place inside of every line that a task needs: its
 resource's, its method's, its lane's threads' and its lane's. It has all of them
 before its attempt is recorded, so its code can run at once.
@@ -19,22 +19,22 @@ import msgspec
 from gracekit.journal.rows import Acceptance, Address
 from gracekit.leases.lines import Kind, Lines
 from gracekit.process import Threads
-from gracekit.request.seats import Seats
+from gracekit.request.claim_limit import ClaimLimit
 from gracekit.request.suspects import Suspects, Suspicion
 from gracekit.rpc.methods import Method
-from gracekit.rpc.server import Places
+from gracekit.rpc.server import Capacity
 from gracekit.rpc.transport import Delivery
 from gracekit.tracker.task import Lane, TrackedTask
 
 
 @dataclass(slots=True, eq=False)
 class LaneGate:
-    """One lane's intake: its places, slots and threads, and whether it is open.
+    """One lane's intake: its capacity, slots and threads, and whether it is open.
 
     Attributes:
         lane: Which.
-        places: Deliveries that it may have in flight.
-        seats: How many recovered rows may be claimed here. They take no place, as they are
+        capacity: Deliveries that it may have in flight.
+        claim_limit: How many recovered rows may be claimed here. They take no place, as they are
             accepted already.
         max_running: Handlers at one time.
         threads: Worker threads.
@@ -45,8 +45,8 @@ class LaneGate:
     """
 
     lane: Lane
-    places: Places
-    seats: Seats
+    capacity: Capacity
+    claim_limit: ClaimLimit
     max_running: int
     threads: Threads
     is_open: bool = True
@@ -90,7 +90,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
         settle_s: Seconds between an unclean end and recovery's first look.
         expires_at: Loop time until which the caller waits; None if unknown.
         inside: Lines that it stands inside of, innermost last.
-        seated: Whether it holds a seat: it is recovered, and waits for its lane alone.
+        claimed_ahead: Whether it is recovered, and waits for its lane alone.
         waiting: Whether it waits for its turn, and may be cancelled out of it.
         refused: Its lease was elsewhere when it had its turn.
         answered: Its callers were answered before it ended.
@@ -114,7 +114,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     settle_s: float = 0.0
     expires_at: float | None = None
     inside: list[Hashable] = msgspec.field(default_factory=list)
-    seated: bool = False
+    claimed_ahead: bool = False
     waiting: bool = False
     refused: bool = False
     answered: bool = False
@@ -124,15 +124,15 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     alone: bool = False
     unended: bool = False
 
-    def leave_seat(self) -> None:
+    def begin_claimed(self) -> None:
         """It has begun, or waits for something of its own: another row may be claimed."""
-        if self.seated:
-            self.seated = False
-            self.gate.seats.rise()
+        if self.claimed_ahead:
+            self.claimed_ahead = False
+            self.gate.claim_limit.begin()
 
 
-class Turns:
-    """Who is next in the lines of this process."""
+class Scheduler:
+    """Decides which task of this process begins next: it must be inside of all its lines."""
 
     def __init__(self, lines: Lines, suspects: Suspects) -> None:
         self._lines = lines
@@ -153,7 +153,7 @@ class Turns:
             for key, width in self._widths(job):
                 if key not in job.inside:
                     if self._is_its_own(job, key) and self._lines.is_full(key, width):
-                        job.leave_seat()
+                        job.begin_claimed()
                     await self._lines.enter(key, width, kind=kind, first=job.refused)
                     job.inside.append(key)
             if _asks_whether_apart(job) and not self._enters_beside_others(job):

@@ -13,7 +13,7 @@ from gracekit.errors import (
     TaskInterruptedError,
     UnserialisableError,
 )
-from gracekit.journal.orders import DONE, ENDS
+from gracekit.journal.order_rows import DONE, ENDS
 from gracekit.journal.rows import ERRORED_SENTENCES, Outcome, TaskRow
 from gracekit.rpc.failures import failure_of, words_of
 from gracekit.rpc.message import Failure

@@ -28,7 +28,7 @@ from gracekit.runs.run import Run
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Lane
 
-Control = Callable[[Request], Awaitable[Any]]
+VerbHandler = Callable[[Request], Awaitable[Any]]
 
 
 PASS_ON_FOR_S: Final = 300.0
@@ -113,7 +113,7 @@ class Refusals:
         answers: Answers,
         telemetry: Telemetry,
         clock: Clock,
-        control: Control,
+        control: VerbHandler,
         detour: Detour,
     ) -> None:
         self._journal = journal

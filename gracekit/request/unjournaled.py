@@ -11,17 +11,17 @@ import asyncio
 from gracekit import backoff
 from gracekit.journal.rows import Outcome
 from gracekit.journal.tasks import Journal
-from gracekit.request.answers import Answers, Sent
+from gracekit.request.answers import Answers, SendResult
 from gracekit.request.attempt import Attempts
-from gracekit.request.deliveries import Ended, settle
+from gracekit.request.deliveries import EndedRequests, settle
 from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import Heartbeats
-from gracekit.request.lanes import Job, Turns, Unfinished
+from gracekit.request.lanes import Job, Scheduler, Unfinished
 from gracekit.request.outcomes import ordered
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.task import Cut, TaskState
+from gracekit.tracker.task import Interruption, TaskState
 from gracekit.tracker.tracker import Tracker
 
 
@@ -36,7 +36,7 @@ class Unjournaled:
     def __init__(
         self,
         attempts: Attempts,
-        turns: Turns,
+        scheduler: Scheduler,
         answers: Answers,
         heartbeats: Heartbeats,
         events: TaskEvents,
@@ -47,7 +47,7 @@ class Unjournaled:
         telemetry: Telemetry,
     ) -> None:
         self._attempts = attempts
-        self._turns = turns
+        self._scheduler = scheduler
         self._answers = answers
         self._heartbeats = heartbeats
         self._events = events
@@ -55,7 +55,7 @@ class Unjournaled:
         self._tracker = tracker
         self._unfinished = unfinished
         self._telemetry = telemetry
-        self._ended = Ended()
+        self._ended = EndedRequests()
 
     def has_ended(self, job: Job, delivery: Delivery) -> bool:
         """Whether this very message has ended here, and the broker has not read its ack."""
@@ -67,8 +67,8 @@ class Unjournaled:
         assert job.delivery is not None
         job.gate.entering[job] = None
         self._heartbeats.begin(job.task, job.reply)
-        if not await self._turns.wait(job):
-            self._turns.leave(job)
+        if not await self._scheduler.wait(job):
+            self._scheduler.leave(job)
             if job.task.order is None:
                 await self.give_back(job)
             else:
@@ -86,7 +86,7 @@ class Unjournaled:
             await asyncio.sleep(backoff.GIVE_BACK_S)
             await self.give_back(job)
             return
-        self._turns.leave(job)
+        self._scheduler.leave(job)
         # The state first: with nothing left to wait for, a drain takes what is RUNNING for stuck.
         job.task.advance(end.outcome.state if end.outcome else TaskState.HANDED_OVER)
         job.task.cut = job.task.cut or end.cut
@@ -115,7 +115,7 @@ class Unjournaled:
         """Answer and ack one delivery."""
         is_owed = job.reply is not None and not job.answered
         if job.reply is not None and is_owed:
-            is_owed = await self._answers.send(job.reply, outcome) is not Sent.YES
+            is_owed = await self._answers.send(job.reply, outcome) is not SendResult.YES
         if job.delivery is not None:
             owed = outcome if is_owed else None
             self._ended.add(job.task.request_id, job.delivery, owed)
@@ -142,7 +142,7 @@ class Unjournaled:
         owed = self._ended.owed(task.request_id, delivery)
         if job.reply is not None and owed is not None:
             sent = await self._answers.send(job.reply, owed)
-            self._ended.add(task.request_id, delivery, None if sent is Sent.YES else owed)
+            self._ended.add(task.request_id, delivery, None if sent is SendResult.YES else owed)
         await settle(delivery.ack(), self._telemetry)
         await self._journal.tally(
             "duplicate", request_id=task.request_id, method=task.method, detail="ended here"
@@ -152,7 +152,7 @@ class Unjournaled:
 
     async def hand_over_stuck(self, job: Job) -> None:
         """Its handler did not return in time: another process may have it."""
-        job.task.cut = Cut.UNCLEAN
+        job.task.cut = Interruption.UNCLEAN
         await self.give_back(job)
 
     async def give_back(self, job: Job) -> None:

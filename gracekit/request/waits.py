@@ -21,9 +21,9 @@ from gracekit.errors import LeaseHeld, StoreError
 from gracekit.leases.leases import Leases
 from gracekit.request.context import lease_in
 from gracekit.request.custody import Custody
-from gracekit.request.lanes import Job, Turns
-from gracekit.request.pace import Pace
-from gracekit.store.bell import Bells
+from gracekit.request.lanes import Job, Scheduler
+from gracekit.request.recovery_trigger import RecoveryTrigger
+from gracekit.store.wakeup import Wakeups
 
 LEASE_BEAT_S: Final = 1.0
 """A lease held by another process is asked for again this often; a nudge is heard at once."""
@@ -33,28 +33,28 @@ class LeaseWaits:
     """The waits of one run for leases that other runs hold.
 
     Args:
-        bells: Wake the run that is next.
-        pace: Recovery is asked whether the run that holds a lease has died.
+        wakeups: Wake the run that is next.
+        trigger: Recovery is asked whether the run that holds a lease has died.
     """
 
     def __init__(
         self,
         custody: Custody,
         leases: Leases,
-        turns: Turns,
+        scheduler: Scheduler,
         clock: Clock,
         *,
         run_id: str,
-        bells: Bells,
-        pace: Pace,
+        wakeups: Wakeups,
+        trigger: RecoveryTrigger,
     ) -> None:
         self._custody = custody
         self._leases = leases
-        self._turns = turns
+        self._scheduler = scheduler
         self._clock = clock
         self._run_id = run_id
-        self._bells = bells
-        self._pace = pace
+        self._wakeups = wakeups
+        self._trigger = trigger
         self._woken = asyncio.Event()
         self._waiting = 0
 
@@ -85,11 +85,11 @@ class LeaseWaits:
         the caller has left, the gate has closed, or the task is cancelled.
         """
         job.refused = True
-        job.leave_seat()
+        job.begin_claimed()
         await self._custody.stand_in_line(job.task)
         await self._see_rivals(job)
         while (wait_s := self._wait_s(job)) > 0 and await self._sleep(job, wait_s):
-            if self._turns.keeps_out_recovery(job) or await self._see_rivals(job):
+            if self._scheduler.keeps_out_recovery(job) or await self._see_rivals(job):
                 return
             await self._custody.stand_in_line(job.task)
 
@@ -135,8 +135,8 @@ class LeaseWaits:
         except StoreError:
             return True  # a commit tells what has become of the store
         if rivals.holder is not None and rivals.holder != self._run_id:
-            self._pace.look_after(rivals.holder)
+            self._trigger.look_after(rivals.holder)
         if rivals.is_free and rivals.following is not None and rivals.following != self._run_id:
-            self._bells.nudge(rivals.following)
+            self._wakeups.nudge(rivals.following)
             return False
         return rivals.is_free

@@ -38,7 +38,7 @@ from gracekit.rpc.message import (
     carried_lease,
 )
 from gracekit.rpc.methods import Method
-from gracekit.rpc.options import CALL_TIMEOUT_S, AnyMethod, Options, PrepareOptions
+from gracekit.rpc.options import CALL_TIMEOUT_S, AnyMethod, CallOptions, PrepareOptions
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
 from gracekit.rpc.replies import Replies
 from gracekit.rpc.transport import Message, Queue, Transport, directed_queue, shared_queue
@@ -55,7 +55,7 @@ class ClientView:
 
     __slots__ = ("_client", "_options")
 
-    def __init__(self, client: RpcClient, options: Options) -> None:
+    def __init__(self, client: RpcClient, options: CallOptions) -> None:
         self._client = client
         self._options = options
 
@@ -177,7 +177,7 @@ class RpcClient(ClientView):
         exchange: str = EXCHANGE,
         declare_profile: str = DECLARE_PROFILE,
     ) -> None:
-        super().__init__(self, Options())
+        super().__init__(self, CallOptions())
         _check_exceptions(exceptions)
         check_topic(topic, "give the one that its service has")
         self._topics = (topic, check_topic(ops_topic or f"{topic}-ops", "give another ops_topic"))
@@ -237,7 +237,7 @@ class RpcClient(ClientView):
     # -- the three ways to send -----------------------------------------------
 
     async def _call(
-        self, options: Options, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, options: CallOptions, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         request = self._request(options, method, args, kwargs)
         address: ReplyAddress | None = None
@@ -271,7 +271,7 @@ class RpcClient(ClientView):
             raise rebuild(reply.failure, self._exceptions)
         return reply.result
 
-    def _silence(self, options: Options, method: AnyMethod, request: Request) -> str:
+    def _silence(self, options: CallOptions, method: AnyMethod, request: Request) -> str:
         return (
             f"no heartbeat from {self._queue(options, method).name!r} about {request.method}() "
             f"within {request.monitor_timeout_s:g} s (monitor_timeout, not the total time-out of "
@@ -280,7 +280,7 @@ class RpcClient(ClientView):
         )
 
     async def _cast(
-        self, options: Options, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, options: CallOptions, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> str:
         request = self._request(options, method, args, kwargs)
         if options.fail_fast:
@@ -289,7 +289,7 @@ class RpcClient(ClientView):
         return request.request_id
 
     async def _fanout(
-        self, options: Options, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, options: CallOptions, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if options.host is not None:
             raise InvalidArgumentsError(
@@ -304,7 +304,7 @@ class RpcClient(ClientView):
         await self._transport.publish_fanout(self._topic(options, method), self._message(request))
 
     async def _send(
-        self, options: Options, method: AnyMethod, request: Request, *, expires_at: float | None
+        self, options: CallOptions, method: AnyMethod, request: Request, *, expires_at: float | None
     ) -> None:
         """Publish to the request's queue; an ops request that nobody can take to the other topic.
 
@@ -329,7 +329,7 @@ class RpcClient(ClientView):
             except Undeliverable:
                 raise Undeliverable(f"{error}; nor does {other.name!r} take it") from None
 
-    async def _check_open(self, options: Options, method: AnyMethod) -> None:
+    async def _check_open(self, options: CallOptions, method: AnyMethod) -> None:
         """Ask before a new request is sent; ops requests wait behind no closed topic."""
         if self._is_ops(options, method) or not options.has_ops_server:
             return
@@ -345,7 +345,7 @@ class RpcClient(ClientView):
     # -- a request's parts ----------------------------------------------------
 
     def _request(
-        self, options: Options, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, options: CallOptions, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Request:
         name = _name_of(method)
         if args:
@@ -355,19 +355,19 @@ class RpcClient(ClientView):
             )
         if not isinstance(method, str):
             method.bind(kwargs)
-        place = options.place(method)
-        if not options.can_send(place.version):
+        target = options.target(method)
+        if not options.can_send(target.version):
             raise VersionCapError(
-                f"{name}() is asked for at {place.version} and version_cap={options.version_cap!r} "
-                "says that the receiver is older: send what the cap allows, or raise it once all "
-                "receivers are upgraded"
+                f"{name}() is asked for at {target.version} and version_cap="
+                f"{options.version_cap!r} says that the receiver is older: send what the cap "
+                "allows, or raise it once all receivers are upgraded"
             )
         return Request(
             request_id=options.request_id or self._clock.new_id(),
             method=name,
             args=kwargs,
-            namespace=place.namespace,
-            version=place.version,
+            namespace=target.namespace,
+            version=target.version,
             context=_with_lease(options.context),
         )
 
@@ -385,13 +385,13 @@ class RpcClient(ClientView):
         expires_in_s = None if expires_at is None else max(0.0, expires_at - self._clock.loop())
         return Message(body=body, expires_in_s=expires_in_s, headers=trace)
 
-    def _is_ops(self, options: Options, method: AnyMethod) -> bool:
+    def _is_ops(self, options: CallOptions, method: AnyMethod) -> bool:
         return options.ops or (not isinstance(method, str) and method.ops)
 
-    def _topic(self, options: Options, method: AnyMethod) -> str:
+    def _topic(self, options: CallOptions, method: AnyMethod) -> str:
         return self._topics[self._is_ops(options, method) and options.has_ops_server]
 
-    def _queue(self, options: Options, method: AnyMethod) -> Queue:
+    def _queue(self, options: CallOptions, method: AnyMethod) -> Queue:
         return _queue_of(self._topic(options, method), options.host)
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from gracekit.errors import DependencyError, StoreBrokenError, Undeliverable
 from gracekit.process import Point, Process
-from gracekit.rpc.readers import Reader
+from gracekit.rpc.readers import QueueReader
 from gracekit.rpc.transport import (
     OWNED,
     Consumer,
@@ -74,7 +74,7 @@ class MemoryBroker:
     def __init__(self) -> None:
         self.dead_letters: list[DeadLetter] = []
         self._queues: dict[str, _MemoryQueue] = {}
-        self._announced: dict[MemoryTransport, list[Reader]] = {}
+        self._announced: dict[MemoryTransport, list[QueueReader]] = {}
         self._expired: Counter[str] = Counter()
         self._last_number = 0
 
@@ -129,7 +129,7 @@ class MemoryBroker:
         for name in [name for name, entry in self._queues.items() if entry.owner is transport]:
             del self._queues[name]
 
-    def announce(self, readers: list[Reader], transport: MemoryTransport) -> list[Reader]:
+    def announce(self, readers: list[QueueReader], transport: MemoryTransport) -> list[QueueReader]:
         """Note who reads what into which store; returns those that keep to another one."""
         self._announced[transport] = readers
         mine = {(reader.queue, reader.store) for reader in readers}
@@ -170,7 +170,7 @@ class MemoryBroker:
     # -- delivery -----------------------------------------------------------------
 
     def pump_soon(self, queues: Iterable[str]) -> None:
-        """Deliver from *queues* on the next turn of the loop."""
+        """Deliver from *queues* on the next iteration of the loop."""
         for queue in queues:
             entry = self._queues.get(queue)
             if entry is not None and not entry.pump_due:
@@ -355,11 +355,15 @@ class MemoryTransport:
         self.process.reach(Point.PUBLISH, "after")
         await asyncio.sleep(0)
 
-    async def announce(self, queues: Sequence[Queue], *, store: str, label: str) -> list[Reader]:
+    async def announce(
+        self, queues: Sequence[Queue], *, store: str, label: str
+    ) -> list[QueueReader]:
         """See `Transport.announce`."""
         self._check_started()
         pid = self.process.identify().pid
-        readers = [Reader(queue=queue.name, store=store, label=label, pid=pid) for queue in queues]
+        readers = [
+            QueueReader(queue=queue.name, store=store, label=label, pid=pid) for queue in queues
+        ]
         return self._broker.announce(readers, self)
 
     async def keep_mark(self, name: str, mark: int) -> int:  # noqa: ARG002

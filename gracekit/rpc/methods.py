@@ -26,7 +26,7 @@ from gracekit.rpc.versions import major
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)  # a method that returns a dict returns an object too
-Hook = Callable[..., Any]
+MethodHook = Callable[..., Any]
 LONGEST_RESOURCE: Final = 255
 """Characters of a resource's id: it is kept for as long as its store."""
 _NO_RESOURCE: Final = (
@@ -45,7 +45,7 @@ def resource_id_of(value: object) -> str | None:
     return text if 0 < len(text) <= LONGEST_RESOURCE and "\0" not in text else None
 
 
-class Place(NamedTuple):
+class MethodTarget(NamedTuple):
     """Where a method is served, as an oslo Target has it; namespace None is the default one."""
 
     namespace: str | None
@@ -111,10 +111,12 @@ class Method(Generic[P, R_co]):
         self.handler = handler
         self.options = options
         self.is_async = inspect.iscoroutinefunction(handler)
-        self.probe_hook: Hook | None = None
-        self.errored_hook: Hook | None = None
+        self.probe_hook: MethodHook | None = None
+        self.errored_hook: MethodHook | None = None
         self._owner: object = None
-        self._learnt: list[tuple[Callable[[], object], Place]] = []  # shared with bound copies
+        self._learnt: list[
+            tuple[Callable[[], object], MethodTarget]
+        ] = []  # shared with bound copies
         self.signature = _signature(handler, skip)
         self._context_name = "".join([*inspect.signature(handler).parameters][skip - 1 : skip])
         self._required, self._named = _names(self.signature)
@@ -129,13 +131,13 @@ class Method(Generic[P, R_co]):
 
     @property
     def namespace(self) -> str | None:
-        """Interface namespace; None for the default one. Raises as `place`."""
-        return self.place().namespace if self._learnt else self.options.namespace
+        """Interface namespace; None for the default one. Raises as `target`."""
+        return self.target().namespace if self._learnt else self.options.namespace
 
     @property
     def version(self) -> str:
-        """Interface version that it is served at. Raises as `place`."""
-        return self.place().version if self._learnt else self.options.version
+        """Interface version that it is served at. Raises as `target`."""
+        return self.target().version if self._learnt else self.options.version
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain function, as in a unit test; nothing is tracked."""
@@ -144,13 +146,13 @@ class Method(Generic[P, R_co]):
     def __repr__(self) -> str:
         return f"<Method {self.name} on_interrupt={self.options.on_interrupt}>"
 
-    def probe(self, hook: Hook) -> Hook:
+    def probe(self, hook: MethodHook) -> MethodHook:
         """Register the probe: same arguments as the method; returns Done, Retry, Fail or Wait."""
         _check_hook(self, hook, "probe", extra=0)
         self.probe_hook = hook
         return hook
 
-    def errored(self, hook: Hook) -> Hook:
+    def errored(self, hook: MethodHook) -> MethodHook:
         """Register the hook for ERRORED tasks: same arguments, plus `reason` (text)."""
         _check_hook(self, hook, "errored", extra=1)
         self.errored_hook = hook
@@ -187,7 +189,7 @@ class Method(Generic[P, R_co]):
 
     # -- methods of classes -------------------------------------------------------------
 
-    def place(self, *, namespace: str | None = None, version: str | None = None) -> Place:
+    def target(self, *, namespace: str | None = None, version: str | None = None) -> MethodTarget:
         """Where to send a request; *namespace* and *version*, where given, stand.
 
         Raises:
@@ -195,31 +197,31 @@ class Method(Generic[P, R_co]):
                 that fit.
         """
         if namespace is None and version is None and not self._learnt:
-            return Place(self.options.namespace, self.options.version)
+            return MethodTarget(self.options.namespace, self.options.version)
         fitting = _fitting(self._places(), namespace, version)
         if len(fitting) > 1:
             raise DeclarationError(_ambiguous(self.name, fitting))
         (only,) = fitting
         return only
 
-    def _places(self) -> set[Place]:
+    def _places(self) -> set[MethodTarget]:
         """Of a method of an object, where that object is served; else where any is, or was."""
         if not self._learnt:
-            return {Place(self.options.namespace, self.options.version)}
-        known = [(owner(), place) for owner, place in self._learnt]
-        mine = {place for owner, place in known if owner is self._owner is not None}
-        alive = {place for owner, place in known if owner is not None}
-        return mine or alive or {place for _, place in known}
+            return {MethodTarget(self.options.namespace, self.options.version)}
+        known = [(owner(), target) for owner, target in self._learnt]
+        mine = {target for owner, target in known if owner is self._owner is not None}
+        alive = {target for owner, target in known if owner is not None}
+        return mine or alive or {target for _, target in known}
 
-    def learn(self, owner: object, place: Place) -> None:
+    def learn(self, owner: object, target: MethodTarget) -> None:
         """Note where an object's method is served, so that callers can be given the method."""
         self._learnt[:] = [known for known in self._learnt if known[0]() is not None]
-        self._learnt.append((_reference(owner), place))
+        self._learnt.append((_reference(owner), target))
 
-    def served(self, owner: object, place: Place) -> Method[P, R_co]:
+    def served(self, owner: object, target: MethodTarget) -> Method[P, R_co]:
         """The method of an object at one place, as `Service.include` registers it."""
         bound = self.attached(owner)
-        bound.options = replace(self.options, namespace=place.namespace, version=place.version)
+        bound.options = replace(self.options, namespace=target.namespace, version=target.version)
         bound._learnt = []  # noqa: SLF001 - a Method of ours
         return bound
 
@@ -285,20 +287,22 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, 1)), None)
 
 
-def _fitting(places: set[Place], namespace: str | None, version: str | None) -> set[Place]:
+def _fitting(
+    targets: set[MethodTarget], namespace: str | None, version: str | None
+) -> set[MethodTarget]:
     """Those that fit what is asked for, or all if none does; with it in its place."""
     if namespace is not None:
-        near = {place for place in places if place.namespace == namespace} or places
-        places = {place._replace(namespace=namespace) for place in near}
+        near = {target for target in targets if target.namespace == namespace} or targets
+        targets = {target._replace(namespace=namespace) for target in near}
     if version is not None:
-        near = {place for place in places if major(place.version) == major(version)} or places
-        places = {place._replace(version=version) for place in near}
-    return places
+        near = {target for target in targets if major(target.version) == major(version)} or targets
+        targets = {target._replace(version=version) for target in near}
+    return targets
 
 
-def _ambiguous(name: str, places: set[Place]) -> str:
-    listed = sorted(places, key=lambda place: (place.namespace or "", place.version))
-    option = "namespace" if len({place.namespace for place in places}) > 1 else "version"
+def _ambiguous(name: str, targets: set[MethodTarget]) -> str:
+    listed = sorted(targets, key=lambda target: (target.namespace or "", target.version))
+    option = "namespace" if len({target.namespace for target in targets}) > 1 else "version"
     return (
         f"{name}() is served in {' and in '.join(map(str, listed))}, and it is not said which is "
         f"meant: pass the method of one object, as manager.{name}, or prepare({option}=…)"
@@ -338,9 +342,9 @@ def _signature(handler: Callable[..., Any], skip: int) -> inspect.Signature:
     check_no_generator(handler, "method")
     parameters = list(inspect.signature(handler).parameters.values())
     if len(parameters) < skip:
-        place = "second" if skip > 1 else "first"
+        target = "second" if skip > 1 else "first"
         raise DeclarationError(
-            f"{handler.__qualname__}() must take the Context as its {place} argument: "
+            f"{handler.__qualname__}() must take the Context as its {target} argument: "
             f"def {handler.__name__}(ctx: Context, ...)"
         )
     rest = [
@@ -397,7 +401,7 @@ def _check(method: Method[Any, Any]) -> None:
         )
 
 
-def _check_hook(method: Method[Any, Any], hook: Hook, what: str, *, extra: int) -> None:
+def _check_hook(method: Method[Any, Any], hook: MethodHook, what: str, *, extra: int) -> None:
     check_no_generator(hook, f"the {what} hook of {method.name},")
     expected = set(method.signature.parameters) | ({"reason"} if extra else set())
     parameters = inspect.signature(hook).parameters

@@ -10,7 +10,7 @@ from typing import Any, Final, TypedDict
 
 from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.errors import ConfigError
-from gracekit.rpc.methods import Method, Place
+from gracekit.rpc.methods import Method, MethodTarget
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.rpc.versions import serves
 
@@ -63,7 +63,7 @@ class PrepareOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class CallOptions:
     """`PrepareOptions`, complete and checked."""
 
     host: str | None = None
@@ -78,7 +78,7 @@ class Options:
     request_id: str | None = None
     fail_fast: bool = False
 
-    def with_(self, changes: Mapping[str, Any]) -> Options:
+    def with_(self, changes: Mapping[str, Any]) -> CallOptions:
         """These with *changes* over them.
 
         Raises:
@@ -86,10 +86,10 @@ class Options:
             ConfigError: a value cannot be.
         """
         for name in changes:
-            if name not in Options.__slots__:
+            if name not in CallOptions.__slots__:
                 raise TypeError(
-                    f"prepare() has no option {name!r}{did_you_mean(name, Options.__slots__)}; "
-                    f"it takes {', '.join(Options.__slots__)}, and call() takes the arguments"
+                    f"prepare() has no option {name!r}{did_you_mean(name, CallOptions.__slots__)}; "
+                    f"it takes {', '.join(CallOptions.__slots__)}, and call() takes the arguments"
                 )
         for name, value in changes.items():
             _check_type(name, value)
@@ -136,11 +136,11 @@ class Options:
         seconds = parse_duration(self.monitor_timeout)
         return int(seconds) if seconds == int(seconds) else seconds
 
-    def place(self, method: AnyMethod) -> Place:
+    def target(self, method: AnyMethod) -> MethodTarget:
         """Namespace and version to ask for: what was prepared, else the method's own."""
         if isinstance(method, str):
-            return Place(self.namespace, self.version or "1.0")
-        return method.place(namespace=self.namespace, version=self.version)
+            return MethodTarget(self.namespace, self.version or "1.0")
+        return method.target(namespace=self.namespace, version=self.version)
 
     def can_send(self, version: str) -> bool:
         """Whether a receiver at the cap serves *version*: same major, minor not above."""

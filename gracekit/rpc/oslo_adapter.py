@@ -20,7 +20,7 @@ from gracekit.config.values import did_you_mean
 from gracekit.errors import DeclarationError
 from gracekit.rpc.failures import expect
 from gracekit.rpc.method_table import MethodTable
-from gracekit.rpc.methods import Hook, Method, options_from
+from gracekit.rpc.methods import Method, MethodHook, options_from
 
 _HOOKS: Final = ("probe", "errored")
 _OPTIONS: Final = frozenset(inspect.signature(options_from).parameters) - {"namespace", "version"}
@@ -108,7 +108,7 @@ def _policy(kind: Any) -> Any:
 # -- what an endpoint serves ------------------------------------------------------------
 
 
-def _served(endpoint: object, policy: Any, options: Options) -> Iterator[tuple[str, Hook]]:
+def _served(endpoint: object, policy: Any, options: Options) -> Iterator[tuple[str, MethodHook]]:
     """The methods of its class by name; other functions only where options name them."""
     _check_mock(endpoint, "the endpoint")
     for name in sorted({*dir(endpoint), *options}):
@@ -135,7 +135,7 @@ def _check_mock(value: object, what: str) -> None:
         )
 
 
-def _function(endpoint: object, name: str, *, named: bool) -> Hook | None:
+def _function(endpoint: object, name: str, *, named: bool) -> MethodHook | None:
     """What *name* calls, if its class has it as a method, or options name it; else None.
 
     An attribute that can be called is no method: `conf = cfg.CONF` would let
@@ -146,12 +146,12 @@ def _function(endpoint: object, name: str, *, named: bool) -> Hook | None:
     declared = inspect.getattr_static(kind, name, None)
     if isinstance(declared, _NO_METHODS) or (declared is None and not named):
         return None
-    found: Hook | None = getattr(endpoint, name, None)
+    found: MethodHook | None = getattr(endpoint, name, None)
     is_function = isinstance(found, FunctionType | MethodType)
     return found if is_function or isinstance(declared, partialmethod) else None
 
 
-def _takes_a_context(function: Hook) -> bool:
+def _takes_a_context(function: MethodHook) -> bool:
     """Whether there is a place for it; `start(self)` is no RPC method."""
     first = next(iter(_parameters(function)), None)
     return first is not None and first.kind in {
@@ -161,7 +161,7 @@ def _takes_a_context(function: Hook) -> bool:
     }
 
 
-def _parameters(function: Hook) -> list[inspect.Parameter]:
+def _parameters(function: MethodHook) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
     except ValueError:  # of a builtin, which was not written for callers
@@ -172,7 +172,7 @@ def _parameters(function: Hook) -> list[inspect.Parameter]:
 
 
 def _methods(
-    handler: Hook, endpoint: object, function: Hook, options: Mapping[str, Any]
+    handler: MethodHook, endpoint: object, function: MethodHook, options: Mapping[str, Any]
 ) -> Iterator[Method[Any, Any]]:
     """It at each of the endpoint's places: its namespace, and those that it once had."""
     for option in options:
@@ -204,7 +204,7 @@ def _target(endpoint: object) -> Any:
     return target
 
 
-def _signature(function: Hook, resource: tuple[str, str] | None) -> inspect.Signature:
+def _signature(function: MethodHook, resource: tuple[str, str] | None) -> inspect.Signature:
     """What requests may name, after a context.
 
     Decorators hide names behind `*args, **kwargs` (as `expected_exceptions` does);
@@ -219,7 +219,9 @@ def _signature(function: Hook, resource: tuple[str, str] | None) -> inspect.Sign
     return inspect.Signature([context, *named, *rest])
 
 
-def _handler(name: str, endpoint: object, function: Hook, serializer: Any) -> Callable[..., Any]:
+def _handler(
+    name: str, endpoint: object, function: MethodHook, serializer: Any
+) -> Callable[..., Any]:
     def handler(ctx: Mapping[str, Any], /, **args: Any) -> Any:
         known = {key: value for key, value in ctx.items() if key not in _LOST}
         # oslo's key for the monitor timeout of a call, which its own dispatcher alone uses.
@@ -236,7 +238,7 @@ def _handler(name: str, endpoint: object, function: Hook, serializer: Any) -> Ca
     return handler
 
 
-def _call(function: Hook, ctxt: Any, args: Mapping[str, Any]) -> Any:
+def _call(function: MethodHook, ctxt: Any, args: Mapping[str, Any]) -> Any:
     """Call it; in the log only what it did not declare as expected is a warning."""
     try:
         return function(ctxt, **args)

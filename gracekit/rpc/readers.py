@@ -20,7 +20,7 @@ _SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
+class QueueReader:
     """A process that reads a shared queue.
 
     Attributes:
@@ -47,7 +47,7 @@ def need_one_store(methods: Iterable[Method[Any, Any]]) -> list[str]:
     )
 
 
-def foreign_seen(readers: Sequence[Reader], store: str, methods: Sequence[str]) -> str:
+def foreign_seen(readers: Sequence[QueueReader], store: str, methods: Sequence[str]) -> str:
     """What is wrong where *methods* need one store and *readers* keep to another: one sentence."""
     others = {
         reader.label if reader.pid is None else f"{reader.label} (pid {reader.pid})"
@@ -86,7 +86,7 @@ class ForeignReaders:
 
     def __init__(
         self,
-        announce: Callable[[], Awaitable[list[Reader]]],
+        announce: Callable[[], Awaitable[list[QueueReader]]],
         telemetry: Telemetry,
         *,
         store: str,

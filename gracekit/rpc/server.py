@@ -23,7 +23,7 @@ WIDEN_S: Final = 1.0
 """Seconds until a consumer that is too narrow is replaced: more places may become free."""
 
 
-class Places:
+class Capacity:
     """How much one lane may have in flight at a time; shared by its intakes.
 
     Attributes:
@@ -78,7 +78,7 @@ class RpcServer:
         queues: What it reads.
         handle: Starts one delivery's life; called with a place taken, which its
             task gives back. Must not block.
-        places: The lane's.
+        capacity: The lane's.
         prefetch: Deliveries that may be unsettled at one time.
         prefetch_bytes: Bytes of those that were read and are no tasks yet, above which reading
             pauses; where they wait for places, they are given back at once instead.
@@ -91,7 +91,7 @@ class RpcServer:
         transport: Transport,
         queues: Sequence[Queue],
         handle: Handle,
-        places: Places,
+        capacity: Capacity,
         *,
         prefetch: int,
         prefetch_bytes: int,
@@ -101,7 +101,7 @@ class RpcServer:
         self._transport = transport
         self._queues = queues
         self._handle = handle
-        self._places = places
+        self._capacity = capacity
         self._prefetch = prefetch
         self._prefetch_bytes = prefetch_bytes
         self._wait_s = wait_s
@@ -122,7 +122,7 @@ class RpcServer:
         self._background: set[asyncio.Task[None]] = set()
         self._resuming = False
         self.returned = 0
-        places.on_free(self._place_is_free)
+        capacity.on_free(self._place_is_free)
 
     async def start(self) -> None:
         """Declare the queues and begin to take deliveries."""
@@ -224,7 +224,7 @@ class RpcServer:
         here.number -= 1
 
     def _pump(self) -> None:
-        while self._waiting and self._open and self._places.take():
+        while self._waiting and self._open and self._capacity.take():
             self._handle(self._waiting.popleft())
         if not self._waiting:
             self._end_timer()
@@ -258,7 +258,7 @@ class RpcServer:
         the consumer's prefetch until then.
         """
         left = max(0, self._here.limit - self._here.number)
-        room = min(self._prefetch, self._places.free)
+        room = min(self._prefetch, self._capacity.free)
         return self._consumer is not None and self._here.limit < self._prefetch and room > left
 
     def _widen(self) -> None:
@@ -267,7 +267,7 @@ class RpcServer:
             self._waited_too_long()
 
     def _resume(self) -> None:
-        if self._open and self._consumer is None and self._places.free and not self._resuming:
+        if self._open and self._consumer is None and self._capacity.free and not self._resuming:
             self._resuming = True
             self._spawn(self._consume_again())
 
@@ -300,7 +300,7 @@ class RpcServer:
     async def _consume_again(self) -> None:
         """Consume after a pause; what fails is tried again while intake is open."""
         try:
-            await self._consume(min(self._prefetch, self._places.free))
+            await self._consume(min(self._prefetch, self._capacity.free))
         except Exception as error:  # noqa: BLE001 - whatever it was, nobody else would try again
             loop = asyncio.get_running_loop()
             since = loop.time() if self._failure is None else self._failure.since

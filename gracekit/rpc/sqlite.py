@@ -1,8 +1,8 @@
 """Messages through one SQLite file: processes of one machine, up or down.
 
-Senders may enqueue while nobody reads. Each connection hangs a bell (a named
-pipe) that publishers ring after their commit, so nobody polls for messages; a
-slow safety poll covers missed rings and gives back what dead readers held.
+Senders may enqueue while nobody reads. Each connection has a named
+pipe by which publishers wake it after their commit, so nobody polls for messages; a
+slow safety poll covers missed wake-ups and gives back what dead readers held.
 Death is proved, never timed, by `gracekit.life`; a connection of which nothing
 is proven keeps what it has.
 """
@@ -24,27 +24,27 @@ from gracekit.errors import (
     StoreError,
     Undeliverable,
 )
-from gracekit.life import Judgement, LifeLock
+from gracekit.life import LifeLock, Liveness
 from gracekit.process import Process
 from gracekit.rpc import sqlite_rows as rows
-from gracekit.rpc.readers import Reader
-from gracekit.rpc.sqlite_consumer import SqliteConsumer, ring_all
+from gracekit.rpc.readers import QueueReader
+from gracekit.rpc.sqlite_consumer import SqliteConsumer, wake_all
 from gracekit.rpc.transport import DeadLetter, Message, OnDelivery, Queue, QueueKind
-from gracekit.store.bell import Bell, bells_directory
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import load_migrations
 from gracekit.store.status import StoreStatus
+from gracekit.store.wakeup import Wakeup, wakeups_directory
 from gracekit.telemetry.telemetry import Telemetry
 
 QUEUES_SCHEMA: Final = "gracekit.rpc.sqlite_schema"
 
 
 class _Connection:
-    """One life of a transport: its row, its bell and its proof of life."""
+    """One life of a transport: its row, its wake-up pipe and its proof of life."""
 
     def __init__(self, directory: Path, connection_id: str) -> None:
         self.id: Final = connection_id
-        self.bell: Final = Bell(directory / f"{connection_id}.bell")
+        self.wakeup: Final = Wakeup(directory / f"{connection_id}.bell")
         self.lock: Final = LifeLock(directory / f"{connection_id}.lock")
         self.consumers: list[SqliteConsumer] = []
 
@@ -55,17 +55,17 @@ class _Connection:
             identity=process.identify(),
             lock_path=self.lock.path,
             lock_file=self.lock.file,
-            bell_path=self.bell.path,
+            bell_path=self.wakeup.path,
         )
 
     def close(self, *, is_gone: bool) -> None:
-        """Take bell and lock down.
+        """Remove the wake-up pipe and the lock.
 
         Args:
             is_gone: Whether its row is. Otherwise the lock file stays, so that others can prove
                 this connection dead.
         """
-        self.bell.stop()
+        self.wakeup.stop()
         self.lock.release(remove=is_gone)
 
 
@@ -95,7 +95,7 @@ class SqliteTransport:
         telemetry: Telemetry | None = None,
     ) -> None:
         self.path: Final = path.absolute()
-        self._bells = bells_directory(self.path)
+        self._wakeups = wakeups_directory(self.path)
         self._process = process
         self._clock = clock
         self._creates = creates
@@ -143,7 +143,7 @@ class SqliteTransport:
         return False
 
     async def _open(self) -> None:
-        connection = _Connection(self._bells, self._clock.new_id())
+        connection = _Connection(self._wakeups, self._clock.new_id())
         try:
             await self._connect(connection)
         except BaseException:
@@ -182,8 +182,8 @@ class SqliteTransport:
 
     async def _connect(self, connection: _Connection) -> None:
         await self._engine.start()
-        # Bell and lock before the row: whoever reads the row finds both.
-        connection.bell.start(lambda: _wake(connection))
+        # Pipe and lock before the row: a process that reads the row finds both.
+        connection.wakeup.start(lambda: _wake(connection))
         if not connection.lock.acquire():
             raise DependencyError(f"{connection.lock.path} is locked by another process")
         await self._engine.commit(
@@ -210,7 +210,7 @@ class SqliteTransport:
             )
         except ConflictError:
             raise self._undeliverable(queue.name) from None
-        if not ring_all(results[rows.BELLS], self._bells):
+        if not wake_all(results[rows.WAKEUPS], self._wakeups):
             await self._release_dead(connection)
             if not await self._engine.query("SELECT 1 FROM queue WHERE name = ?", queue.name):
                 raise self._undeliverable(queue.name)
@@ -221,7 +221,7 @@ class SqliteTransport:
         results = await self._engine.commit(
             rows.publish_fanout(topic, message, now=self._clock.wall())
         )
-        if not ring_all(results[rows.BELLS], self._bells):
+        if not wake_all(results[rows.WAKEUPS], self._wakeups):
             await self._release_dead(connection)
 
     def _undeliverable(self, queue: str) -> Undeliverable:
@@ -232,7 +232,9 @@ class SqliteTransport:
 
     # -- receiving ------------------------------------------------------------
 
-    async def announce(self, queues: Sequence[Queue], *, store: str, label: str) -> list[Reader]:
+    async def announce(
+        self, queues: Sequence[Queue], *, store: str, label: str
+    ) -> list[QueueReader]:
         """See `Transport.announce`."""
         connection = self._connected()
         batch = rows.announce(queues, connection.id, store=store, label=label)
@@ -274,7 +276,7 @@ class SqliteTransport:
             on_delivery,
             consumer_id=self._clock.new_id(),
             prefetch=prefetch,
-            bells=self._bells,
+            wakeups=self._wakeups,
             process=self._process,
             clock=self._clock,
             telemetry=self._telemetry,
@@ -344,14 +346,14 @@ class SqliteTransport:
             if self._judge(peer).is_dead:
                 await self._disconnect(peer.connection_id)
                 for path in (peer.bell_path, peer.lock_path):
-                    (self._bells / path.name).unlink(missing_ok=True)
+                    (self._wakeups / path.name).unlink(missing_ok=True)
 
-    def _judge(self, peer: rows.Peer) -> Judgement:
-        return self._process.judge(peer.life(self._bells), self._bells)
+    def _judge(self, peer: rows.Peer) -> Liveness:
+        return self._process.judge(peer.life(self._wakeups), self._wakeups)
 
     async def _disconnect(self, connection_id: str) -> None:
         results = await self._engine.commit(rows.disconnect(connection_id))
-        ring_all(results[-1], self._bells)
+        wake_all(results[-1], self._wakeups)
 
     async def _reached(self) -> _Connection:
         """Our connection; made now, if the file was missing at the start.

@@ -20,8 +20,8 @@ from gracekit.process import Process
 from gracekit.rpc import sqlite_rows as rows
 from gracekit.rpc.transport import Delivery, OnDelivery, Queue, ReadFailure, Settlement
 from gracekit.store.batch import Batch, Row
-from gracekit.store.bell import ring
 from gracekit.store.engine import Engine, Rows
+from gracekit.store.wakeup import wake
 from gracekit.telemetry.telemetry import Telemetry
 
 OTHERS_FIRST_S: Final = 0.25
@@ -29,13 +29,13 @@ OTHERS_FIRST_S: Final = 0.25
 them serves."""
 
 
-def ring_all(bells: Sequence[Row], directory: Path) -> bool:
-    """Ring each (path,) row; false if one was not heard, whose owner may be dead.
+def wake_all(wakeups: Sequence[Row], directory: Path) -> bool:
+    """Wake the owner of each (path,) row; false if one did not get it, and may be dead.
 
-    A path is as its owner sees it, so the bell is found by its name in *directory*.
+    A path is as its owner sees it, so the pipe is found by its name in *directory*.
     """
-    names = [Path(str(path)).name for (path,) in bells]
-    return all([ring(directory / name) for name in names])  # noqa: C419 - all must be rung
+    names = [Path(str(path)).name for (path,) in wakeups]
+    return all([wake(directory / name) for name in names])  # noqa: C419 - all must be woken
 
 
 class SqliteConsumer:
@@ -49,13 +49,13 @@ class SqliteConsumer:
         *,
         consumer_id: str,
         prefetch: int,
-        bells: Path,
+        wakeups: Path,
         process: Process,
         clock: Clock,
         telemetry: Telemetry,
     ) -> None:
         self.id: Final = consumer_id
-        self._bells = bells
+        self._wakeups = wakeups
         self._engine = engine
         self._queues = {queue.name: queue for queue in queues}
         self._on_delivery = on_delivery
@@ -113,7 +113,7 @@ class SqliteConsumer:
         return self._cancelled.is_set() and not self._unsettled and not self._in_doubt
 
     async def look_again(self) -> None:
-        """Find messages whose ring was missed; reads, and claims only if there are any.
+        """Find messages whose wake-up was missed; reads, and claims only if there are any.
 
         What could not be settled, or may have been claimed unseen, is put right first.
         """
@@ -141,7 +141,7 @@ class SqliteConsumer:
         """See `Consumer.cancel`."""
         await self._stop_claiming()
         if not self._closed:
-            with contextlib.suppress(StoreError):  # at worst it is rung for nothing
+            with contextlib.suppress(StoreError):  # at worst it is woken for nothing
                 await self._engine.commit(rows.unsubscribe(self.id))
 
     async def halt(self) -> None:
@@ -196,7 +196,7 @@ class SqliteConsumer:
             self._in_doubt = False
         while not self._cancelled.is_set() and self._may_have_more and self._room > 0:
             room = self._room
-            self._may_have_more = False  # a ring during the claim makes it true again
+            self._may_have_more = False  # a wake-up during the claim makes it true again
             batch = rows.claim(
                 list(self._queues),
                 self.id,
@@ -269,10 +269,10 @@ class SqliteConsumer:
         if self._may_have_more:
             self._woken.set()
         if how is Settlement.GIVE_BACK:
-            bells = results[rows.BELLS] if results else []
-            if len(bells) <= 1:
+            wakeups = results[rows.WAKEUPS] if results else []
+            if len(wakeups) <= 1:
                 self._given_back.discard(message.message_id)  # there are no others
-            ring_all(bells, self._bells)
+            wake_all(wakeups, self._wakeups)
 
     def _leave_to_others(self, message_id: int) -> None:
         """Others may claim first what we give back; our own claims leave it out for a moment."""

@@ -13,14 +13,16 @@ from typing import Final
 
 import msgspec
 
-from gracekit.life import Identity, Life, LockFile
+from gracekit.life import Identity, LockFile, RecordedLife
 from gracekit.process import Point
-from gracekit.rpc.readers import Reader
+from gracekit.rpc.readers import QueueReader
 from gracekit.rpc.transport import OWNED, DeadLetter, Message, Queue
 from gracekit.store.batch import Batch, Row, Value
 
 INSERTED: Final = 0  # statement of `publish` that must find its queue
-BELLS: Final = 1  # statement of `publish`, `publish_fanout` and `give_back` with (bell path,) rows
+WAKEUPS: Final = (
+    1  # statement of `publish`, `publish_fanout` and `give_back` with (wake-up path,) rows
+)
 
 _BELLS_OF_QUEUE: Final = (
     "SELECT DISTINCT bell_path FROM subscription JOIN connection USING (connection_id) "
@@ -48,12 +50,12 @@ class Peer:
     lock_file: LockFile | None
     bell_path: Path
 
-    def life(self, directory: Path) -> Life:
+    def life(self, directory: Path) -> RecordedLife:
         """What it is judged alive or dead by, where its files are in *directory*."""
         # The name is drawn anew for each connection. So of one whose row does not say which file
         # it has locked, the file of that name is the one.
         file = self.lock_file or LockFile.at(directory / self.lock_path.name)
-        return Life(identity=self.identity, lock_name=self.lock_path.name, lock_file=file)
+        return RecordedLife(identity=self.identity, lock_name=self.lock_path.name, lock_file=file)
 
 
 # -- connections and queues ---------------------------------------------------
@@ -100,7 +102,7 @@ def peer_of(row: Row) -> Peer:
 def disconnect(connection_id: str) -> Batch:
     """A connection ends, by itself or found dead: its claims go back, its own queues go.
 
-    Rows of the last statement: the bells of everybody else, who may now find work.
+    Rows of the last statement: the wake-up pipes of all others, who may now find work.
     """
     batch = Batch(Point.GIVE_BACK)
     mine = "(SELECT consumer_id FROM consumer WHERE connection_id = ?)"
@@ -202,11 +204,13 @@ READERS: Final = (
 )
 
 
-def reader_of(row: Row) -> tuple[Reader, Peer]:
+def reader_of(row: Row) -> tuple[QueueReader, Peer]:
     """A row of `READERS` as values."""
     queue, store, label, *rest = row
     peer = peer_of(tuple(rest))
-    reader = Reader(queue=str(queue), store=str(store), label=str(label), pid=peer.identity.pid)
+    reader = QueueReader(
+        queue=str(queue), store=str(store), label=str(label), pid=peer.identity.pid
+    )
     return reader, peer
 
 
@@ -300,7 +304,7 @@ def ack(message_id: int, consumer_id: str) -> Batch:
 
 
 def give_back(message_id: int, consumer_id: str, queue: str) -> Batch:
-    """A message returns to its place; rows at `BELLS` are its readers'."""
+    """A message returns to its place; rows at `WAKEUPS` are its readers'."""
     batch = Batch(Point.GIVE_BACK, durable=False)
     batch.add(
         "UPDATE message SET claimed_by = NULL, redelivered = 1 "

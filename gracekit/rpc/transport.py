@@ -17,7 +17,7 @@ import msgspec
 
 from gracekit.errors import StoreBrokenError
 from gracekit.process import Point, Process
-from gracekit.rpc.readers import Reader
+from gracekit.rpc.readers import QueueReader
 
 
 class QueueKind(enum.Enum):
@@ -296,7 +296,9 @@ class Transport(Protocol):
         """Give every running instance that reads *topic* its own copy; possibly nobody."""
         ...
 
-    async def announce(self, queues: Sequence[Queue], *, store: str, label: str) -> list[Reader]:
+    async def announce(
+        self, queues: Sequence[Queue], *, store: str, label: str
+    ) -> list[QueueReader]:
         """Say, before reading shared *queues*, in which store their deliveries are kept.
 
         Args:

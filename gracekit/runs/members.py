@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config.choices import StopSource
-from gracekit.exits import Evidence, Verdict, classify
-from gracekit.life import Answer, Judgement, read_note
+from gracekit.exits import ExitEvidence, Verdict, classify
+from gracekit.life import Alive, Liveness, read_note
 from gracekit.process import Point, Process
 from gracekit.runs import runs_sql as sql
 from gracekit.runs.run import Run, judge_run, list_open, run_of
@@ -162,10 +162,10 @@ class Members:
         )
         await self._engine.commit(batch)
 
-    def judge(self, run: Run) -> Judgement:
+    def judge(self, run: Run) -> Liveness:
         """Whether *run* may still act."""
         if run.run_id == self.run_id:
-            return Judgement(Answer.ALIVE, "it is this run")
+            return Liveness(Alive.ALIVE, "it is this run")
         return judge_run(run, self._process, self._lock_directory)
 
     async def others(self) -> list[Run]:
@@ -203,7 +203,7 @@ class Members:
         return (
             run.beat_at < since
             and run.ended_at is None
-            and self.judge(run).answer is Answer.NOT_PROVEN
+            and self.judge(run).answer is Alive.NOT_PROVEN
         )
 
     async def offers(self) -> list[str]:
@@ -215,13 +215,13 @@ class Members:
         )
         return [str(methods) for (methods,) in rows]
 
-    async def survey(self) -> tuple[list[Run], list[tuple[Run, Judgement]]]:
+    async def survey(self) -> tuple[list[Run], list[tuple[Run, Liveness]]]:
         """Runs of this service that are not yet adopted, this one excepted, oldest first.
 
         Returns:
             Those proven dead, and those of whom nothing is proven.
         """
-        dead, doubtful = list[str](), list[tuple[Run, Judgement]]()
+        dead, doubtful = list[str](), list[tuple[Run, Liveness]]()
         for run in await self._not_adopted():
             judgement = self.judge(run)
             if judgement.is_dead:
@@ -256,7 +256,7 @@ class Members:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def _evidence_of(self, run: Run) -> Evidence:
+    def _evidence_of(self, run: Run) -> ExitEvidence:
         """What its row says; where that says nothing of a stop, the note in its lock file."""
         path = self._lock_of(run)
         note = "" if path is None or run.exit_code is not None else read_note(path)

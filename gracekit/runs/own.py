@@ -13,9 +13,9 @@ from gracekit.errors import StoreError
 from gracekit.process import ForkGuard, Process
 from gracekit.runs.members import Members
 from gracekit.runs.seat import Seat, take_seat
-from gracekit.store.bell import Bells
 from gracekit.store.engine import Engine
-from gracekit.store.place import StorePlace
+from gracekit.store.location import StoreLocation
+from gracekit.store.wakeup import Wakeups
 
 TAKE_BACK_S: Final = 2.0
 """A store that does not answer must not hold a cancelled opening for longer."""
@@ -35,7 +35,7 @@ class OwnSeat:
     def __init__(
         self,
         engine: Engine,
-        place: StorePlace,
+        location: StoreLocation,
         process: Process,
         clock: Clock,
         *,
@@ -44,7 +44,7 @@ class OwnSeat:
         instance: str | None,
     ) -> None:
         self._engine = engine
-        self._place = place
+        self._location = location
         self._process = process
         self._clock = clock
         self.service = service
@@ -80,7 +80,7 @@ class OwnSeat:
         return await take_seat(
             self._engine,
             self._process,
-            self._place.run_directory,
+            self._location.run_directory,
             run_id=self.run_id,
             service=self.service,
             host=self._host,
@@ -109,7 +109,7 @@ class OwnSeat:
 
     @property
     def instance(self) -> str:
-        """Name of the slot; empty before the start."""
+        """Name of the instance; empty before the start."""
         return "" if self._seat is None else self._seat.instance
 
 
@@ -126,7 +126,7 @@ class OwnRecord:
         engine: Engine,
         seat: OwnSeat,
         members: Members,
-        bells: Bells,
+        wakeups: Wakeups,
         *,
         written: Mapping[str, Any],
         cancelled: tuple[int, dict[str, Any]],
@@ -134,7 +134,7 @@ class OwnRecord:
         self._engine = engine
         self._seat = seat
         self._members = members
-        self._bells = bells
+        self._wakeups = wakeups
         self._written = written
         self._cancelled = cancelled
         self._joining = asyncio.Lock()
@@ -184,11 +184,11 @@ class OwnRecord:
         await self._members.withdraw_stop()
 
     async def end(self, exit_code: int, report: dict[str, Any]) -> None:
-        """Write the stop record, and ring the siblings: what this run has left is theirs."""
+        """Write the stop record, and wake the siblings: what this run has left is theirs."""
         try:
             await self._members.stop_record(exit_code, report)
             self._seat.is_recorded = True
         finally:
             if not self._seat.is_recorded:
                 self._seat.taken.note_stop(exit_code)
-        self._bells.ring(run.run_id for run in await self._members.others())
+        self._wakeups.wake(run.run_id for run in await self._members.others())

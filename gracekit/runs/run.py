@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gracekit.exits import Evidence, Verdict
-from gracekit.life import Answer, Identity, Judgement, Life, LockFile
+from gracekit.exits import ExitEvidence, Verdict
+from gracekit.life import Alive, Identity, Liveness, LockFile, RecordedLife
 from gracekit.process import Point, Process
 from gracekit.runs import runs_sql as sql
 from gracekit.store.batch import Batch, Row
@@ -25,7 +25,7 @@ class Run:
 
     Attributes:
         run_id: 32 hex digits.
-        instance: Slot that it fills, unique among living runs of the service.
+        instance: Its name, unique among living runs of the service.
         identity: Its process.
         lock_path: File whose lock proves that it lives, as the run itself saw it.
         lock_file: Which file that was; None where an older gracekit wrote the row.
@@ -64,14 +64,16 @@ class Run:
     gone_reason: str | None
 
     @property
-    def life(self) -> Life:
+    def life(self) -> RecordedLife:
         """What it is judged alive or dead by."""
-        return Life(identity=self.identity, lock_name=self.lock_path.name, lock_file=self.lock_file)
+        return RecordedLife(
+            identity=self.identity, lock_name=self.lock_path.name, lock_file=self.lock_file
+        )
 
     @property
-    def evidence(self) -> Evidence:
+    def evidence(self) -> ExitEvidence:
         """What its end is judged by."""
-        return Evidence(stop_begun=self.stop_at is not None, exit_code=self.exit_code)
+        return ExitEvidence(stop_begun=self.stop_at is not None, exit_code=self.exit_code)
 
 
 _IDENTITY: Final = ("boot_id", "pid_ns", "time_ns", "pid", "start_ticks")
@@ -90,18 +92,18 @@ def run_of(row: Row) -> Run:
     return Run(**values)
 
 
-def judge_run(run: Run, process: Process, directory: Path | None) -> Judgement:
+def judge_run(run: Run, process: Process, directory: Path | None) -> Liveness:
     """Whether *run* may still act: its process lives, and its record does not end it.
 
     *directory* is that of the run locks, as this process sees it.
     """
     if run.adopted_at is not None:
-        return Judgement(Answer.DEAD, "it was classified, and its rows were taken over")
+        return Liveness(Alive.DEAD, "it was classified, and its rows were taken over")
     if run.report is not None and run.report.get("left"):
         # Also while its process goes on: nothing of the run can act any more.
-        return Judgement(Answer.DEAD, "its stop record says that nothing of it is left")
+        return Liveness(Alive.DEAD, "its stop record says that nothing of it is left")
     if run.gone_by is not None:
-        return Judgement(Answer.DEAD, f"{run.gone_by} said that it is gone: {run.gone_reason}")
+        return Liveness(Alive.DEAD, f"{run.gone_by} said that it is gone: {run.gone_reason}")
     return process.judge(run.life, directory)
 
 

@@ -1,4 +1,4 @@
-"""Seats: the slot that a run fills, and the locks that say so."""
+"""Seats: the instance that a run is, and the locks that say so."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gracekit.runs.run import judge_run, list_open
 from gracekit.store.engine import Engine
 from gracekit.store.files import make_directory
 
-MAX_SLOTS: Final = 1000
+MAX_INSTANCES: Final = 1000
 _LONGEST_SLOT: Final = 200
 # Notes in a lock file.
 STOPPING: Final = "stopping"
@@ -23,31 +23,35 @@ ENDED: Final = "ended with "
 
 
 class Seat:
-    """A slot that this process has taken: who it is there, and the locks that say so.
+    """An instance that this process has become: its name, and the locks that say so.
 
-    The slot's lock keeps a second run of the instance out, also one of an older gracekit. The
+    The instance's lock keeps a second run of the instance out, also one of an older gracekit. The
     run's own proves its life, on a file that no other run ever uses.
 
     Attributes:
-        instance: Name of the slot.
+        instance: Its name.
         identity: This process, read when it took the seat.
         lock_path: Of the run's own lock; empty without a directory.
         lock_file: On which file that is.
     """
 
     def __init__(
-        self, instance: str, identity: Identity, slot: LifeLock | None, own: LifeLock | None
+        self,
+        instance: str,
+        identity: Identity,
+        instance_lock: LifeLock | None,
+        own: LifeLock | None,
     ) -> None:
         self.instance = instance
         self.identity = identity
         self.lock_path = Path() if own is None else own.path
         self.lock_file = None if own is None else own.file
-        self._slot = slot
+        self._instance_lock = instance_lock
         self._own = own
 
     def trouble(self) -> str | None:
         """Why others cannot see any more that this run lives, as a sentence; None if they can."""
-        locks = [lock for lock in (self._own, self._slot) if lock is not None]
+        locks = [lock for lock in (self._own, self._instance_lock) if lock is not None]
         return next((seen for lock in locks if (seen := lock.trouble()) is not None), None)
 
     def note_stop(self, code: int | None = None) -> None:
@@ -70,8 +74,8 @@ class Seat:
         """
         if self._own is not None:
             self._own.release(remove=is_recorded)
-        if self._slot is not None:
-            self._slot.release()
+        if self._instance_lock is not None:
+            self._instance_lock.release()
 
 
 async def take_seat(
@@ -84,12 +88,12 @@ async def take_seat(
     host: str,
     instance: str | None,
 ) -> Seat:
-    """Take the slot *instance*, or the first free one of `{host}-{n}`.
+    """Take the name *instance*, or the first free one of `{host}-{n}`.
 
     Without a *directory* for the locks no other process sees the store.
 
     Raises:
-        AlreadyRunningError: the instance lives, or all slots are taken.
+        AlreadyRunningError: the instance lives, or all names are taken.
         ConfigError: *directory* or a lock in it is not ours, or no lock can be taken there.
     """
     if directory is not None:
@@ -97,27 +101,29 @@ async def take_seat(
     identity = process.identify()
     runs = await list_open(engine, service)
     taken = {run.instance for run in runs if judge_run(run, process, directory).is_alive}
-    names: Iterable[str] = [instance] if instance else (f"{host}-{n}" for n in range(MAX_SLOTS))
+    names: Iterable[str] = [instance] if instance else (f"{host}-{n}" for n in range(MAX_INSTANCES))
     for name in names:
         if name in taken:
             continue
         if directory is None:
             return Seat(name, identity, None, None)
-        slot = LifeLock(directory / slot_name(service, name))
-        if slot.acquire():
+        instance_lock = LifeLock(directory / instance_lock_name(service, name))
+        if instance_lock.acquire():
             own = LifeLock(directory / lock_name(run_id))
             if own.acquire():
-                return Seat(name, identity, slot, own)
-            slot.release()
+                return Seat(name, identity, instance_lock, own)
+            instance_lock.release()
     if instance:
         raise AlreadyRunningError(
             f"instance {instance!r} of service {service!r} is running: two runs of one instance "
             "would answer for the same rows; stop it, or set GRACEKIT_INSTANCE to another name"
         )
-    raise AlreadyRunningError(f"all {MAX_SLOTS} slots of service {service!r} on {host!r} are taken")
+    raise AlreadyRunningError(
+        f"all {MAX_INSTANCES} instances of service {service!r} on {host!r} live"
+    )
 
 
-def slot_name(service: str, instance: str) -> str:
+def instance_lock_name(service: str, instance: str) -> str:
     """Name of the file whose lock keeps a second run of the instance out.
 
     Names of services and instances hold what no file name may; `%40` stands

@@ -22,11 +22,11 @@ from gracekit.process import Process
 from gracekit.store import files
 from gracekit.store.batch import Batch, Row, Value
 from gracekit.store.files import Synchronous
-from gracekit.store.group import GroupCommit, Outcome
+from gracekit.store.group import BatchOutcome, GroupCommit
 from gracekit.store.handlers import (
     Query,
-    Reader,
-    Writer,
+    ReadHandler,
+    WriteHandler,
     limit_pages,
     open_reader,
     open_writer,
@@ -236,7 +236,7 @@ class SqliteEngine(StatusSource):
         named = (self.path.with_name(f"{self.path.name}{suffix}") for suffix in files.OPEN_SUFFIXES)
         return {path: one for path in named if (one := files.identity_of(path)) is not None}
 
-    def _open_writer(self) -> Writer:
+    def _open_writer(self) -> WriteHandler:
         return open_writer(
             self.path,
             self._migrations,
@@ -247,7 +247,7 @@ class SqliteEngine(StatusSource):
             on_broken=self._break,
         )
 
-    def _open_reader(self) -> Reader:
+    def _open_reader(self) -> ReadHandler:
         return open_reader(self.path, busy_timeout_s=self._busy_timeout_s, on_broken=self._break)
 
     def _refusal(self) -> StoreError | None:
@@ -353,7 +353,7 @@ class MemoryEngine(StatusSource):
             raise outcome
         return outcome
 
-    def _run(self, batch: Batch) -> Outcome:
+    def _run(self, batch: Batch) -> BatchOutcome:
         with self._lock:
             if self._connection is None or self._group is None:
                 return StoreClosedError(_NOT_OPEN)
@@ -363,7 +363,9 @@ class MemoryEngine(StatusSource):
 _NOT_OPEN: Final = "the database in memory is not open; start the store before using it"
 
 
-def _answered(outcome: Outcome, loop: asyncio.AbstractEventLoop | None) -> asyncio.Future[Rows]:
+def _answered(
+    outcome: BatchOutcome, loop: asyncio.AbstractEventLoop | None
+) -> asyncio.Future[Rows]:
     # The engine's own loop where it has one: in a forked child none is running.
     future: asyncio.Future[Rows] = (loop or asyncio.get_running_loop()).create_future()
     if isinstance(outcome, StoreError):

@@ -6,7 +6,7 @@ from then on nothing here opens it, its `-wal` or its `-shm` otherwise; checks g
 name, before SQLite opens them and after.
 
 Whoever owns a directory can take away what is in it. So a database, and the
-directories of locks and bells beside it, must belong to this process's user; the
+directories of locks and wake-up pipes beside it, must belong to this process's user; the
 directory that they are in may also be root's. What only the group may do is no
 reason to refuse: a volume of a pod belongs to root and to the pod's group, and
 Kubernetes (fsGroup) gives the group all bits again at each start.
@@ -27,7 +27,7 @@ import apsw
 from gracekit.errors import ConfigError, DependencyError
 from gracekit.process import is_mount_point, kernel_file_system, network_file_system
 from gracekit.store.batch import Value
-from gracekit.store.turn import Turn
+from gracekit.store.writer_lock import WriterLock
 
 Synchronous = Literal["FULL", "NORMAL"]
 Database = apsw.Connection
@@ -164,8 +164,8 @@ def connect_reader(path: Path, *, busy_timeout_s: float) -> apsw.Connection:
     return connection
 
 
-def open_turn(path: Path) -> Turn:
-    """The turn of the processes that write the database at *path*.
+def open_writer_lock(path: Path) -> WriterLock:
+    """The lock of the processes that write the database at *path*, which takes them in turn.
 
     Raises:
         ConfigError: what stands there is not this process's own file.
@@ -173,15 +173,15 @@ def open_turn(path: Path) -> Turn:
     """
     place = path.with_name(path.name + "-turn")
     try:
-        turn = Turn(place)
+        writer_lock = WriterLock(place)
     except OSError as error:
         raise _refusal(path, error) from error
     try:
-        _check_own(place, turn.info())
+        _check_own(place, writer_lock.info())
     except BaseException:
-        turn.close()
+        writer_lock.close()
         raise
-    return turn
+    return writer_lock
 
 
 def open_memory() -> Database:

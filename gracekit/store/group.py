@@ -25,7 +25,7 @@ from gracekit.process import Process
 from gracekit.store.batch import Batch, Row
 from gracekit.store.files import Synchronous
 
-Outcome = list[list[Row]] | StoreError
+BatchOutcome = list[list[Row]] | StoreError
 
 # After one of these Linux may have dropped the pages, and a second try would lie.
 DISK_ERRORS: Final = (
@@ -69,7 +69,7 @@ class GroupCommit:
         self._on_broken = on_broken
         self.broken: StoreBrokenError | None = None
 
-    def run(self, batches: Sequence[Batch]) -> list[Outcome]:
+    def run(self, batches: Sequence[Batch]) -> list[BatchOutcome]:
         """Commit all that can be; one outcome for each batch, in their order."""
         if self.broken is not None:
             return [StoreBrokenError(str(self.broken)) for _ in batches]
@@ -87,7 +87,7 @@ class GroupCommit:
             raise
         return self._commit(batches, passed, outcomes)
 
-    def _transact(self, batches: Sequence[Batch]) -> list[Outcome]:
+    def _transact(self, batches: Sequence[Batch]) -> list[BatchOutcome]:
         durable = any(batch.durable for batch in batches)
         level = self._durable_level if durable else "NORMAL"
         if level != self._level:
@@ -96,7 +96,7 @@ class GroupCommit:
         self._cursor.execute("BEGIN IMMEDIATE")
         try:
             # Nearly every batch passes, and savepoints would cost a third of the rate.
-            outcomes: list[Outcome] = [self._apply(batch) for batch in batches]
+            outcomes: list[BatchOutcome] = [self._apply(batch) for batch in batches]
             self._add_up(batches)
         except DISK_ERRORS:
             raise
@@ -109,7 +109,7 @@ class GroupCommit:
         self._add_up(_passed(batches, outcomes))
         return outcomes
 
-    def _attempt(self, batch: Batch) -> Outcome:
+    def _attempt(self, batch: Batch) -> BatchOutcome:
         execute = self._cursor.execute
         execute("SAVEPOINT batch")
         try:
@@ -162,8 +162,8 @@ class GroupCommit:
             self._cursor.execute(sql, (key, number))
 
     def _commit(
-        self, batches: Sequence[Batch], passed: Sequence[Batch], outcomes: list[Outcome]
-    ) -> list[Outcome]:
+        self, batches: Sequence[Batch], passed: Sequence[Batch], outcomes: list[BatchOutcome]
+    ) -> list[BatchOutcome]:
         if not passed:
             self._roll_back()
             return outcomes
@@ -186,7 +186,7 @@ class GroupCommit:
             self._process.reach(batch.point, "after")
         return outcomes
 
-    def _refuse(self, batches: Sequence[Batch], error: apsw.Error) -> list[Outcome]:
+    def _refuse(self, batches: Sequence[Batch], error: apsw.Error) -> list[BatchOutcome]:
         """The outcomes of a group that was rolled back as a whole."""
         broken = self._judge(error)
         if broken is not None:
@@ -217,7 +217,7 @@ def broken_by(error: apsw.Error, file: apsw.Connection | Path) -> StoreBrokenErr
     )
 
 
-def _passed(batches: Sequence[Batch], outcomes: Sequence[Outcome]) -> list[Batch]:
+def _passed(batches: Sequence[Batch], outcomes: Sequence[BatchOutcome]) -> list[Batch]:
     return [
         batch for batch, outcome in zip(batches, outcomes, strict=True) if isinstance(outcome, list)
     ]

@@ -19,9 +19,9 @@ from gracekit.process import Process
 from gracekit.store import files
 from gracekit.store.batch import Batch, Row, Value
 from gracekit.store.files import Synchronous
-from gracekit.store.group import DISK_ERRORS, GroupCommit, Outcome, broken_by
+from gracekit.store.group import DISK_ERRORS, BatchOutcome, GroupCommit, broken_by
 from gracekit.store.migrate import migrate
-from gracekit.store.turn import Turn
+from gracekit.store.writer_lock import WriterLock
 
 Query = tuple[str, Sequence[Value]]
 OnBroken = Callable[[StoreBrokenError], None]
@@ -29,24 +29,26 @@ OnBroken = Callable[[StoreBrokenError], None]
 _CLOSING_TIMEOUT_MS: Final = 1000
 
 
-class Writer:
+class WriteHandler:
     """Opens, migrates and writes; see `open_writer`."""
 
-    def __init__(self, connection: apsw.Connection, turn: Turn, group: GroupCommit) -> None:
+    def __init__(
+        self, connection: apsw.Connection, writer_lock: WriterLock, group: GroupCommit
+    ) -> None:
         self._connection = connection
-        self._turn = turn
+        self._writer_lock = writer_lock
         self._group = group
 
     def await_turn(self) -> None:
         """Wait until no other process is committing; what comes meanwhile joins the group."""
-        self._turn.take()
+        self._writer_lock.take()
 
-    def run(self, batches: Sequence[Batch], /) -> Sequence[Outcome]:
+    def run(self, batches: Sequence[Batch], /) -> Sequence[BatchOutcome]:
         """Commit the group and let the next process write."""
         try:
             return self._group.run(batches)
         finally:
-            self._turn.give()
+            self._writer_lock.give()
 
     def close(self) -> None:
         """Empty the WAL if nobody is in the way for long, then close."""
@@ -59,7 +61,7 @@ class Writer:
                 self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         with contextlib.suppress(apsw.Error):
             self._connection.close()
-        self._turn.close()
+        self._writer_lock.close()
 
 
 def open_writer(
@@ -71,7 +73,7 @@ def open_writer(
     busy_timeout_s: float,
     max_page_count: int | None,
     on_broken: OnBroken,
-) -> Writer:
+) -> WriteHandler:
     """Check or create the file, connect, migrate; all in turn, so that starts do not collide.
 
     Raises:
@@ -82,10 +84,10 @@ def open_writer(
     files.check_library(apsw.sqlite_lib_version())
     real = files.prepare_file(path)
     with contextlib.ExitStack() as undo, _translated(real, on_broken):
-        turn = files.open_turn(real)
-        undo.callback(turn.close)
-        turn.take()
-        undo.callback(turn.give)
+        writer_lock = files.open_writer_lock(real)
+        undo.callback(writer_lock.close)
+        writer_lock.take()
+        undo.callback(writer_lock.give)
         connection = files.connect_writer(
             real, synchronous=synchronous, busy_timeout_s=busy_timeout_s
         )
@@ -94,11 +96,11 @@ def open_writer(
         limit_pages(connection, max_page_count)
         group = GroupCommit(connection, process, synchronous=synchronous, on_broken=on_broken)
         undo.pop_all()
-        turn.give()
-    return Writer(connection, turn, group)
+        writer_lock.give()
+    return WriteHandler(connection, writer_lock, group)
 
 
-class Reader:
+class ReadHandler:
     """Answers queries; see `open_reader`."""
 
     def __init__(self, connection: apsw.Connection, on_broken: OnBroken) -> None:
@@ -118,11 +120,11 @@ class Reader:
             self._connection.close()
 
 
-def open_reader(path: Path, *, busy_timeout_s: float, on_broken: OnBroken) -> Reader:
+def open_reader(path: Path, *, busy_timeout_s: float, on_broken: OnBroken) -> ReadHandler:
     """Connect to a file that a writer of this process holds open."""
     real = path.parent.resolve() / path.name
     with _translated(real, on_broken):
-        return Reader(files.connect_reader(real, busy_timeout_s=busy_timeout_s), on_broken)
+        return ReadHandler(files.connect_reader(real, busy_timeout_s=busy_timeout_s), on_broken)
 
 
 def read(connection: apsw.Connection, query: Query, on_broken: OnBroken) -> list[Row] | StoreError:

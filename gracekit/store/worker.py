@@ -96,7 +96,7 @@ class Worker(Generic[J, A]):
             try:
                 handler.await_turn()
             except OSError as error:
-                self._answer([(first[1], StoreError(f"the store has no turn file: {error}"))])
+                self._answer([(first[1], StoreError(f"the store has no -turn file: {error}"))])
                 continue
             jobs, waiters, last = self._take(first)
             self._answer(list(zip(waiters, _run(handler, jobs), strict=True)))

@@ -27,7 +27,7 @@ from gracekit.tracing import Tracing
 
 MOST_KINDS: Final = 1000
 LIMIT_S: Final = 1.0
-Kind = tuple[str, ...]
+EventKind = tuple[str, ...]
 
 
 class _Limit:
@@ -36,7 +36,7 @@ class _Limit:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._kinds: dict[Kind, list[float]] = {}  # since when, and how many were left out
+        self._kinds: dict[EventKind, list[float]] = {}  # since when, and how many were left out
 
     def __len__(self) -> int:
         return len(self._kinds)
@@ -45,7 +45,7 @@ class _Limit:
         """Whether kinds must go before another one comes."""
         return len(self._kinds) >= MOST_KINDS
 
-    def admit(self, kind: Kind) -> int | None:
+    def admit(self, kind: EventKind) -> int | None:
         """How many were left out before this one; None if it is left out too."""
         with self._lock:
             now, known = self._now(), self._kinds.get(kind)
@@ -55,7 +55,7 @@ class _Limit:
             self._kinds[kind] = [now, 0]
             return 0 if known is None else int(known[1])
 
-    def end(self, *, at_once: bool) -> Iterator[tuple[Kind, int]]:
+    def end(self, *, at_once: bool) -> Iterator[tuple[EventKind, int]]:
         """Forget the kinds whose second is over, or all; those of which something was left out."""
         with self._lock:
             until = self._now() - (0.0 if at_once else LIMIT_S)

@@ -20,7 +20,7 @@ from gracekit.errors import (
     StoreFencedError,
     StoreUnreachableError,
 )
-from gracekit.process import Phase, Point, Process
+from gracekit.process import Point, Process, Side
 from gracekit.store.batch import Batch, Value
 from gracekit.store.engine import Engine
 from gracekit.store.status import StoreState, StoreStatus
@@ -71,9 +71,9 @@ class PointsPassed(Process):
 
     def __init__(self) -> None:
         super().__init__()
-        self.passed: list[tuple[Point, Phase]] = []
+        self.passed: list[tuple[Point, Side]] = []
 
-    def reach(self, point: Point, phase: Phase) -> None:
+    def reach(self, point: Point, phase: Side) -> None:
         """Called by the engine, in any thread."""
         self.passed.append((point, phase))
 

@@ -1,6 +1,6 @@
 """The test kit for applications: a service on a machine in memory, in virtual time.
 
-`InMemoryService` plays one process slot: it starts, drains, crashes and starts
+`InMemoryService` plays one instance: it starts, drains, crashes and starts
 again on one disk and one broker, while its callers live on. All of it is the
 production code on played ports; nothing here judges or recovers anything.
 """
@@ -19,19 +19,19 @@ from gracekit.config.settings import Settings
 from gracekit.config.values import did_you_mean
 from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
-from gracekit.process import Phase, Point
+from gracekit.process import Point, Side
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.methods import Method
 from gracekit.rpc.transport import directed_queue, shared_queue
-from gracekit.runtime import Runtime
+from gracekit.runtime.face import Runtime
 from gracekit.service import Service
 from gracekit.telemetry.catalogue import CATALOGUE, UnknownEventError
 from gracekit.testing.calls import Caller, Pending
 from gracekit.testing.faults import Fault, PlannedFaults
+from gracekit.testing.instance import InstanceLife, InstanceMachine
 from gracekit.testing.loop import NothingLeftError, VirtualLoop, waiting_at
-from gracekit.testing.machine import Event
+from gracekit.testing.machine import EmittedEvent
 from gracekit.testing.ports import COMMIT_FAULTS, WIRE_STEPS, VirtualClock
-from gracekit.testing.slot import SlotLife, SlotMachine
 from gracekit.testing.traps import Blow, Trap
 from gracekit.tracker.task import TaskState
 
@@ -90,18 +90,18 @@ class InMemoryService(Caller):
     ) -> None:
         super().__init__({})
         self.service = service
-        self.events: list[Event] = []
+        self.events: list[EmittedEvent] = []
         self.report: DrainReport | None = None
         self.faults = PlannedFaults()
         self.calls: list[Pending[Any]] = []
         self._settings = _checked(settings, service.defaults)
         self._beside = beside
         self._seed = seed
-        self._machine: SlotMachine | None = None
+        self._machine: InstanceMachine | None = None
         self._client: RpcClient | None = None
-        self._life: SlotLife | None = None
+        self._life: InstanceLife | None = None
         self._traps: list[Trap] = []
-        self._dies_at: tuple[Point, Phase] | None = None
+        self._dies_at: tuple[Point, Side] | None = None
         self._expected: set[str] = set()
         self._news = asyncio.Event()
         self._quiet_until = 0.0
@@ -111,7 +111,7 @@ class InMemoryService(Caller):
 
     async def __aenter__(self) -> Self:
         loop = _virtual_loop()
-        self._machine = self._beside.machine if self._beside else SlotMachine.open(self._seed)
+        self._machine = self._beside.machine if self._beside else InstanceMachine.open(self._seed)
         self._note_news()
         self._alarm = loop.call_later(PATIENCE_S, self._look_for_news)
         try:
@@ -183,7 +183,7 @@ class InMemoryService(Caller):
     # -- what it is made of -------------------------------------------------------------
 
     @property
-    def machine(self) -> SlotMachine:
+    def machine(self) -> InstanceMachine:
         """Broker, disk and processes."""
         return _need(self._machine)
 
@@ -217,7 +217,7 @@ class InMemoryService(Caller):
         """
         if self.lives:
             raise GracekitError(f"{self} lives: drain() or crash() it before the next start()")
-        life = SlotLife(self, self.machine, self.service, self._settings)
+        life = InstanceLife(self, self.machine, self.service, self._settings)
         life.watch_safe_points(self._traps)
         life.process.dies_at = self._dies_at
         self._life = life
@@ -265,7 +265,7 @@ class InMemoryService(Caller):
         await asyncio.sleep(0)
 
     def crash_at(
-        self, where: int | Point, phase: Phase = "after", *, of: Method[..., Any] | None = None
+        self, where: int | Point, phase: Side = "after", *, of: Method[..., Any] | None = None
     ) -> None:
         """Kill -9 later, in this process or after a start.
 
@@ -292,7 +292,7 @@ class InMemoryService(Caller):
         if life.report is not None:
             raise AssertionError(f"{self} was not killed: it ended in order, {life.report}")
 
-    async def _wait_over(self, life: SlotLife, within_s: float) -> None:
+    async def _wait_over(self, life: InstanceLife, within_s: float) -> None:
         self._note_news(within_s)
         try:
             async with asyncio.timeout(within_s) as limit:
@@ -305,13 +305,13 @@ class InMemoryService(Caller):
                 f"{self} still serves after {within_s:g} s{self._in_flight()}{laid}"
             ) from error
 
-    def ended(self, life: SlotLife) -> None:
+    def ended(self, life: InstanceLife) -> None:
         """Called by a life at its end."""
         if life is self._life:
             self._dies_at = life.process.dies_at
         self._note_news()
 
-    def _living(self) -> SlotLife:
+    def _living(self) -> InstanceLife:
         life = _need(self._life)
         if not life.process.lives:
             raise GracekitError(f"no process of {self} lives: start() the next one")

@@ -1,6 +1,6 @@
 """An event loop in virtual time: it never waits, it jumps to the next timer.
 
-With a seed it also shuffles what is ready before each turn, so that every seed
+With a seed it also shuffles what is ready before each iteration, so that every seed
 is another legal order of events, and the same seed is always the same one.
 Threads are waited for in real time while they work, and time stands still
 meanwhile. There is no network: nothing here can be read from or written to.
@@ -33,7 +33,7 @@ class NothingLeftError(RuntimeError):
     """Everybody waits for something that no timer and no thread will bring."""
 
 
-class TurnsExceededError(RuntimeError):
+class IterationsExceededError(RuntimeError):
     """The loop went round more often than it may: somebody is busy with nothing."""
 
 
@@ -44,9 +44,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         seed: None for the order in which things became ready, as in asyncio.
 
     Attributes:
-        turns: Times that the loop has gone round.
-        max_turns: After so many it gives up with TurnsExceededError; None for never.
-        lag: Asked before each turn: seconds that this turn comes late.
+        iterations: Times that the loop has gone round.
+        max_iterations: After so many it gives up with IterationsExceededError; None for never.
+        lag: Asked before each iteration: seconds by which it comes late.
     """
 
     # asyncio's own names: what waits for its time, and what is ready.
@@ -61,8 +61,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._woken = threading.Event()
         self._threads_at_work = 0
         self._error: BaseException | None = None
-        self.turns = 0
-        self.max_turns: int | None = None
+        self.iterations = 0
+        self.max_iterations: int | None = None
         self.lag: Callable[[], float] = lambda: 0.0
 
     # -- time ---------------------------------------------------------------------------
@@ -72,13 +72,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now
 
     def _run_once(self) -> None:
-        """One turn; what asyncio's loop does, with another idea of time and order."""
+        """One iteration; what asyncio's loop does, with another idea of time and order."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        self.turns += 1
-        if self.max_turns is not None and self.turns > self.max_turns:
-            raise TurnsExceededError(f"still not done after {self.max_turns} turns of the loop")
+        self.iterations += 1
+        if self.max_iterations is not None and self.iterations > self.max_iterations:
+            raise IterationsExceededError(
+                f"still not done after {self.max_iterations} iterations of the loop"
+            )
         self._now += self.lag()
         if not self._ready:
             self._jump()
@@ -117,7 +119,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._ready.append(_unscheduled(heapq.heappop(self._scheduled)))
 
     def give_up(self, error: BaseException) -> None:
-        """Raise *error* out of whoever runs the loop, before its next turn."""
+        """Raise *error* out of whoever runs the loop, before its next iteration."""
         self._error = error
 
     # -- played processes that are stopped for a while ------------------------------------

@@ -18,10 +18,10 @@ from gracekit.config.choices import StopSource
 from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
 from gracekit.life import Identity
-from gracekit.process import Phase, Point
+from gracekit.process import Point, Side
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.memory import MemoryBroker
-from gracekit.runtime import Runtime
+from gracekit.runtime.face import Runtime
 from gracekit.service import Service
 from gracekit.store.files import look_up, open_memory
 from gracekit.telemetry.telemetry import Telemetry
@@ -41,7 +41,7 @@ CLOSING_ROUNDS: Final = 5
 PATIENCE_S: Final = 7200.0
 """Virtual seconds within which must happen what is waited for."""
 
-Event = tuple[str, Mapping[str, Any]]
+EmittedEvent = tuple[str, Mapping[str, Any]]
 
 
 class Life:
@@ -61,7 +61,7 @@ class Life:
         self.process = machine.make_process(self)
         self.engine = machine.make_engine(self)
         self.transport = machine.make_transport(self)
-        self.events: list[Event] = []
+        self.events: list[EmittedEvent] = []
         telemetry = Telemetry()
         telemetry.subscribe(self._hear)
         self.runtime = Runtime(
@@ -135,7 +135,7 @@ class Life:
         self.end()
         await asyncio.sleep(0)
 
-    def crash_at(self, point: Point, phase: Phase) -> None:
+    def crash_at(self, point: Point, phase: Side) -> None:
         """Kill -9 at a point; `over` is set then."""
         self.process.dies_at = (point, phase)
 

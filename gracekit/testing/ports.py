@@ -1,7 +1,7 @@
 """The four ports, played: production code runs on them unchanged, in virtual time.
 
 Each step asks a `Faults` what happens to it. An engine carries its commits out
-on a later turn of the loop and answers on another, as the real ones do, so
+on a later iteration of the loop and answers on another, as the real ones do, so
 that a crash finds a place on either side.
 """
 
@@ -27,8 +27,8 @@ from gracekit.errors import (
     StoreError,
     UnknownCommitError,
 )
-from gracekit.life import Answer, Identity, Judgement, Life
-from gracekit.process import Phase, Point, Process, Threads
+from gracekit.life import Alive, Identity, Liveness, RecordedLife
+from gracekit.process import Point, Process, Side, Threads
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.transport import (
     Consumer,
@@ -144,7 +144,7 @@ class CountedThreads(Threads):
 
 
 @functools.cache
-def _step(point: Point, phase: Phase) -> str:
+def _step(point: Point, phase: Side) -> str:
     return f"{point.value}.{phase}"
 
 
@@ -173,7 +173,7 @@ class PlayedProcess(Process):
         self._faults = faults
         self._alarm: asyncio.TimerHandle | None = None
         self.alarms: list[float | None] = []
-        self.dies_at: tuple[Point, Phase] | None = None
+        self.dies_at: tuple[Point, Side] | None = None
         self.on_death = on_death
         self.lives = True
         living.add(self.identity)
@@ -189,12 +189,12 @@ class PlayedProcess(Process):
         raise Died(why)
 
     def ended(self) -> None:
-        """Take it from the living; nothing rings for it any more."""
+        """Take it from the living; nothing wakes it any more."""
         self.lives = False
         self._living.discard(self.identity)
         self.disarm_alarm()
 
-    def reach(self, point: Point, phase: Phase) -> None:
+    def reach(self, point: Point, phase: Side) -> None:
         """See `Process.reach`; dies at `dies_at`, or where the faults say so."""
         if not self.lives:
             raise Died(f"{point.value}.{phase} of a process that has ended")
@@ -207,13 +207,13 @@ class PlayedProcess(Process):
         """See `Process.identify`."""
         return self.identity
 
-    def judge(self, life: Life, directory: Path | None) -> Judgement:  # noqa: ARG002
+    def judge(self, life: RecordedLife, directory: Path | None) -> Liveness:  # noqa: ARG002
         """See `Process.judge`; of a living one, too, it may be that nothing is proven."""
         if self._faults.draw("process", "judge", (Fault.NO_PROOF,)) is not None:
-            return Judgement(Answer.NOT_PROVEN, "nothing can be seen of it now")
+            return Liveness(Alive.NOT_PROVEN, "nothing can be seen of it now")
         if life.identity in self._living:
-            return Judgement(Answer.ALIVE, "it has not ended")
-        return Judgement(Answer.DEAD, "it has ended")
+            return Liveness(Alive.ALIVE, "it has not ended")
+        return Liveness(Alive.DEAD, "it has ended")
 
     def arm_alarm(self, seconds: float) -> None:
         """See `Process.arm_alarm`."""
@@ -291,7 +291,7 @@ class PlayedEngine(RemoteEngine):
         await super().stop()
 
     def submit(self, batch: Batch) -> asyncio.Future[Rows]:
-        """See `Engine.submit`; done on a later turn of the loop."""
+        """See `Engine.submit`; done on a later iteration of the loop."""
         if self._connection is None or self.status.error is not None:
             return _answered(self.status.error or StoreClosedError("the store is not open"))
         loop = asyncio.get_running_loop()
@@ -434,7 +434,7 @@ class PlayedTransport(MemoryTransport):
         """As a real one: what could not be settled now is settled at the next occasion."""
 
         def again() -> None:
-            asyncio.ensure_future(settle(how, reason))  # noqa: RUF006 - done in one turn
+            asyncio.ensure_future(settle(how, reason))  # noqa: RUF006 - done in one iteration
 
         asyncio.get_running_loop().call_later(SETTLE_AGAIN_S, again)
 
@@ -517,7 +517,7 @@ class _PlayedConsumer:
         self._context.copy().run(self._on_delivery, delivery)
 
     def _take_back(self, settle: Callable[[Settlement, str], Any]) -> None:
-        asyncio.ensure_future(settle(Settlement.GIVE_BACK, ""))  # noqa: RUF006 - done in one turn
+        asyncio.ensure_future(settle(Settlement.GIVE_BACK, ""))  # noqa: RUF006 - done in one iteration
 
     def _deliver_late(self) -> None:
         late, self._late = self._late, []

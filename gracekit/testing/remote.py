@@ -7,7 +7,7 @@ from typing import Any
 from gracekit.errors import StoreFencedError, StoreUnreachableError
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import MemoryEngine
-from gracekit.store.group import Outcome
+from gracekit.store.group import BatchOutcome
 from gracekit.store.status import StoreState
 
 
@@ -37,5 +37,5 @@ class RemoteEngine(MemoryEngine):
         if isinstance(self.status.error, StoreUnreachableError):
             raise StoreUnreachableError(str(self.status.error))
 
-    def _run(self, batch: Batch) -> Outcome:
+    def _run(self, batch: Batch) -> BatchOutcome:
         return self.status.refusal() or super()._run(batch)

@@ -18,7 +18,7 @@ KEPT: Final = 64
 FEWEST: Final = 5
 """Fewer are no history."""
 QUANTILE: Final = 0.95
-Key = tuple[str | None, str]
+MethodKey = tuple[str | None, str]
 
 
 class Durations:
@@ -52,7 +52,7 @@ class History:
     """The durations of every method of one service."""
 
     def __init__(self) -> None:
-        self._methods: dict[Key, Durations] = {}
+        self._methods: dict[MethodKey, Durations] = {}
 
     def of(self, namespace: str | None, method: str) -> Durations:
         """The durations of one registered method."""
@@ -62,7 +62,9 @@ class History:
             known = self._methods[key] = Durations()
         return known
 
-    def seed(self, attempts: Iterable[tuple[str | None, str, float]], known: Iterable[Key]) -> None:
+    def seed(
+        self, attempts: Iterable[tuple[str | None, str, float]], known: Iterable[MethodKey]
+    ) -> None:
         """Take attempts from the journal, the oldest first, of methods that are *known*.
 
         Args:

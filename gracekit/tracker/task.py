@@ -85,7 +85,7 @@ TERMINAL: Final = frozenset(TaskState) - TRANSIENT
 
 
 class Lane(_Word):
-    """The channel that a task came by; each has its own places, slots and threads."""
+    """Where a task came from; the first two have a capacity, slots and threads of their own."""
 
     REQUESTS = "requests"  # closed first by a drain
     OPS = "ops"  # answers until the last task ends
@@ -93,7 +93,7 @@ class Lane(_Word):
     BACKGROUND = "background"  # work that a handler tracks by itself
 
 
-class Cut(enum.Enum):
+class Interruption(enum.Enum):
     """How an attempt was cut before it ended."""
 
     SAFE_POINT = "safe_point"  # stopped by itself, cursor committed: no interruption
@@ -201,7 +201,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
     order: Order | None = None
     thread_id: int | None = None
     history: Durations | None = None
-    cut: Cut | None = None
+    cut: Interruption | None = None
     serial: int = 0
 
     def advance(self, to: TaskState) -> None:

@@ -19,7 +19,7 @@ from gracekit.tracker.task import Lane, TaskState, TrackedTask
 FOLLOWING_WAIT_S: Final = 60.0
 """How long at a time the next task of a key waits for the one in flight to leave."""
 
-Key = str | tuple[str, str]
+TaskKey = str | tuple[str, str]
 
 
 class Tracker:
@@ -34,7 +34,7 @@ class Tracker:
 
     def __init__(self) -> None:
         # Nearly every task has no recipient, and then its id alone is the key: no pair to build.
-        self._tasks: dict[Key, TrackedTask] = {}
+        self._tasks: dict[TaskKey, TrackedTask] = {}
         self._added = 0
         self._by_lane = dict.fromkeys(Lane, 0)
         # Dictionaries instead of sets: a set's order is a matter of addresses, and the same

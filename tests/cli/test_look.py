@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 from gracekit import RpcClient
 from gracekit.cli.main import cli
-from gracekit.cli.records import Records
+from gracekit.cli.records import StoreRecords
 from gracekit.cli.status import not_ready
-from gracekit.cli.tasks import Entry
+from gracekit.cli.tasks import ListedTask
 from gracekit.process import Process
 from gracekit.runs.run import Run
 from gracekit.store.engine import SqliteEngine
@@ -139,10 +139,10 @@ def test_a_run_that_restarts_between_listing_and_asking_is_a_sentence(
     verb for the run that has ended does not hit its successor.
     """
     store, successor = f"sqlite:///{directory / 'gracekit-store.db'}", contextlib.ExitStack()
-    listing = Records.living
+    listing = StoreRecords.living
     restarted: list[Running] = []
 
-    async def living(records: Records, name: str | None = None) -> list[Run]:
+    async def living(records: StoreRecords, name: str | None = None) -> list[Run]:
         runs = await listing(records, name)
         if not restarted and runs:
             run.process.send_signal(signal.SIGTERM)
@@ -159,7 +159,7 @@ def test_a_run_that_restarts_between_listing_and_asking_is_a_sentence(
         gracekit(directory, "cast", "compute", "peek", "--id", "short-1")
         gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--id", "order-1")
         other.wait_line("at work")
-        monkeypatch.setattr(Records, "living", living)
+        monkeypatch.setattr(StoreRecords, "living", living)
         answer = CliRunner().invoke(cli, [*words, "--store", store])
         after = gracekit(directory, "status", "--json").json
 
@@ -310,7 +310,9 @@ def test_the_age_of_a_task_is_what_the_help_says():
 
     def age(state: str, **moments: float) -> float:
         columns = dict.fromkeys(("started_at", "finished_at")) | {"state": state, **moments}
-        return Entry(columns=columns, owner=None, orphaned=False, doubtful=False, live=None).age_s
+        return ListedTask(
+            columns=columns, owner=None, orphaned=False, doubtful=False, live=None
+        ).age_s
 
     assert age("accepted", accepted_at=now - 300) == pytest.approx(300, abs=60)
     handed_over = age("handed_over", accepted_at=now - 900, started_at=now - 600)

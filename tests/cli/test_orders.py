@@ -13,7 +13,7 @@ from typing import Any
 import apsw
 import pytest
 
-from gracekit.cli.orders import who
+from gracekit.cli.task_orders import who
 from gracekit.process import FAILPOINTS_ON
 from tests.cli.kit import PATIENCE_S, Running, Started, gracekit, write_service
 

@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gracekit.process import Phase, Point
+from gracekit.process import Point, Side
 from tests.crash.cell import SIGKILLED, Cell
 from tests.crash.checks import Snapshot, check_death, look
 from tests.crash.service import JOURNALED, POLICIES
 
 HANDED_OVER: Final = 75
-PHASES: Final[tuple[Phase, Phase]] = ("before", "after")
+PHASES: Final[tuple[Side, Side]] = ("before", "after")
 AT_ONCE: Final = {"STARTUP_RECONCILIATION_WAIT_SECONDS": "0s"}
 SHORT: Final = {"DRAIN_TIMEOUT": "100ms", "HANDOVER_GRACE": "100ms"}
 FORGETFUL: Final = {"RETENTION": "50ms", "RETENTION_AFTER": "50ms", "RECONCILE_EVERY": "100ms"}
@@ -445,7 +445,7 @@ class CellId:
 
     scenario: Scenario
     point: Point
-    phase: Phase
+    phase: Side
     number: int
     policy: str
     always: bool = False

@@ -12,9 +12,9 @@ import pytest
 from gracekit import Context, Service
 from gracekit.doctor.finding import Level
 from gracekit.doctor.rabbit import versions
-from gracekit.doctor.rabbit.answers import Answer, Fit, read_refusal
+from gracekit.doctor.rabbit.answers import BrokerAnswer, Fit, read_refusal
+from gracekit.doctor.rabbit.entities import BrokerEntity, Topic, entities_of, listed
 from gracekit.doctor.rabbit.fits import Fits, check_profile
-from gracekit.doctor.rabbit.things import Thing, Topic, listed, things_of
 from gracekit.rpc.amqp.profiles import PROFILES
 
 NAME = "'a' in vhost '/'"
@@ -32,8 +32,8 @@ def typed(value: str, kind: str = "longstr") -> str:
     return f"the value '{value}' of type '{kind}'"
 
 
-def differs(argument: str, ours: str, theirs: str) -> Answer:
-    return Answer(fit=Fit.DIFFERS, argument=argument, ours=ours, theirs=theirs)
+def differs(argument: str, ours: str, theirs: str) -> BrokerAnswer:
+    return BrokerAnswer(fit=Fit.DIFFERS, argument=argument, ours=ours, theirs=theirs)
 
 
 NOT_A_STREAM = f"PRECONDITION_FAILED - invalid arg 'x-max-age' for queue {NAME} of queue type "
@@ -54,17 +54,17 @@ MEASURED = [
     ),
     (
         compared("alternate-exchange", typed("1", "byte"), "none", kind="exchange"),
-        Answer(fit=Fit.FITS),
+        BrokerAnswer(fit=Fit.FITS),
     ),
     (
         compared("alternate-exchange", "'1'", "'other'", kind="exchange"),
         differs("alternate-exchange", "none", "other"),
     ),
-    (f"{NOT_A_STREAM}rabbit_classic_queue", Answer(fit=Fit.MISSING)),
+    (f"{NOT_A_STREAM}rabbit_classic_queue", BrokerAnswer(fit=Fit.MISSING)),
     (
         "PRECONDITION_FAILED - invalid type 'byte' for arg 'alternate-exchange' in exchange "
         + NAME,
-        Answer(fit=Fit.MISSING),
+        BrokerAnswer(fit=Fit.MISSING),
     ),
 ]
 
@@ -131,14 +131,14 @@ def test_a_text_that_was_cut_still_names_the_argument():
 # -- profiles -----------------------------------------------------------------------
 
 TOPICS = [Topic(name="compute", hosts=["node-1"])]
-EXCHANGE, SHARED, DIRECTED, *REST = things_of(TOPICS, "gracekit", "store")
-OTHER = Answer(fit=Fit.DIFFERS, argument="durable", ours="true", theirs="false")
+EXCHANGE, SHARED, DIRECTED, *REST = entities_of(TOPICS, "gracekit", "store")
+OTHER = BrokerAnswer(fit=Fit.DIFFERS, argument="durable", ours="true", theirs="false")
 ALL = tuple(PROFILES)
 
 
-def as_declared_by(*names: str) -> dict[str, Answer]:
+def as_declared_by(*names: str) -> dict[str, BrokerAnswer]:
     """Answers for a thing that only these profiles fit."""
-    return {name: Answer(fit=Fit.FITS) if name in names else OTHER for name in PROFILES}
+    return {name: BrokerAnswer(fit=Fit.FITS) if name in names else OTHER for name in PROFILES}
 
 
 def judged(fits: Fits, *, accepted: tuple[str, ...] = ALL, in_url: bool = False):
@@ -236,7 +236,7 @@ def test_long_lists_end_in_a_number():
     """
     A finding is a sentence.
     """
-    things = [Thing("queue", str(number), lambda _: None) for number in range(7)]
+    things = [BrokerEntity("queue", str(number), lambda _: None) for number in range(7)]
 
     assert listed(things).endswith("queue 4 and 2 more")
 

@@ -16,13 +16,13 @@ from aiormq.channel import Channel
 
 from gracekit import Context, Runtime, Service, Settings
 from gracekit.clock import Clock
-from gracekit.doctor.examine import Case, examine
+from gracekit.doctor.examine import Examination, examine
 from gracekit.doctor.files.runs import Runs
 from gracekit.doctor.finding import Finding, Level
-from gracekit.doctor.rabbit.answers import Answer, Fit
-from gracekit.doctor.rabbit.broker import Desk, Node, Picture, inquire
-from gracekit.doctor.rabbit.checks import Scene, Visit
-from gracekit.doctor.rabbit.things import Thing, Topic, things_of
+from gracekit.doctor.rabbit.answers import BrokerAnswer, Fit
+from gracekit.doctor.rabbit.broker import BrokerInspector, BrokerReport, Node, inquire
+from gracekit.doctor.rabbit.checks import BrokerChecks, ConnectionChecks
+from gracekit.doctor.rabbit.entities import BrokerEntity, Topic, entities_of
 from gracekit.errors import DependencyError
 from gracekit.exits import ExitCode
 from gracekit.process import Process
@@ -70,7 +70,7 @@ def settings_on(url: str, place: Path, store: str = "store", **more: object) -> 
 
 def visited(settings: Settings, service: Service | None) -> list[Finding]:
     """What doctor says of the transport."""
-    found = examine(Case(settings=settings, service=service))
+    found = examine(Examination(settings=settings, service=service))
     return [finding for finding in found if finding.area == "transport"]
 
 
@@ -103,11 +103,11 @@ async def channel_to(url: str) -> AsyncIterator[aiormq.abc.AbstractChannel]:
 
 
 @asynccontextmanager
-async def desk_at(address: Address) -> AsyncIterator[Desk]:
+async def desk_at(address: Address) -> AsyncIterator[BrokerInspector]:
     link = Link(address, purpose="look", label="test", clock=Clock(), telemetry=Telemetry())
     await link.start()
     try:
-        yield Desk(link, address)
+        yield BrokerInspector(link, address)
     finally:
         await link.stop()
 
@@ -148,7 +148,7 @@ async def test_doctor_and_a_start_agree_on_each_pair_of_profiles(rabbit_url):
     Doctor must not be wiser than the broker: it says FAIL exactly where a declare is refused.
     """
     queues = [shared_queue("compute"), directed_queue("compute", "node-1")]
-    things = things_of(TOPICS[:1], "gracekit", "")
+    things = entities_of(TOPICS[:1], "gracekit", "")
     async with transport_to(rabbit_url, "oslo-durable") as peer:
         await peer.declare(queues)
     agreed: dict[str, bool] = {}
@@ -236,7 +236,7 @@ async def test_a_comparison_makes_nothing_where_all_has_gone_meanwhile(
         answers = [
             await desk.compare(thing, thing.flags(profile))
             for profile in PROFILES.values()
-            for thing in things_of(TOPICS, "gracekit", "store")
+            for thing in entities_of(TOPICS, "gracekit", "store")
             if thing.flags(profile) is not None
         ]
 
@@ -346,7 +346,7 @@ def test_a_broker_elsewhere_without_tls_is_a_warning(settings):
     """
     Judged by the URL alone: this one is not connected to.
     """
-    visit = Visit(
+    visit = ConnectionChecks(
         replace(settings, transport_url="amqp://a:b@broker.example/"), NOBODY, None, store=None
     )
 
@@ -465,10 +465,10 @@ async def test_a_question_without_an_answer_is_given_up(own_broker, own_vhost):
     """
     address = address_of(f"{own_broker.url_of(own_vhost)}?connect_timeout=1")
 
-    async def ask(channel: Channel) -> Answer:
+    async def ask(channel: Channel) -> BrokerAnswer:
         freeze(own_broker)
         await channel.queue_declare("compute", passive=True)
-        return Answer(fit=Fit.FITS)
+        return BrokerAnswer(fit=Fit.FITS)
 
     async with desk_at(address) as desk, asyncio.timeout(20):
         with pytest.raises(DependencyError, match="did not answer in 1 s"):
@@ -484,10 +484,10 @@ async def test_a_broker_that_falls_silent_leaves_a_part_of_the_picture(
     """
     address = address_of(f"{own_broker.url_of(own_vhost)}?connect_timeout=1")
 
-    class Silencing(list[Thing]):
+    class Silencing(list[BrokerEntity]):
         """Things of which one is not asked about before the broker is frozen."""
 
-        def __iter__(self) -> Iterator[Thing]:
+        def __iter__(self) -> Iterator[BrokerEntity]:
             for number, thing in enumerate(super().__iter__()):
                 if number == 1 and stage == "look":
                     freeze(own_broker)
@@ -497,11 +497,14 @@ async def test_a_broker_that_falls_silent_leaves_a_part_of_the_picture(
         if stage == "compare":
             freeze(own_broker)
 
-    things = [Thing("exchange", "amq.direct", silencing), *things_of(TOPICS, "amq.topic", "")]
+    things = [
+        BrokerEntity("exchange", "amq.direct", silencing),
+        *entities_of(TOPICS, "amq.topic", ""),
+    ]
     async with asyncio.timeout(30):
         picture = await inquire(address, Silencing(things), [TOPICS[0].shared], "")
     settings = settings_on(own_broker.url_of(own_vhost), tmp_path)
-    scene = Scene(settings, svc, address, TOPICS, picture)
+    scene = BrokerChecks(settings, svc, address, TOPICS, picture)
 
     assert isinstance(picture.trouble, DependencyError)
     assert (picture.looked, picture.compared) == (stage == "compare", False)
@@ -534,7 +537,7 @@ async def test_what_the_user_may_not_declare_fails(
     all_found = await seen(settings, svc)
     found = one(all_found, "permissions")
     async with desk_at(address_of(rabbit_url)) as desk:
-        (thing,) = [one for one in things_of(TOPICS, "gracekit", "") if one.name == "compute"]
+        (thing,) = [one for one in entities_of(TOPICS, "gracekit", "") if one.name == "compute"]
         answer = await desk.compare(thing, thing.flags(PROFILES["durable"]))
 
     assert found.level is Level.FAIL
@@ -589,12 +592,12 @@ async def test_a_queue_whose_node_is_down_is_not_called_missing(
 # -- versions -----------------------------------------------------------------------
 
 
-def on_4_3(settings: Settings, svc: Service, profile: str) -> Scene:
+def on_4_3(settings: Settings, svc: Service, profile: str) -> BrokerChecks:
     """A broker of which only the version is played."""
     address = address_of(settings.transport_url, profile)
     node = Node(host=address.hosts[0], product="RabbitMQ", version="4.3.5")
-    picture = Picture(nodes=[node], looked=True, compared=True, foreign=[])
-    return Scene(settings, svc, address, TOPICS, picture)
+    picture = BrokerReport(nodes=[node], looked=True, compared=True, foreign=[])
+    return BrokerChecks(settings, svc, address, TOPICS, picture)
 
 
 def test_a_profile_with_transient_queues_fails_on_4_3(settings, svc):

@@ -13,14 +13,14 @@ import apsw
 import pytest
 
 from gracekit import Context, Runtime, Service, Settings
-from gracekit.doctor.examine import Case, examine
+from gracekit.doctor.examine import Examination, examine
 from gracekit.doctor.files import database, disk, queues, runs
 from gracekit.doctor.finding import Finding, Level
 from gracekit.doctor.machine import host, proc
 from gracekit.exits import ExitCode
 from gracekit.rpc.sqlite import QUEUES_SCHEMA
+from gracekit.store.location import StoreLocation
 from gracekit.store.migrate import MIGRATIONS, load_migrations
-from gracekit.store.place import StorePlace
 from tests.doctor.kit import levels, one
 
 SCHEMA = len(load_migrations(MIGRATIONS))
@@ -66,8 +66,8 @@ def used(place: Path, settings: Settings, svc: Service) -> Path:
 
 
 @pytest.fixture
-def look(used: Path) -> Iterator[database.Look]:
-    with database.Look(used) as look:
+def look(used: Path) -> Iterator[database.ReadOnlyDatabase]:
+    with database.ReadOnlyDatabase(used) as look:
         yield look
 
 
@@ -229,7 +229,7 @@ def test_the_transport_for_the_store_is_found(used, settings):
     """
     Two URLs that were mixed up are told by the tables.
     """
-    with database.Look(used.with_name("queues.db")) as look:
+    with database.ReadOnlyDatabase(used.with_name("queues.db")) as look:
         assert database.check_schema(look, QUEUES, ("run", "task")).level is Level.FAIL
 
 
@@ -244,7 +244,7 @@ def test_damage_is_found_within_its_time(used):
         "WHERE name = 'lease') WHERE name = 'hold'",
     )
 
-    with database.Look(used) as look:
+    with database.ReadOnlyDatabase(used) as look:
         found = database.check_integrity(look)
 
     assert (found.level, found.code) == (Level.FAIL, ExitCode.DEPENDENCY)
@@ -264,7 +264,7 @@ def test_a_check_that_takes_too_long_is_skipped(place):
     )
     path.chmod(0o600)
 
-    with database.Look(path) as look:
+    with database.ReadOnlyDatabase(path) as look:
         assert database.check_integrity(look, within_s=-1.0).level is Level.SKIP
         assert database.check_integrity(look).level is Level.OK
 
@@ -283,7 +283,7 @@ def test_accounts_that_do_not_balance_fail(used):
     A row that vanished is a fault that no configuration mends.
     """
     write(used, "DELETE FROM task")
-    with database.Look(used) as look:
+    with database.ReadOnlyDatabase(used) as look:
         found = runs.check_accounts(look)
 
     assert (found.level, found.code) == (Level.FAIL, ExitCode.INTERNAL)
@@ -296,7 +296,7 @@ def test_a_row_that_is_both_open_and_ended_fails(used, forged):
     Its state says the one and its end the other: the sums are right, and nobody would find it.
     """
     write(used, f"UPDATE task SET {forged}")
-    with database.Look(used) as look:
+    with database.ReadOnlyDatabase(used) as look:
         found = runs.check_accounts(look)
 
     assert (found.level, found.code) == (Level.FAIL, ExitCode.INTERNAL)
@@ -315,7 +315,7 @@ def test_what_a_dead_run_left_is_told(used):
         "UPDATE task SET state = 'running', finished_at = NULL, owner = 'nobody', errored_due = 1",
     )
     found = runs.read_runs(used, schema=SCHEMA)
-    with database.Look(used) as look:
+    with database.ReadOnlyDatabase(used) as look:
         left, due = runs.check_left(look, found), runs.check_due(look, found)
 
     assert left.level is due.level is Level.WARN
@@ -377,7 +377,7 @@ def test_dead_letters_and_waiting_messages_are_told(used):
         "INSERT INTO message (queue, published_at, body) VALUES ('compute', 0, x'00')",
     )
 
-    with database.Look(path) as look:
+    with database.ReadOnlyDatabase(path) as look:
         assert queues.check_dead_letters(look).level is Level.WARN
         assert queues.check_waiting(look).seen == "1 in compute"
 
@@ -387,7 +387,7 @@ def test_a_connection_of_which_nothing_is_proven_is_told(used):
     What it holds is given to nobody: its reason and the remedy are named.
     """
     path = used.with_name("queues.db")
-    with database.Look(path) as look:
+    with database.ReadOnlyDatabase(path) as look:
         (fine,) = queues.check_connections(look)
     write(
         path,
@@ -395,7 +395,7 @@ def test_a_connection_of_which_nothing_is_proven_is_told(used):
         "bell_path, connected_at) VALUES ('c', 'another', 1, 77, 1, '/x/c.lock', '/x/c.bell', 0)",
     )
 
-    with database.Look(path) as look:
+    with database.ReadOnlyDatabase(path) as look:
         (told,) = queues.check_connections(look)
 
     assert fine.level is Level.OK
@@ -409,8 +409,8 @@ def readers(settings: Settings, path: Path, service: Service | None) -> list[Fin
     found = runs.Runs(living=(), doubtful=(), all=())
     if store.exists():
         found = runs.read_runs(store, schema=SCHEMA)
-    with database.Look(path) as look:
-        identity = StorePlace(settings.store_url).identity()
+    with database.ReadOnlyDatabase(path) as look:
+        identity = StoreLocation(settings.store_url).identity()
         return list(queues.check_readers(settings, look, identity, found, service))
 
 
@@ -467,7 +467,7 @@ def test_everything_is_examined_and_nothing_is_changed(used, settings, svc):
     """
     before = {path.name: path.read_bytes() for path in used.parent.glob("*.db")}
 
-    found = list(examine(Case(settings=settings, service=svc)))
+    found = list(examine(Examination(settings=settings, service=svc)))
 
     assert [f for f in found if f.level is Level.FAIL] == []
     assert {f.area for f in found} == {
@@ -483,7 +483,7 @@ def test_a_store_that_is_no_database_fails(place, settings):
     (place / "store.db").write_text("not a database" * 100)
     (place / "store.db").chmod(0o600)
 
-    found = list(examine(Case(settings=settings)))
+    found = list(examine(Examination(settings=settings)))
 
     failed = {(f.area, f.code) for f in found if f.level is Level.FAIL}
     assert {area for area, _ in failed} == {"store"}
@@ -496,7 +496,7 @@ def test_memory_is_not_looked_into():
     """
     settings = Settings(transport_url="memory://", store_url="memory://")
 
-    found = list(examine(Case(settings=settings)))
+    found = list(examine(Examination(settings=settings)))
 
     assert [f.level for f in found if f.area in {"store", "transport"}] == [Level.SKIP] * 2
 
@@ -507,6 +507,6 @@ def test_a_pipe_in_the_place_of_a_store_is_not_opened(place, settings):
     """
     os.mkfifo(place / "store.db", 0o600)
 
-    found = list(examine(Case(settings=settings)))
+    found = list(examine(Examination(settings=settings)))
 
     assert "no regular file" in one([f for f in found if f.area == "store"], "place").seen

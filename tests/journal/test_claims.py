@@ -13,7 +13,7 @@ from gracekit.journal.claims import Claims
 from gracekit.journal.rows import Address, TaskRow
 from gracekit.process import Point
 from gracekit.store.batch import Batch
-from gracekit.tracker.task import Cut, Lane, TaskState
+from gracekit.tracker.task import Interruption, Lane, TaskState
 from tests.journal.test_tasks import CALLER, Book
 from tests.service.kit import World
 
@@ -50,7 +50,7 @@ class Run(Book):
     async def left(self, request_id: str, **more: Any) -> None:
         """A row that was started, and that nobody owns."""
         task = await self.running(request_id, **more)
-        await self.hand_over(task, Cut.CANCELLED)
+        await self.hand_over(task, Interruption.CANCELLED)
 
     async def claim_ids(self, state: TaskState, **more: Any) -> list[str]:
         rows = await self.claims.claim(state, **{"limit": 10} | more)
@@ -96,7 +96,7 @@ async def test_adoption_takes_the_tasks_of_the_dead_run_and_no_others(
         await run.running(f"{prefix}-running")
         await run.accept(f"{prefix}-accepted")
         unclean = await run.running(f"{prefix}-unclean")
-        await run.hand_over(unclean, Cut.UNCLEAN, returned=False)
+        await run.hand_over(unclean, Interruption.UNCLEAN, returned=False)
     live = [dict(dead.world.task(f"live-{what}")) for what in ("running", "accepted", "unclean")]
     await asyncio.sleep(5)
     now = heir.clock.wall()
@@ -127,7 +127,7 @@ async def test_a_row_that_the_dead_run_had_only_claimed_keeps_its_cut(
     """
     dead, heir, _ = runs
     for request_id in ("claimed", "probed"):
-        await dead.hand_over(await dead.running(request_id), Cut.SAFE_POINT)
+        await dead.hand_over(await dead.running(request_id), Interruption.SAFE_POINT)
         change(dead, request_id, owner="run-1")
     change(dead, "probed", probing=1)
 
@@ -281,7 +281,7 @@ async def test_the_next_look_is_for_rows_that_this_run_may_claim(runs: tuple[Run
     await dead.left("elsewhere", target="host-b")
     await dead.left("other-service")
     change(dead, "other-service", service="network")
-    await dead.hand_over(await dead.running("owned"), Cut.UNCLEAN, returned=False)
+    await dead.hand_over(await dead.running("owned"), Interruption.UNCLEAN, returned=False)
     await dead.accept("fresh")
     change(dead, "fresh", owner=None)
 

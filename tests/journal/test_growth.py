@@ -17,7 +17,7 @@ from gracekit.leases.leases import Guard
 from gracekit.process import Point
 from gracekit.store.batch import Batch
 from gracekit.store.schema import IS_OPEN
-from gracekit.tracker.task import Cut, TaskState
+from gracekit.tracker.task import Interruption, TaskState
 from tests.journal.test_tasks import CALLER, Book
 from tests.service.kit import World
 
@@ -72,7 +72,7 @@ async def live(book: Book) -> None:
     await open_hold(Holds(book.journal, host="h"))
     await book.running("r2", resource=VM)
     await book.accept("r3")
-    await book.hand_over(await book.running("r4"), Cut.SAFE_POINT)
+    await book.hand_over(await book.running("r4"), Interruption.SAFE_POINT)
 
 
 async def open_hold(holds: Holds) -> None:

@@ -21,7 +21,7 @@ from gracekit.store.batch import Batch
 from gracekit.store.status import StoreState
 from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.ports import PlayedEngine, PlayedProcess, VirtualClock
-from gracekit.tracker.task import Cut, Lane, TaskState, TrackedTask
+from gracekit.tracker.task import Interruption, Lane, TaskState, TrackedTask
 from tests.service.kit import World
 
 pytestmark = pytest.mark.looptime
@@ -69,7 +69,7 @@ class Book:
         )
         return (await self.journal.commit(batch))[index]
 
-    async def hand_over(self, task: TrackedTask, cut: Cut, **more: Any) -> None:
+    async def hand_over(self, task: TrackedTask, cut: Interruption, **more: Any) -> None:
         batch = Batch(Point.HAND_OVER)
         self.journal.add_hand_over(batch, task, cut, **more)
         await self.journal.commit(batch)
@@ -233,11 +233,15 @@ async def test_what_happened_to_a_row_reads_back_too(book: Book):
     """
     task = await book.running()
     task.cursor = {"block": 4}
-    await book.hand_over(task, Cut.UNCLEAN, settle_s=5.0, returned=False)
+    await book.hand_over(task, Interruption.UNCLEAN, settle_s=5.0, returned=False)
     cut_at = book.clock.wall()
     cut = await book.journal.row(task.row_id or 0)
     assert cut is not None
-    assert (cut.state, cut.cut, cut.cursor) == (TaskState.HANDED_OVER, Cut.UNCLEAN, {"block": 4})
+    assert (cut.state, cut.cut, cut.cursor) == (
+        TaskState.HANDED_OVER,
+        Interruption.UNCLEAN,
+        {"block": 4},
+    )
     assert (cut.owner, cut.not_before, cut.resource) == ("run-1", cut_at + 5, None)
 
     await asyncio.sleep(5)
@@ -449,7 +453,7 @@ CHANGES: dict[str, tuple[str, Callable[[Journal, Batch, TrackedTask], object]]] 
     ),
     "hand_over": (
         "running",
-        lambda journal, batch, task: journal.add_hand_over(batch, task, Cut.CANCELLED),
+        lambda journal, batch, task: journal.add_hand_over(batch, task, Interruption.CANCELLED),
     ),
     "begin": ("accepted", lambda journal, batch, task: journal.add_begin(batch, task)),
     "not_started": ("accepted", lambda journal, batch, task: journal.add_not_started(batch, task)),
@@ -585,14 +589,14 @@ async def test_an_address_is_added_only_while_the_task_is_open(book: Book):
 @pytest.mark.parametrize(
     ("cut", "returned", "owner", "waits", "crashes"),
     [
-        (Cut.SAFE_POINT, True, None, False, 0),
-        (Cut.CANCELLED, True, None, False, 0),
-        (Cut.UNCLEAN, False, "run-1", True, 0),
-        (Cut.UNCLEAN, True, None, True, 1),
+        (Interruption.SAFE_POINT, True, None, False, 0),
+        (Interruption.CANCELLED, True, None, False, 0),
+        (Interruption.UNCLEAN, False, "run-1", True, 0),
+        (Interruption.UNCLEAN, True, None, True, 1),
     ],
 )
 async def test_a_hand_over_frees_the_row_once_its_handler_has_returned(
-    book: Book, cut: Cut, returned: bool, owner: str | None, waits: bool, crashes: int
+    book: Book, cut: Interruption, returned: bool, owner: str | None, waits: bool, crashes: int
 ):
     """
     Until then the row stays with this run until that is proven dead. Unclean, it waits to settle;
@@ -626,7 +630,7 @@ async def test_a_hand_over_keeps_the_last_cursor_and_forgives_only_progress(
     task = await book.running()
     book.world.disk.execute("UPDATE task SET crashes = 2, cursor = '7', cursor_at = 1")
     task.cursor = cursor
-    await book.hand_over(task, Cut.SAFE_POINT)
+    await book.hand_over(task, Interruption.SAFE_POINT)
 
     row = book.world.task("r1")
     assert row["cursor"] == ("8" if cursor == 8 else "7")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 
-from gracekit.runtime import Runtime
+from gracekit.runtime.face import Runtime
 from gracekit.telemetry.logs import configure_logging
 from tests.process import served
 

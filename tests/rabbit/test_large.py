@@ -16,7 +16,7 @@ from gracekit.rpc.amqp import consumer as amqp_consumer
 from gracekit.rpc.amqp import intake as amqp_intake
 from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import FRAMES, read_url
-from gracekit.rpc.server import Places, RpcServer
+from gracekit.rpc.server import Capacity, RpcServer
 from gracekit.rpc.transport import Delivery, Queue, QueueKind, directed_queue, shared_queue
 from gracekit.telemetry.telemetry import Telemetry
 from tests.process import served
@@ -125,13 +125,13 @@ async def test_a_body_above_the_limit_is_refused_with_its_size(
 class Reader:
     """A server whose deliveries become tasks when the test says so."""
 
-    def __init__(self, transport: AmqpTransport, *, places: int, prefetch_bytes: int) -> None:
+    def __init__(self, transport: AmqpTransport, *, capacity: int, prefetch_bytes: int) -> None:
         self.taken: list[Delivery] = []
         self.server = RpcServer(
             transport,
             [QUEUE],
             self.taken.append,
-            Places(places),
+            Capacity(capacity),
             prefetch=HOW_MANY,
             prefetch_bytes=prefetch_bytes,
             wait_s=3600.0,
@@ -144,7 +144,7 @@ async def test_what_is_read_and_not_accepted_is_bounded_in_bytes(url: str) -> No
     Reading pauses meanwhile, the connection lives, and everything comes in the end.
     """
     async with transport_to(url) as transport:
-        reader = Reader(transport, places=HOW_MANY, prefetch_bytes=BOUND)
+        reader = Reader(transport, capacity=HOW_MANY, prefetch_bytes=BOUND)
         await reader.server.start()
         await send(url, HOW_MANY, LARGE)
         await until(lambda: len(reader.taken) * LARGE > BOUND, "as much as may be read")
@@ -170,7 +170,7 @@ async def test_a_pause_is_not_taken_for_a_message_that_stalls(
     """
     monkeypatch.setattr(amqp_consumer, "STALLED_S", 0.3)
     async with transport_to(url) as transport:
-        reader = Reader(transport, places=HOW_MANY, prefetch_bytes=BOUND)
+        reader = Reader(transport, capacity=HOW_MANY, prefetch_bytes=BOUND)
         await transport.declare([QUEUE])
         await send(url, HOW_MANY, LARGE)
         await reader.server.start()
@@ -191,7 +191,7 @@ async def test_what_has_no_place_does_not_hold_up_the_connection(
     Ops requests come by it too: large messages without places go back at once.
     """
     async with transport_to(url) as transport:
-        reader = Reader(transport, places=1, prefetch_bytes=BOUND)
+        reader = Reader(transport, capacity=1, prefetch_bytes=BOUND)
         await reader.server.start()
         await send(url, HOW_MANY, LARGE)
         await until(lambda: reader.server.returned > 0, "messages given back")
@@ -210,7 +210,7 @@ async def test_a_paused_intake_can_be_closed(url: str) -> None:
     A drain may begin while reading pauses: its answer comes behind what is on its way.
     """
     async with transport_to(url) as transport:
-        reader = Reader(transport, places=HOW_MANY, prefetch_bytes=BOUND)
+        reader = Reader(transport, capacity=HOW_MANY, prefetch_bytes=BOUND)
         await reader.server.start()
         await send(url, HOW_MANY, LARGE)
         await until(lambda: len(reader.taken) * LARGE > BOUND, "as much as may be read")

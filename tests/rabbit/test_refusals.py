@@ -118,7 +118,7 @@ class Sender:
         )
 
     async def send(self, *sent: tuple[Queue, Message]) -> list[BaseException | None]:
-        """What became of each; all of them leave in one turn of the loop."""
+        """What became of each; all of them leave in one iteration of the loop."""
         sending = [asyncio.create_task(self.transport.publish(*one)) for one in sent]
         return await asyncio.gather(*sending, return_exceptions=True)
 

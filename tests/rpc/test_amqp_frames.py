@@ -17,7 +17,7 @@ from pamqp.heartbeat import Heartbeat
 from yarl import URL
 
 from gracekit.rpc.amqp import frames
-from gracekit.rpc.amqp.wire import LIFE_SIGN_S, Wire, Wires
+from gracekit.rpc.amqp.wire import LIFE_SIGN_S, Wire, WireFactory
 
 Basic = commands.Basic
 
@@ -377,7 +377,7 @@ async def test_a_broker_that_takes_less_than_amqp_asks_for_is_refused(peer, fram
     """
     With frames of 8 bytes there is no room for a body: it would be dropped without a word.
     """
-    wires = Wires()
+    wires = WireFactory()
     reader, writer = await wires.create(peer.url, ssl_context_provider=None)
     tune = pamqp.frame.marshal(commands.Connection.Tune(0, frame_max, 0), 0)
 
@@ -415,7 +415,7 @@ async def test_a_tap_hears_of_the_end_before_aiormq_sends_it(peer, frame):
     """
     What it sent before goes before; what it sent later would cost the whole connection.
     """
-    wires = Wires()
+    wires = WireFactory()
     _, writer = await wires.create(peer.url, ssl_context_provider=None)
     wire, taps = wires.wire, [Noting(), Noting()]
     assert wire is not None
@@ -436,7 +436,7 @@ async def test_what_comes_behind_the_end_of_a_connection_is_dropped(peer):
     """
     aiormq closes the socket while acks and replies are about to leave: nobody may fail of it.
     """
-    wires = Wires()
+    wires = WireFactory()
     _, writer = await wires.create(peer.url, ssl_context_provider=None)
     wire = wires.wire
     assert wire is not None
@@ -451,7 +451,7 @@ async def test_who_waits_for_room_does_not_wait_for_a_connection_that_ends(peer)
     """
     aiormq may wait for half a minute until its farewell has left.
     """
-    wires = Wires()
+    wires = WireFactory()
     _, writer = await wires.create(peer.url, ssl_context_provider=None)
     wire = wires.wire
     assert wire is not None
@@ -468,7 +468,7 @@ async def test_a_connection_that_brings_garbage_ends_at_once(peer):
     """
     aiormq would wait for the bytes that it takes to be announced, as long as the peer stays.
     """
-    wires = Wires()
+    wires = WireFactory()
     reader, writer = await wires.create(peer.url, ssl_context_provider=None)
     garbage = b"HTTP/1.1 400 Bad Request\r\n\r\n"
 

@@ -12,7 +12,7 @@ import pytest
 
 from gracekit.clock import Clock
 from gracekit.errors import StoreBrokenError, StoreError, UnknownCommitError
-from gracekit.life import Judgement, Life
+from gracekit.life import Liveness, RecordedLife
 from gracekit.process import Point, Process
 from gracekit.rpc.sqlite import QUEUES_SCHEMA, SqliteTransport
 from gracekit.rpc.sqlite_rows import KEPT_LETTERS, KEPT_LETTERS_S
@@ -248,7 +248,7 @@ class WithoutFiles(Process):
 
     failures = 0
 
-    def judge(self, life: Life, directory: Path | None) -> Judgement:
+    def judge(self, life: RecordedLife, directory: Path | None) -> Liveness:
         if self.failures:
             self.failures -= 1
             raise OSError(errno.EMFILE, "Too many open files", "/proc/1/stat")

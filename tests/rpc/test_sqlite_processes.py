@@ -17,7 +17,7 @@ from gracekit.errors import Undeliverable
 from gracekit.process import Process
 from gracekit.rpc.sqlite import SqliteTransport
 from gracekit.rpc.transport import reply_queue
-from gracekit.store.bell import bells_directory
+from gracekit.store.wakeup import wakeups_directory
 from tests.rpc.kit import FOR_EVER_S, Inbox, message
 from tests.rpc.peer import SHARED, peer
 from tests.scale import scale
@@ -155,7 +155,7 @@ async def test_a_living_consumer_keeps_what_it_holds(path, transport):
 
 async def test_a_reply_to_a_killed_client_is_undeliverable(path, transport):
     """
-    The bell that nobody hears leads to the proof of death, at once.
+    A wake-up that nobody hears leads to the proof of death, at once.
     """
     async with peer("consume", path, "reply", "reply_x", 1) as child:
         await child.line()
@@ -169,33 +169,33 @@ async def test_a_reply_to_a_killed_client_is_undeliverable(path, transport):
 
 async def test_the_dead_leave_no_files(path, transport):
     """
-    Bell and lock of a killed process are removed with its rows.
+    Wake-up pipe and lock of a killed process are removed with its rows.
     """
     async with peer("consume", path, "fanout", "f", 1) as child:
         await child.line()
-        assert len(list(bells_directory(path).iterdir())) == 4
+        assert len(list(wakeups_directory(path).iterdir())) == 4
         await child.kill()
 
     await transport.publish_fanout("f", message("rings nobody"))
 
-    assert len(list(bells_directory(path).iterdir())) == 2
+    assert len(list(wakeups_directory(path).iterdir())) == 2
     await transport.stop()
-    assert list(bells_directory(path).iterdir()) == []
+    assert list(wakeups_directory(path).iterdir()) == []
 
 
 async def test_only_the_owner_can_read_what_is_queued(path, transport):
     """
-    Requests are secrets: files 0600, the directory of bells 0700.
+    Requests are secrets: files 0600, the directory of pipes 0700.
     """
-    files = [path, *bells_directory(path).iterdir()]
+    files = [path, *wakeups_directory(path).iterdir()]
 
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
-    assert stat.S_IMODE(bells_directory(path).stat().st_mode) == 0o700
+    assert stat.S_IMODE(wakeups_directory(path).stat().st_mode) == 0o700
 
 
 async def test_a_missed_ring_costs_one_safety_poll(path):
     """
-    A consumer whose bell was lost still finds its messages.
+    A consumer whose pipe was lost still finds its messages.
     """
     inbox = Inbox()
     deaf = SqliteTransport(path, process=Process(), clock=Clock(), poll_s=0.05)
@@ -203,8 +203,8 @@ async def test_a_missed_ring_costs_one_safety_poll(path):
     await deaf.consume([SHARED], inbox.put, prefetch=1)
     await deaf.publish(SHARED, message("rung"))
     await (await inbox.next()).ack()
-    for bell in bells_directory(path).glob("*.bell"):
-        bell.unlink()
+    for wakeup in wakeups_directory(path).glob("*.bell"):
+        wakeup.unlink()
 
     await deaf.publish(SHARED, message("not rung"))
 
@@ -233,7 +233,7 @@ async def publishes(transport: SqliteTransport, queue: str) -> bool:
 
 async def test_one_volume_at_two_paths_in_two_containers_is_one_volume(tmp_path):
     """
-    Bells and locks are found by name beside the file: both live, are rung, and are proven dead.
+    Pipes and locks are found by name beside the file: both live, are woken, and are proven dead.
     """
     volume, elsewhere = tmp_path / "volume", tmp_path / "elsewhere"
     for directory in (volume, elsewhere):
@@ -273,7 +273,7 @@ async def test_a_connection_of_which_nothing_is_proven_keeps_what_it_has(path, t
     """
     async with peer("consume", path, "reply", "reply_x", 9) as child:
         assert await child.line() == "ready"
-        for file in bells_directory(path).iterdir():
+        for file in wakeups_directory(path).iterdir():
             if transport._connection.id not in file.name:
                 file.unlink()
         column = {"boot id": "boot_id = 'another'", "pid namespace": "pid_ns = 1"}[view]
@@ -282,7 +282,9 @@ async def test_a_connection_of_which_nothing_is_proven_keeps_what_it_has(path, t
         change.execute(f"UPDATE connection SET {column} WHERE pid = ?", (child.process.pid,))
         change.close()
 
-        await transport.publish(reply_queue("reply_x"), message("kept"))  # a bell that is not heard
+        await transport.publish(
+            reply_queue("reply_x"), message("kept")
+        )  # a wake-up that is not heard
         await transport.publish(reply_queue("reply_x"), message("kept"))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gracekit.config.values import LONGEST_TOPIC
 from gracekit.errors import DependencyError, Undeliverable
-from gracekit.rpc.server import Places, RpcServer
+from gracekit.rpc.server import Capacity, RpcServer
 from gracekit.rpc.transport import (
     DeadLetter,
     Delivery,
@@ -106,7 +106,7 @@ async def test_a_server_leaves_nothing_however_it_is_started_and_stopped(one, in
     Its consumers end, and what they had read is back in the queue.
     """
     server = RpcServer(
-        one, [QUEUE], inbox.put, Places(1), prefetch=10, prefetch_bytes=10_000, wait_s=1.0,
+        one, [QUEUE], inbox.put, Capacity(1), prefetch=10, prefetch_bytes=10_000, wait_s=1.0,
         cancel_ok_timeout_s=5.0,
     )  # fmt: skip
     await server.start()  # a connection to read by is made for the first of the transport's servers

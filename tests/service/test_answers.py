@@ -12,8 +12,8 @@ from gracekit import Context, Service
 from gracekit.clock import Clock
 from gracekit.journal.rows import Address, Outcome
 from gracekit.process import Process
-from gracekit.request.answers import Answers, Sent
-from gracekit.request.deliveries import OWED_BYTES, REMEMBERED, Ended
+from gracekit.request.answers import Answers, SendResult
+from gracekit.request.deliveries import OWED_BYTES, REMEMBERED, EndedRequests
 from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.oslo_wire import decode_reply
 from gracekit.rpc.transport import Delivery, Queue, QueueKind, reply_queue, shared_queue
@@ -51,7 +51,7 @@ async def test_a_stop_may_come_while_a_try_breaks_off(looptime):
     answers.stop()
     slow.go_on.set()
 
-    assert await trying is Sent.NOT_YET
+    assert await trying is SendResult.NOT_YET
 
 
 # -- where they may go ---------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_what_has_ended_is_remembered_within_bounds():
     """
     So many requests and so many bytes of answers: the oldest are forgotten first.
     """
-    ended = Ended()
+    ended = EndedRequests()
     large = Outcome(state=TaskState.SUCCEEDED, result="x" * (OWED_BYTES // 3))
     for n in range(REMEMBERED + 1):
         ended.add(f"r{n}", delivery(b"body"), large if n > REMEMBERED - 4 else None)

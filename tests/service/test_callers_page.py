@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gracekit.rpc.options import Options, PrepareOptions
+from gracekit.rpc.options import CallOptions, PrepareOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "callers.md").read_text()
@@ -23,7 +23,7 @@ def test_the_table_lists_every_option():
     listed = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
 
     assert listed == list(PrepareOptions.__annotations__)
-    assert set(listed) == set(Options.__slots__)
+    assert set(listed) == set(CallOptions.__slots__)
 
 
 @pytest.mark.process

@@ -156,7 +156,7 @@ async def claimed_in_flight(world: World, svc: Service, doors: Doors) -> Life:
     await client.prepare(request_id="t").cast(work)
     await doors.wait(1)
     world.disk.execute("UPDATE task SET state = 'accepted', owner = NULL")
-    life.runtime.wired.pace.poke()
+    life.runtime.wired.trigger.poke()
     await asyncio.sleep(10)
     return life
 

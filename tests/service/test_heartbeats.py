@@ -515,7 +515,7 @@ async def test_none_follows_a_fault_of_the_dispatch(world: World, svc: Service, 
     def raises(*_: object) -> None:
         raise RuntimeError("planted")
 
-    life.runtime.wired.dispatcher._turns.leave = raises
+    life.runtime.wired.dispatcher._scheduler.leave = raises
     await world.until(lambda: bool(life.told("dispatch.failed")))
     await world.settle()
     heard = len(peer.beats())

@@ -8,7 +8,7 @@ import pytest
 
 from gracekit import Context, RpcClient, Runtime, Service, Settings
 from gracekit.errors import ConfigError
-from gracekit.runs.seat import slot_name
+from gracekit.runs.seat import instance_lock_name
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_file_names_are_as_they_were_for_plain_names():
     """
     A run of an older gracekit beside it is on the same file.
     """
-    assert slot_name("compute", "node-1.example-0") == "compute@node-1.example-0.lock"
+    assert instance_lock_name("compute", "node-1.example-0") == "compute@node-1.example-0.lock"
 
 
 def test_file_names_differ_and_fit():
@@ -89,7 +89,7 @@ def test_file_names_differ_and_fit():
     words = ["a", "a@b", "b@c", "c", "%", "%40", "a/b", "a b", "ä", "@" * 120, "@" * 119 + "#"]
     pairs = [(one, other) for one in words for other in words]
 
-    names = {slot_name(one, other) for one, other in pairs}
+    names = {instance_lock_name(one, other) for one, other in pairs}
 
     assert len(names) == len(pairs)
     assert all(len(name.encode()) <= 255 and "/" not in name for name in names)

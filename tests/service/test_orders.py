@@ -9,13 +9,13 @@ import pytest
 
 from gracekit import Context, Done, GracekitError, Retry, Service
 from gracekit.errors import ConflictError, TaskCancelledError, TaskInterruptedError
-from gracekit.journal.orders import (
+from gracekit.journal.order_rows import (
     ENDS,
     add_order,
-    case_named,
-    mark_of,
+    incident_of,
     refusal_of,
     state_of,
+    target_named,
 )
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
@@ -49,13 +49,13 @@ async def engine_of(world: World) -> MemoryEngine:
 async def order_on_disk(world: World, verb: Verb, request_id: str, *, dead: bool = False) -> None:
     """What the command line does with a row that no living run owns."""
     engine = await engine_of(world)
-    case = await case_named(engine, request_id, "")
+    case = await target_named(engine, request_id, "")
     assert case is not None
     word = Order(verb=verb, by="ann@desk", reason="wrong host")
     state = case.state if not dead else next(iter(ENDS[Verb.RETRY]))
     outcome = None if verb is Verb.RETRY else ordered(str(case), word, state)
     at = world.clock.wall()
-    mark = mark_of(word, case.request_id, case.method, state_of(case), at=at, run="operator")
+    mark = incident_of(word, case.request_id, case.method, state_of(case), at=at, run="operator")
     batch = Batch(Point.SETTLE)
     add_order(batch, case, outcome, mark, dead=dead)
     await engine.commit(batch)
@@ -625,7 +625,7 @@ async def test_what_owes_its_caller_an_answer_is_not_run_again(world: World, svc
     call = asyncio.create_task(view.call(copy, vm="v"))
     await life.over.wait()
 
-    case = await case_named(await engine_of(world), "c", "")
+    case = await target_named(await engine_of(world), "c", "")
     assert case is not None
     assert "its caller has still to be answered: retry it after" in str(
         refusal_of(case, Verb.RETRY)
@@ -798,11 +798,11 @@ async def test_a_start_that_adopts_meanwhile_wins_or_finds_it_ended(world: World
 
     await crash_at_work(world, svc, work, "w")
     engine = await engine_of(world)
-    before = await case_named(engine, "w", "")
+    before = await target_named(engine, "w", "")
     life = await world.start(svc)
     assert before is not None
     word = Order(verb=Verb.CANCEL, by="ann", reason="")
-    mark = mark_of(word, "w", "work", "running", at=1.0, run="operator")
+    mark = incident_of(word, "w", "work", "running", at=1.0, run="operator")
     batch = Batch(Point.SETTLE)
     add_order(batch, before, ordered("w", word, before.state), mark, dead=True)
     with pytest.raises(GracekitError):

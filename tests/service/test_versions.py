@@ -10,8 +10,8 @@ import pytest
 
 from gracekit import Context, Done, RemoteError, Service, backoff
 from gracekit.errors import GracekitError
-from gracekit.life import Answer, Judgement
-from gracekit.life import Life as Recorded
+from gracekit.life import Alive, Liveness
+from gracekit.life import RecordedLife as Recorded
 from gracekit.request.refusals import PASS_ON_FOR_S, Detour
 from gracekit.rpc.message import Request
 from gracekit.rpc.transport import Delivery
@@ -107,9 +107,9 @@ def _prove_nothing_of(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type(life.process)
     judge = kind.judge
 
-    def judge_others(self: Any, other: Recorded, directory: Path | None) -> Judgement:
+    def judge_others(self: Any, other: Recorded, directory: Path | None) -> Liveness:
         if other.identity == life.process.identity:
-            return Judgement(Answer.NOT_PROVEN, "its lock file is gone")
+            return Liveness(Alive.NOT_PROVEN, "its lock file is gone")
         return judge(self, other, directory)
 
     monkeypatch.setattr(kind, "judge", judge_others)

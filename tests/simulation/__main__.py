@@ -23,7 +23,9 @@ def main() -> int:
             if given.first:
                 break
         elif given.digest or not last:
-            print(f"seed {seed}: trace {played.digest}, {played.runs} runs, {played.turns} turns")
+            print(
+                f"seed {seed}: trace {played.digest}, {played.runs} runs, {played.iterations} turns"
+            )
     print(campaign)
     if given.table:
         print(tell_table(campaign))

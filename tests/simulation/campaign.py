@@ -29,7 +29,7 @@ class Campaign:
         self.edges: Counter[tuple[str, str]] = Counter()
         self.faults: Counter[tuple[str, str, str]] = Counter()
         self.ends: Counter[str] = Counter()
-        self.seeds = self.runs = self.turns = 0
+        self.seeds = self.runs = self.iterations = 0
         self.fewest_runs = 1000
         self.took_s = 0.0
         gc.freeze()  # what the modules hold is no garbage, and would be looked through each time
@@ -51,7 +51,7 @@ class Campaign:
         self.faults += played.faults
         self.ends += played.ends
         self.runs += played.runs
-        self.turns += played.turns
+        self.iterations += played.iterations
         self.fewest_runs = min(self.fewest_runs, played.runs)
         return played
 
@@ -71,8 +71,8 @@ class Campaign:
 
     def __str__(self) -> str:
         return (
-            f"{self.seeds} seeds, {len(self.broken)} broken, {self.runs} runs, {self.turns} turns, "
-            f"{self.took_s:.1f} s of CPU"
+            f"{self.seeds} seeds, {len(self.broken)} broken, {self.runs} runs, "
+            f"{self.iterations} iterations, {self.took_s:.1f} s of CPU"
         )
 
 

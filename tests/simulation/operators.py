@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from gracekit.errors import GracekitError
-from gracekit.journal.orders import add_order, case_named, mark_of, refusal_of
+from gracekit.journal.order_rows import add_order, incident_of, refusal_of, target_named
 from gracekit.leases.leases import Leases
 from gracekit.phase import ServiceState
 from gracekit.process import Point
@@ -81,7 +81,7 @@ class Operator:
         engine = story.machine.engine_for(self)
         await engine.start()
         try:
-            case = await case_named(engine, row["request_id"], row["recipient"])
+            case = await target_named(engine, row["request_id"], row["recipient"])
             if case is None or refusal_of(case, verb) is not None:
                 return "refused"
             if case.owner != row["owner"]:
@@ -89,7 +89,7 @@ class Operator:
             order = Order(verb=verb, by=NAME, reason="simulated")
             outcome = None if verb is Verb.RETRY else ordered(str(case), order, case.state)
             now = story.machine.clock.wall()
-            mark = mark_of(order, case.request_id, case.method, "", at=now, run=NAME)
+            mark = incident_of(order, case.request_id, case.method, "", at=now, run=NAME)
             batch = Batch(Point.SETTLE)
             if owner is not None and case.acted and case.owner is not None:
                 leases = Leases(engine, story.machine.clock, run_id=NAME)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from gracekit.errors import GracekitError
 from gracekit.phase import ServiceState
-from gracekit.testing.loop import TurnsExceededError, VirtualLoop
+from gracekit.testing.loop import IterationsExceededError, VirtualLoop
 from gracekit.testing.ports import Died
 from tests.simulation.app import App
 from tests.simulation.callers import BUSY_S, CALLERS, Callers, Sent
@@ -34,7 +34,7 @@ KILLERS: Final = 0.25
 """Share of the seeds in which a request kills its process."""
 QUIET_S: Final = 900.0
 SLOTS: Final = (["node-1"], ["node-1"], ["node-1", "node-1"], ["node-1", "node-2"])
-MAX_TURNS: Final = 60_000  # most seeds need two thousand
+MAX_ITERATIONS: Final = 60_000  # most seeds need two thousand
 
 
 @dataclass(kw_only=True)
@@ -46,7 +46,7 @@ class Played:
     edges: Counter[tuple[str, str]]
     faults: Counter[tuple[str, str, str]]
     runs: int
-    turns: int
+    iterations: int
     ends: Counter[str]
 
     @property
@@ -113,7 +113,7 @@ class Story:
     async def play(self) -> Played:
         self.loop = asyncio.get_running_loop()
         assert isinstance(self.loop, VirtualLoop)
-        self.loop.max_turns = MAX_TURNS
+        self.loop.max_iterations = MAX_ITERATIONS
         self.loop.lag = self.swarm.lag
         self.loop.set_exception_handler(self._hear_loop)
         self.machine = SimMachine(seed=self.seed, faults=self.swarm)
@@ -138,7 +138,7 @@ class Story:
             edges=self.ledger.edges,
             faults=self.swarm.met,
             runs=len(self.machine.lives),
-            turns=self.loop.turns,
+            iterations=self.loop.iterations,
             ends=self.ends,
         )
 
@@ -339,7 +339,7 @@ def play(seed: int, app: App) -> Played:
     try:
         asyncio.set_event_loop(loop)
         return loop.run_until_complete(story.play())
-    except TurnsExceededError as error:
+    except IterationsExceededError as error:
         raise Violation(f"I15: {error}") from error
     finally:
         app.last_trace = story.trace

@@ -50,7 +50,7 @@ class Swarm(Faults):
         return self._rng.choice(DELAYS_S) * self._rng.random()
 
     def lag(self) -> float:
-        """Seconds that a turn of the loop comes late: something has blocked it."""
+        """Seconds that an iteration of the loop comes late: something has blocked it."""
         if not self._lags or self.is_off or self._rng.random() > LAG_RATE:
             return 0.0
         self.met["clock", "loop", "DELAY"] += 1

@@ -18,7 +18,7 @@ from gracekit.errors import (
     StoreError,
     UnknownCommitError,
 )
-from gracekit.process import Phase, Point, Process
+from gracekit.process import Point, Process, Side
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.group import GroupCommit
@@ -52,13 +52,13 @@ class RecordingProcess(Process):
 
     def __init__(self, *, hold: bool = False) -> None:
         super().__init__()
-        self.passed: list[tuple[Point, Phase]] = []
+        self.passed: list[tuple[Point, Side]] = []
         self.held = threading.Event()
         self.go_on = threading.Event()
         if not hold:
             self.go_on.set()
 
-    def reach(self, point: Point, phase: Phase) -> None:
+    def reach(self, point: Point, phase: Side) -> None:
         self.passed.append((point, phase))
         self.held.set()
         assert self.go_on.wait(30)
@@ -78,11 +78,11 @@ class Crash(BaseException):
 
 
 class CrashingProcess(Process):
-    def __init__(self, phase: Phase) -> None:
+    def __init__(self, phase: Side) -> None:
         super().__init__()
         self.phase = phase
 
-    def reach(self, point: Point, phase: Phase) -> None:
+    def reach(self, point: Point, phase: Side) -> None:
         if phase == self.phase:
             raise Crash
 
@@ -445,7 +445,7 @@ def test_one_durable_batch_makes_its_whole_group_durable(connection, setting, du
     levels = []
 
     class Levels(Process):
-        def reach(self, point: Point, phase: Phase) -> None:
+        def reach(self, point: Point, phase: Side) -> None:
             if phase == "before":
                 levels.append(connection.execute("PRAGMA synchronous").get)
 

@@ -33,7 +33,7 @@ from gracekit.store.files import (
     prepare_file,
 )
 from gracekit.store.status import StoreState, StoreStatus
-from gracekit.store.turn import Turn
+from gracekit.store.writer_lock import WriterLock
 
 SCHEMA = "CREATE TABLE log (owner TEXT, number INTEGER, body BLOB, PRIMARY KEY (owner, number))"
 
@@ -543,7 +543,7 @@ asyncio.run(main())
 
 
 WAIT_FOR_THE_FIRST = """
-from gracekit.store.turn import Turn
+from gracekit.store.writer_lock import Turn
 
 def waits(line):
     return "->" in line and f" {os.getpid()} " in line
@@ -567,7 +567,7 @@ async def test_turns_of_two_databases_are_no_deadlock(tmp_path):
     Each process holds one turn and wants the other's from a second thread: the kernel calls
     that a deadlock, but it passes.
     """
-    first, second = Turn(tmp_path / "first"), Turn(tmp_path / "second")
+    first, second = WriterLock(tmp_path / "first"), WriterLock(tmp_path / "second")
     first.take()
     with start_script(WAIT_FOR_THE_FIRST, tmp_path) as other:
         assert other.stdout.readline() == "waiting\n"

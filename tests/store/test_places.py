@@ -22,7 +22,7 @@ from gracekit.store.files import (
     close_to_group,
     connect_writer,
     make_directory,
-    open_turn,
+    open_writer_lock,
     prepare_file,
 )
 
@@ -181,7 +181,7 @@ def test_a_turn_that_came_since_is_judged_when_it_is_open(
     spoil(real.with_name(real.name + "-turn"))
 
     with pytest.raises(ConfigError, match=said):
-        open_turn(real)
+        open_writer_lock(real)
 
 
 @needs_root
@@ -287,7 +287,7 @@ def test_a_directory_beside_the_store_is_checked_before_anything_is_made(
     database: Path, spoil: Callable[[Path], None], said: str, suffix: str
 ):
     """
-    Locks and bells prove who lives: their directory must be ours, and no way to another one.
+    Locks and pipes prove who lives: their directory must be ours, and no way to another one.
     """
     spoil(database.with_name(f"store.db{suffix}"))
     before = sorted(database.parent.rglob("*"))

@@ -160,7 +160,7 @@ def test_sqlite_is_spoken_of_in_the_store_and_its_queue_alone():
 
 def test_the_file_of_a_store_is_a_matter_of_the_store():
     """
-    A store elsewhere has none; others ask the place for its name, its directory or a copy.
+    A store elsewhere has none; others ask its location for its name, its directory or a copy.
     """
     users = {
         str(path.relative_to(PACKAGE))
@@ -168,7 +168,7 @@ def test_the_file_of_a_store_is_a_matter_of_the_store():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute)
         and node.attr == "path"
-        and ast.unparse(node.value).endswith(("place", "StorePlace(settings.store_url)"))
+        and ast.unparse(node.value).endswith(("location", "StoreLocation(settings.store_url)"))
     }
 
     assert [name for name in users if not name.startswith(_SPEAKS_SQLITE)] == []

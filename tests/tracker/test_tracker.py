@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gracekit.clock import Clock
-from gracekit.tracker.task import Cut, Lane, TaskState, TrackedTask
+from gracekit.tracker.task import Interruption, Lane, TaskState, TrackedTask
 from gracekit.tracker.tracker import Tracker
 
 pytestmark = pytest.mark.looptime
@@ -91,7 +91,7 @@ async def test_only_what_a_drain_waits_for_and_has_ended_by_itself_counts_as_fin
     ended, cut = run(tracker, a_task("a")), run(tracker, a_task("b"))
     ops = run(tracker, a_task("c", Lane.OPS, holds_drain=False))
     ended.started_at = cut.started_at = ops.started_at = 1.0
-    cut.cut = Cut.CANCELLED
+    cut.cut = Interruption.CANCELLED
     waiting = a_task("d")
     tracker.add(waiting)
 

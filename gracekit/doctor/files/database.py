@@ -22,7 +22,7 @@ BUSY_TIMEOUT_S: Final = 2.0
 _STEPS: Final = 10_000  # of SQLite's machine between two looks at the clock
 
 
-class Look:
+class ReadOnlyDatabase:
     """A read-only connection, for one pass of `doctor`; a context manager.
 
     Raises:
@@ -88,7 +88,7 @@ def check_library() -> Iterator[Finding]:
         yield ok("SQLite", f"{version}, with apsw {apsw.apsw_version()}")
 
 
-def check_schema(look: Look, known: int, tables: Sequence[str]) -> Finding:
+def check_schema(look: ReadOnlyDatabase, known: int, tables: Sequence[str]) -> Finding:
     """The version of its schema against *known*, and whether it is what it should be."""
     version = int(str(look.rows("PRAGMA user_version")[0][0]))
     present = look.tables()
@@ -113,7 +113,7 @@ def check_schema(look: Look, known: int, tables: Sequence[str]) -> Finding:
     return ok("schema", f"version {version}, the newest known")
 
 
-def check_integrity(look: Look, within_s: float = QUICK_CHECK_S) -> Finding:
+def check_integrity(look: ReadOnlyDatabase, within_s: float = QUICK_CHECK_S) -> Finding:
     """SQLite's own quick check."""
     found = look.damage(within_s)
     if found is None:

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gracekit.config.settings import Settings
-from gracekit.doctor.files.database import Look
+from gracekit.doctor.files.database import ReadOnlyDatabase
 from gracekit.doctor.files.runs import Runs
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
-from gracekit.life import Judgement
+from gracekit.life import Liveness
 from gracekit.process import Process
 from gracekit.rpc import sqlite_rows as rows
-from gracekit.rpc.readers import FOREIGN_REMEDY, Reader, foreign_seen, need_one_store
+from gracekit.rpc.readers import FOREIGN_REMEDY, QueueReader, foreign_seen, need_one_store
 from gracekit.service import Service
-from gracekit.store.bell import bells_directory
-from gracekit.store.place import StorePlace
+from gracekit.store.location import StoreLocation
+from gracekit.store.wakeup import wakeups_directory
 
 SHOWN: Final = 5
 _NAMELESS: Final = (
@@ -26,7 +26,7 @@ _NAMELESS: Final = (
 )
 
 
-def check_waiting(look: Look) -> Finding:
+def check_waiting(look: ReadOnlyDatabase) -> Finding:
     """Messages that nobody has taken yet."""
     found = look.rows(
         "SELECT queue, count(*) FROM message WHERE claimed_by IS NULL GROUP BY queue "
@@ -36,7 +36,7 @@ def check_waiting(look: Look) -> Finding:
     return ok("waiting", listed or "no message waits")
 
 
-def check_dead_letters(look: Look) -> Finding:
+def check_dead_letters(look: ReadOnlyDatabase) -> Finding:
     """Messages that no consumer could use."""
     ((number,),) = look.rows("SELECT count(*) FROM dead_letter")
     if not number:
@@ -52,7 +52,11 @@ def check_dead_letters(look: Look) -> Finding:
 
 
 def check_readers(
-    settings: Settings, look: Look, store: str | None, runs: Runs, service: Service | None
+    settings: Settings,
+    look: ReadOnlyDatabase,
+    store: str | None,
+    runs: Runs,
+    service: Service | None,
 ) -> Iterator[Finding]:
     """Living readers of our shared queues that keep what they take in another store."""
     if "lock_file" not in look.columns("connection"):
@@ -77,7 +81,7 @@ def check_readers(
         )
 
 
-def living_readers(look: Look) -> list[Reader]:
+def living_readers(look: ReadOnlyDatabase) -> list[QueueReader]:
     """Who reads which shared queue into which store, of those that live."""
     found = map(rows.reader_of, look.rows(rows.READERS))
     return [reader for reader, peer in found if _lives(look, peer)]
@@ -90,7 +94,10 @@ def _shared(settings: Settings, runs: Runs, service: Service | None) -> set[str]
 
 
 def judge(
-    settings: Settings, foreign: Sequence[Reader], queues: Sequence[str], service: Service | None
+    settings: Settings,
+    foreign: Sequence[QueueReader],
+    queues: Sequence[str],
+    service: Service | None,
 ) -> Finding:
     """Whether *foreign* readers of our shared *queues* do harm."""
     check = "foreign readers"
@@ -102,7 +109,7 @@ def judge(
         if not methods:
             seen = "another store shares the queue, and no method of ours minds"
             return ok(check, seen)
-    seen = foreign_seen(foreign, StorePlace(settings.store_url).url, methods)
+    seen = foreign_seen(foreign, StoreLocation(settings.store_url).url, methods)
     if settings.accept_unshared_store:
         return warn(check, f"{seen}; accept_unshared_store = true", FOREIGN_REMEDY)
     if service is None:
@@ -112,23 +119,23 @@ def judge(
     return fail(check, seen, FOREIGN_REMEDY)
 
 
-def _nameless(look: Look, queue: str) -> list[int]:
+def _nameless(look: ReadOnlyDatabase, queue: str) -> list[int]:
     peers = map(rows.peer_of, look.rows(_NAMELESS, queue))
     return [peer.identity.pid for peer in peers if _lives(look, peer)]
 
 
-def _lives(look: Look, peer: rows.Peer) -> bool:
+def _lives(look: ReadOnlyDatabase, peer: rows.Peer) -> bool:
     """Whether it may read on: what is not proven dead may."""
     return not judge_peer(look, peer).is_dead
 
 
-def judge_peer(look: Look, peer: rows.Peer) -> Judgement:
+def judge_peer(look: ReadOnlyDatabase, peer: rows.Peer) -> Liveness:
     """Whether the process of a connection lives."""
-    directory = bells_directory(look.path)
+    directory = wakeups_directory(look.path)
     return Process().judge(peer.life(directory), directory)
 
 
-def check_connections(look: Look) -> Iterator[Finding]:
+def check_connections(look: ReadOnlyDatabase) -> Iterator[Finding]:
     """Connections of which nothing is proven: what they hold is given to nobody else."""
     check = "connections"
     if "lock_file" not in look.columns("connection"):

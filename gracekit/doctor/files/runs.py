@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from gracekit.config.settings import Settings
-from gracekit.doctor.files.database import Look
+from gracekit.doctor.files.database import ReadOnlyDatabase
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.doctor.machine import proc
 from gracekit.exits import ExitCode
 from gracekit.leases.epoch import mark_of, read_mark
-from gracekit.life import Judgement
+from gracekit.life import Liveness
 from gracekit.process import Process
 from gracekit.request.suspects import SUSPECTED
 from gracekit.runs.run import Run, judge_run, list_runs
@@ -64,7 +64,7 @@ class Runs:
     """
 
     living: Sequence[Run]
-    doubtful: Sequence[tuple[Run, Judgement]]
+    doubtful: Sequence[tuple[Run, Liveness]]
     all: Sequence[Run]
 
     @property
@@ -99,7 +99,7 @@ def read_runs(path: Path, *, schema: int) -> Runs:
     )
 
 
-def check_epoch(look: Look) -> Iterator[Finding]:
+def check_epoch(look: ReadOnlyDatabase) -> Iterator[Finding]:
     """Whether this is the store that was here last."""
     if "epoch" not in look.tables():
         return  # of an older schema
@@ -196,7 +196,7 @@ def check_openers(path: Path, runs: Runs) -> Finding:
     )
 
 
-def check_left(look: Look, runs: Runs) -> Finding:
+def check_left(look: ReadOnlyDatabase, runs: Runs) -> Finding:
     """Unfinished rows: of the living they are work, of the dead they wait for a start."""
     not_dead = {run.run_id for run in runs.not_dead}
     left: Counter[str] = Counter()
@@ -220,7 +220,7 @@ def check_left(look: Look, runs: Runs) -> Finding:
     )
 
 
-def check_due(look: Look, runs: Runs) -> Finding:
+def check_due(look: ReadOnlyDatabase, runs: Runs) -> Finding:
     """Hooks, holds and replies that somebody still waits for."""
     ((errored, holds, replies),) = look.rows(_DUE)
     seen = f"{errored!s} errored hooks, {holds!s} open holds, {replies!s} replies are due"
@@ -229,7 +229,7 @@ def check_due(look: Look, runs: Runs) -> Finding:
     return warn("due", seen, "start the service: it calls, settles and sends them")
 
 
-def check_suspects(look: Look, runs: Runs) -> Finding:
+def check_suspects(look: ReadOnlyDatabase, runs: Runs) -> Finding:
     """Tasks, hooks and holds that were at work when processes died, again and again."""
     living = {run.run_id for run in runs.living}
     suspects = [
@@ -249,7 +249,7 @@ def check_suspects(look: Look, runs: Runs) -> Finding:
     )
 
 
-def check_accounts(look: Look) -> Finding:
+def check_accounts(look: ReadOnlyDatabase) -> Finding:
     """Accepted = ended + unfinished + removed, at every commit; and what is open has no end."""
     ((accepted, removed, rows, odd),) = (
         tuple(map(int, map(str, row))) for row in look.rows(_ACCOUNTS)

@@ -14,7 +14,7 @@ from typing import Final
 
 from gracekit.config.settings import Settings
 from gracekit.config.values import format_duration
-from gracekit.doctor.files.database import Look
+from gracekit.doctor.files.database import ReadOnlyDatabase
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.doctor.machine import proc
 from gracekit.exits import ExitCode
@@ -88,7 +88,7 @@ def check_clock(wall: float | None = None) -> Finding:
     return ok("clock", shown)
 
 
-def check_clock_against(look: Look, wall: float | None = None) -> Finding:
+def check_clock_against(look: ReadOnlyDatabase, wall: float | None = None) -> Finding:
     """A wall clock that is behind what the store has seen."""
     now = time.time() if wall is None else wall
     ((newest,),) = look.rows(_NEWEST_MOMENT)

@@ -17,9 +17,9 @@ from gracekit.config.settings import Settings
 from gracekit.config.urls import UrlKind, file_of, file_url, kind_of
 from gracekit.config.values import PREFIX, format_duration, parse_duration
 from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
-from gracekit.doctor.platform.given import given_by
 from gracekit.doctor.platform.grace import compare
 from gracekit.doctor.platform.shells import hides_signals
+from gracekit.doctor.platform.start_command import given_by
 from gracekit.errors import ConfigError
 
 DEFAULT_GRACE_S: Final = 30.0  # terminationGracePeriodSeconds

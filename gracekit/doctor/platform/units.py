@@ -20,9 +20,9 @@ from typing import Final
 from gracekit.config.settings import Settings
 from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
-from gracekit.doctor.platform.given import Given, given_by
 from gracekit.doctor.platform.grace import compare
 from gracekit.doctor.platform.shells import hides_signals
+from gracekit.doctor.platform.start_command import StartCommand, given_by
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 from gracekit.upkeep import SHORTEST_FEED_S
@@ -159,7 +159,9 @@ def check_directives(settings: Settings, name: str, unit: Directives) -> Iterato
     yield from _check_watchdog(settings, name, unit)
 
 
-def judged_by(settings: Settings, given: Given, where: str) -> Generator[Finding, None, Settings]:
+def judged_by(
+    settings: Settings, given: StartCommand, where: str
+) -> Generator[Finding, None, Settings]:
     """The settings that a run of *where* has, which is not this process; ours if it says none."""
     if given.has_hidden_file:
         seen = f"{where} names the settings file {given.file}, which is not here"

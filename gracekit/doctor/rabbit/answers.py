@@ -50,7 +50,7 @@ _BY_NAME: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class BrokerAnswer:
     """One answer.
 
     Attributes:
@@ -78,33 +78,33 @@ class Answer:
         return f"{self.argument} = {self.theirs} instead of {self.ours}"
 
 
-def read_refusal(text: str) -> Answer:
+def read_refusal(text: str) -> BrokerAnswer:
     """What a refusal says: `PRECONDITION_FAILED - inequivalent arg 'durable' for queue …`."""
     name, _, reason = text.partition(" - ")
     if name == "PRECONDITION_FAILED":
         return _compared(reason)
     if name == "NOT_FOUND" and reason.startswith(("no queue ", "no exchange ")):
-        return Answer(fit=Fit.MISSING)
+        return BrokerAnswer(fit=Fit.MISSING)
     if name == "INTERNAL_ERROR" and "transient_nonexcl_queues" in reason:
-        return Answer(fit=Fit.DENIED, said=_one_line(reason))
-    return Answer(fit=_BY_NAME.get(name, Fit.UNCLEAR), said=_one_line(reason or text))
+        return BrokerAnswer(fit=Fit.DENIED, said=_one_line(reason))
+    return BrokerAnswer(fit=_BY_NAME.get(name, Fit.UNCLEAR), said=_one_line(reason or text))
 
 
-def _compared(reason: str) -> Answer:
+def _compared(reason: str) -> BrokerAnswer:
     differs = _DIFFERS.match(reason)
     if differs is None:
         guarded = _NOT_MADE.match(reason)
         gone = guarded is not None and guarded[1] in _GUARDS
-        return Answer(fit=Fit.MISSING) if gone else Answer(fit=Fit.UNCLEAR, said=reason)
+        return BrokerAnswer(fit=Fit.MISSING) if gone else BrokerAnswer(fit=Fit.UNCLEAR, said=reason)
     argument, ours, theirs = differs[1], "", ""
     values = _VALUES.search(reason)
     if values is not None:
         ours, theirs = map(_plain, values.groups())
     if argument in EXCHANGE_GUARD:  # all the rest is equal
         if theirs in {"", _NONE}:
-            return Answer(fit=Fit.FITS)
+            return BrokerAnswer(fit=Fit.FITS)
         ours = _NONE
-    return Answer(fit=Fit.DIFFERS, argument=argument, ours=ours, theirs=theirs)
+    return BrokerAnswer(fit=Fit.DIFFERS, argument=argument, ours=ours, theirs=theirs)
 
 
 def _one_line(text: str) -> str:

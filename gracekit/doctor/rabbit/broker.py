@@ -18,8 +18,14 @@ from aiormq.exceptions import AMQPError
 from pamqp.commands import Queue as QueueFrames
 
 from gracekit.clock import Clock
-from gracekit.doctor.rabbit.answers import EXCHANGE_GUARD, QUEUE_GUARD, Answer, Fit, read_refusal
-from gracekit.doctor.rabbit.things import Flags, Thing
+from gracekit.doctor.rabbit.answers import (
+    EXCHANGE_GUARD,
+    QUEUE_GUARD,
+    BrokerAnswer,
+    Fit,
+    read_refusal,
+)
+from gracekit.doctor.rabbit.entities import BrokerEntity, Flags
 from gracekit.doctor.rabbit.versions import is_accepted, read_version
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.rpc.amqp.bounds import bounded
@@ -27,7 +33,7 @@ from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.profiles import PROFILES, ExchangeFlags, Profile
 from gracekit.rpc.amqp.transport import find_foreign
 from gracekit.rpc.amqp.url import Broker, Host
-from gracekit.rpc.readers import Reader
+from gracekit.rpc.readers import QueueReader
 from gracekit.rpc.transport import Queue
 from gracekit.telemetry.catalogue import LOGGER
 from gracekit.telemetry.telemetry import Telemetry
@@ -37,7 +43,7 @@ ANSWER_S: Final = 5.0
 TOTAL_S: Final = 30.0
 """Of all questions; a broker far away is then looked at in part."""
 
-Answers = dict[str, Answer]
+BrokerAnswers = dict[str, BrokerAnswer]
 """How one thing compares with what each profile declares, by the profile's name."""
 
 
@@ -58,7 +64,7 @@ class Node:
 
 
 @dataclass(slots=True, kw_only=True)
-class Picture:
+class BrokerReport:
     """What a broker has said, as far as it came.
 
     Attributes:
@@ -73,11 +79,11 @@ class Picture:
     """
 
     nodes: Sequence[Node]
-    found: dict[Thing, Answer] = field(default_factory=dict)
+    found: dict[BrokerEntity, BrokerAnswer] = field(default_factory=dict)
     looked: bool = False
     compared: bool = False
-    fits: dict[Thing, Answers] = field(default_factory=dict)
-    foreign: list[Reader] | None = None
+    fits: dict[BrokerEntity, BrokerAnswers] = field(default_factory=dict)
+    foreign: list[QueueReader] | None = None
     trouble: GracekitError | None = None
 
     @property
@@ -88,13 +94,13 @@ class Picture:
 
 
 async def inquire(
-    broker: Broker, things: Sequence[Thing], shared: Sequence[Queue], store: str | None
-) -> Picture:
+    broker: Broker, entities: Sequence[BrokerEntity], shared: Sequence[Queue], store: str | None
+) -> BrokerReport:
     """Ask all that is to be known.
 
     Args:
         broker: Where.
-        things: What to ask about.
+        entities: What to ask about.
         shared: Queues whose readers are to be judged.
         store: Identity of the store into which we would read them; None if nobody is to be
             judged by it.
@@ -102,16 +108,18 @@ async def inquire(
     with _quiet():
         links = [_link(broker, host) for host in broker.hosts]
         nodes = await asyncio.gather(*map(_connect, links, broker.hosts))
-        picture = Picture(nodes=nodes)
+        report = BrokerReport(nodes=nodes)
         try:
             for link, node in zip(links, nodes, strict=True):
                 if node.error is None and not isinstance(link, GracekitError):
-                    await _ask(picture, Desk(link, broker), broker, things, shared, store)
+                    await _ask(
+                        report, BrokerInspector(link, broker), broker, entities, shared, store
+                    )
                     break
         finally:
             opened = [link for link in links if isinstance(link, Link)]
             await asyncio.gather(*(link.stop() for link in opened))
-    return picture
+    return report
 
 
 def _link(broker: Broker, host: Host) -> Link | GracekitError:
@@ -134,59 +142,65 @@ async def _connect(link: Link | GracekitError, host: Host) -> Node:
 
 
 async def _ask(
-    picture: Picture,
-    desk: Desk,
+    report: BrokerReport,
+    inspector: BrokerInspector,
     broker: Broker,
-    things: Sequence[Thing],
+    entities: Sequence[BrokerEntity],
     shared: Sequence[Queue],
     store: str | None,
 ) -> None:
     try:
         async with asyncio.timeout(TOTAL_S):
-            for thing in things:
-                picture.found[thing] = await desk.look(thing)
-            picture.looked = True
-            await _compare(picture, desk, broker.profile)
-            picture.compared = True
+            for entity in entities:
+                report.found[entity] = await inspector.look(entity)
+            report.looked = True
+            await _compare(report, inspector, broker.profile)
+            report.compared = True
             if store is not None:
-                picture.foreign = await _foreign(desk, shared, store)
+                report.foreign = await _foreign(inspector, shared, store)
     except TimeoutError:
-        picture.trouble = DependencyError(f"not all was asked within {TOTAL_S:g} s")
+        report.trouble = DependencyError(f"not all was asked within {TOTAL_S:g} s")
     except GracekitError as error:
-        picture.trouble = error
+        report.trouble = error
 
 
-async def _foreign(desk: Desk, shared: Sequence[Queue], store: str) -> list[Reader]:
-    found = await asyncio.gather(*(find_foreign(queue, store, desk.readers_of) for queue in shared))
+async def _foreign(
+    inspector: BrokerInspector, shared: Sequence[Queue], store: str
+) -> list[QueueReader]:
+    found = await asyncio.gather(
+        *(find_foreign(queue, store, inspector.readers_of) for queue in shared)
+    )
     return [reader for readers in found for reader in readers]
 
 
-async def _compare(picture: Picture, desk: Desk, ours: Profile) -> None:
+async def _compare(report: BrokerReport, inspector: BrokerInspector, ours: Profile) -> None:
     """With our profile, and with the others only if one is to be chosen: the broker logs it all."""
-    existing = [thing for thing, answer in picture.found.items() if answer.fit is Fit.FITS]
-    for thing in existing:
-        picture.fits[thing] = {ours.name: await desk.compare(thing, thing.flags(ours))}
-    differs = any(answers[ours.name].fit is Fit.DIFFERS for answers in picture.fits.values())
-    if differs or not is_accepted(ours, read_version(picture.newest.version)):
-        for thing in existing:
-            picture.fits[thing] |= await _compare_others(thing, picture.fits[thing], desk)
+    existing = [entity for entity, answer in report.found.items() if answer.fit is Fit.FITS]
+    for entity in existing:
+        report.fits[entity] = {ours.name: await inspector.compare(entity, entity.flags(ours))}
+    differs = any(answers[ours.name].fit is Fit.DIFFERS for answers in report.fits.values())
+    if differs or not is_accepted(ours, read_version(report.newest.version)):
+        for entity in existing:
+            report.fits[entity] |= await _compare_others(entity, report.fits[entity], inspector)
 
 
-async def _compare_others(thing: Thing, known: Answers, desk: Desk) -> Answers:
-    """Profiles that declare *thing* alike are one question."""
-    asked = [(thing.flags(PROFILES[name]), answer) for name, answer in known.items()]
-    answers: Answers = {}
+async def _compare_others(
+    entity: BrokerEntity, known: BrokerAnswers, inspector: BrokerInspector
+) -> BrokerAnswers:
+    """Profiles that declare *entity* alike are one question."""
+    asked = [(entity.flags(PROFILES[name]), answer) for name, answer in known.items()]
+    answers: BrokerAnswers = {}
     for name, profile in PROFILES.items():
-        flags = thing.flags(profile)
+        flags = entity.flags(profile)
         answer = next((answer for one, answer in asked if one == flags), None)
         if answer is None:
-            answer = await desk.compare(thing, flags)
+            answer = await inspector.compare(entity, flags)
             asked.append((flags, answer))
         answers[name] = answer
     return answers
 
 
-class Desk:
+class BrokerInspector:
     """Where questions are asked, each on a channel of its own, which a refusal closes.
 
     Args:
@@ -199,50 +213,52 @@ class Desk:
         self._users = {host.user for host in broker.hosts}
         self._answer_s = min(ANSWER_S, broker.connect_timeout_s)
 
-    async def look(self, thing: Thing) -> Answer:
-        """Whether *thing* exists; if so, FITS."""
+    async def look(self, entity: BrokerEntity) -> BrokerAnswer:
+        """Whether *entity* exists; if so, FITS."""
 
-        async def ask(channel: Channel) -> Answer:
-            if thing.kind == "exchange":
-                await channel.exchange_declare(thing.name, passive=True)
-                return Answer(fit=Fit.FITS)
-            return _counted(await channel.queue_declare(thing.name, passive=True))
+        async def ask(channel: Channel) -> BrokerAnswer:
+            if entity.kind == "exchange":
+                await channel.exchange_declare(entity.name, passive=True)
+                return BrokerAnswer(fit=Fit.FITS)
+            return _counted(await channel.queue_declare(entity.name, passive=True))
 
-        return await self._ask(ask, str(thing))
+        return await self._ask(ask, str(entity))
 
-    async def compare(self, thing: Thing, flags: Flags | None) -> Answer:
-        """How *thing* compares with *flags*; what is not declared at all fits."""
+    async def compare(self, entity: BrokerEntity, flags: Flags | None) -> BrokerAnswer:
+        """How *entity* compares with *flags*; what is not declared at all fits."""
 
-        async def ask(channel: Channel) -> Answer:
+        async def ask(channel: Channel) -> BrokerAnswer:
             if isinstance(flags, ExchangeFlags):
                 await channel.exchange_declare(
-                    thing.name,
+                    entity.name,
                     exchange_type=flags.type,
                     durable=flags.durable,
                     auto_delete=flags.auto_delete,
                     arguments=dict(EXCHANGE_GUARD),
                 )
-                return Answer(fit=Fit.FITS)
+                return BrokerAnswer(fit=Fit.FITS)
             assert flags is not None
             arguments = {**flags.arguments, **QUEUE_GUARD}
             return _counted(
-                await channel.queue_declare(thing.name, durable=flags.durable, arguments=arguments)
+                await channel.queue_declare(entity.name, durable=flags.durable, arguments=arguments)
             )
 
-        return Answer(fit=Fit.FITS) if flags is None else await self._ask(ask, str(thing))
+        return BrokerAnswer(fit=Fit.FITS) if flags is None else await self._ask(ask, str(entity))
 
     async def readers_of(self, name: str) -> int:
         """How many consumers the queue of that name has; 0 where there is none."""
-        return (await self.look(Thing("queue", name, lambda _: None))).consumers
+        return (await self.look(BrokerEntity("queue", name, lambda _: None))).consumers
 
-    async def _ask(self, ask: Callable[[Channel], Awaitable[Answer]], what: str) -> Answer:
+    async def _ask(
+        self, ask: Callable[[Channel], Awaitable[BrokerAnswer]], what: str
+    ) -> BrokerAnswer:
         """Ask, and read a refusal.
 
         Raises:
             DependencyError: no answer in time, or the connection was lost.
         """
 
-        async def on_a_channel() -> Answer:
+        async def on_a_channel() -> BrokerAnswer:
             channel = await self._link.channel()
             answer = await ask(channel)
             await channel.close()
@@ -259,8 +275,8 @@ class Desk:
         return text
 
 
-def _counted(answer: QueueFrames.DeclareOk) -> Answer:
-    return Answer(
+def _counted(answer: QueueFrames.DeclareOk) -> BrokerAnswer:
+    return BrokerAnswer(
         fit=Fit.FITS, messages=answer.message_count or 0, consumers=answer.consumer_count or 0
     )
 

@@ -12,23 +12,23 @@ from gracekit.doctor.files.queues import judge
 from gracekit.doctor.files.runs import Runs
 from gracekit.doctor.finding import Finding, Level, fail, ok, skip, warn
 from gracekit.doctor.rabbit import reach, versions
-from gracekit.doctor.rabbit.answers import Answer, Fit
-from gracekit.doctor.rabbit.broker import Picture, inquire
+from gracekit.doctor.rabbit.answers import BrokerAnswer, Fit
+from gracekit.doctor.rabbit.broker import BrokerReport, inquire
+from gracekit.doctor.rabbit.entities import BrokerEntity, Topic, entities_of, listed, queue_entity
 from gracekit.doctor.rabbit.fits import check_profile, fitting
-from gracekit.doctor.rabbit.things import Thing, Topic, listed, queue_thing, things_of
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 from gracekit.rpc.amqp.profiles import OSLO_OPTIONS
 from gracekit.rpc.amqp.url import Broker, read_url
 from gracekit.service import Service
-from gracekit.store.place import StorePlace
+from gracekit.store.location import StoreLocation
 
 STOPPED: Final = "see the broker's log, and run doctor again"
 ALLOW: Final = (
     "give the user configure, write and read on what the service declares "
     "(rabbitmqctl set_permissions)"
 )
-_UNKNOWN: Final = Answer(fit=Fit.UNCLEAR)
+_UNKNOWN: Final = BrokerAnswer(fit=Fit.UNCLEAR)
 _IN_URL: Final = frozenset({"profile", *OSLO_OPTIONS})
 
 
@@ -49,7 +49,7 @@ def topics_of(settings: Settings, runs: Runs, service: Service | None) -> list[T
     ]
 
 
-class Visit:
+class ConnectionChecks:
     """The way to the broker of *settings*; each method is a check.
 
     Args:
@@ -60,14 +60,14 @@ class Visit:
 
     Attributes:
         broker: None where the URL is wrong.
-        scene: What was found there; None where nobody let us in.
+        checks: What was found there; None where nobody let us in.
     """
 
     def __init__(
         self, settings: Settings, runs: Runs, service: Service | None, *, store: str | None
     ) -> None:
         self.broker: Broker | None = None
-        self.scene: Scene | None = None
+        self.checks: BrokerChecks | None = None
         self._settings = settings
         self._service = service
         self._topics = topics_of(settings, runs, service)
@@ -95,22 +95,24 @@ class Visit:
         """Connect to each host, and ask the first that answers."""
         if self.broker is None:
             return
-        picture = asyncio.run(
+        report = asyncio.run(
             inquire(
                 self.broker,
-                things_of(self._topics, self.broker.exchange, self._store),
+                entities_of(self._topics, self.broker.exchange, self._store),
                 [topic.shared for topic in self._topics],
-                None if StorePlace(self._settings.store_url).path is None else self._store,
+                None if StoreLocation(self._settings.store_url).path is None else self._store,
             )
         )
-        some = any(node.error is None for node in picture.nodes)
-        for node in picture.nodes:
+        some = any(node.error is None for node in report.nodes)
+        for node in report.nodes:
             yield from reach.check_node(node, others=some)
         if some:
-            self.scene = Scene(self._settings, self._service, self.broker, self._topics, picture)
+            self.checks = BrokerChecks(
+                self._settings, self._service, self.broker, self._topics, report
+            )
 
 
-class Scene:
+class BrokerChecks:
     """What was found on a broker; each method named `check_` is a check.
 
     Args:
@@ -118,7 +120,7 @@ class Scene:
         service: None if it was not named.
         broker: Which was asked.
         topics: That are known to be ours.
-        picture: The answers, of which some may be missing.
+        report: The answers, of which some may be missing.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class Scene:
         service: Service | None,
         broker: Broker,
         topics: Sequence[Topic],
-        picture: Picture,
+        report: BrokerReport,
     ) -> None:
         self._settings = settings
         self._service = service
@@ -136,72 +138,72 @@ class Scene:
         )
         self._profile = broker.profile
         self._topics = topics
-        self._picture = picture
-        self._version = versions.read_version(picture.newest.version)
+        self._report = report
+        self._version = versions.read_version(report.newest.version)
 
     def check_versions(self) -> Iterator[Finding]:
         """What the broker is, and whether it takes transient queues."""
-        node = self._picture.newest
+        node = self._report.newest
         found = versions.check_version(node.product, node.version)
         yield found
         if found.level is not Level.SKIP:
             yield versions.check_transient(
                 self._profile,
                 node.version,
-                fitting=fitting(self._picture.fits) if self._picture.compared else (),
+                fitting=fitting(self._report.fits) if self._report.compared else (),
                 permitted=self._has_transient(),
             )
 
     def _has_transient(self) -> bool:
         """Whether a queue exists as our profile declares it, and that is transient."""
         return any(
-            thing.kind == "queue"
-            and (flags := thing.flags(self._profile)) is not None
+            entity.kind == "queue"
+            and (flags := entity.flags(self._profile)) is not None
             and not flags.durable
             and answers[self._profile.name].fit is Fit.FITS
-            for thing, answers in self._picture.fits.items()
+            for entity, answers in self._report.fits.items()
         )
 
     def check_answers(self) -> Iterator[Finding]:
         """Things about which the broker would not say how they are."""
-        if self._picture.trouble is not None:
-            yield fail("broker", str(self._picture.trouble), STOPPED, ExitCode.DEPENDENCY)
-        forbidden = self._things(Fit.FORBIDDEN)
+        if self._report.trouble is not None:
+            yield fail("broker", str(self._report.trouble), STOPPED, ExitCode.DEPENDENCY)
+        forbidden = self._entities(Fit.FORBIDDEN)
         if forbidden:
             yield fail("permissions", f"the user may not declare {listed(forbidden)}", ALLOW)
-        locked = self._things(Fit.LOCKED)
+        locked = self._entities(Fit.LOCKED)
         if locked:
             yield fail(
                 "exclusive",
                 f"{listed(locked)}: exclusive to another connection",
                 "end whoever declared it so, or use another topic",
             )
-        for thing in self._things(Fit.DOWN):
+        for entity in self._entities(Fit.DOWN):
             yield fail(
-                "queue", self._said(thing), "bring the broker's node back", ExitCode.DEPENDENCY
+                "queue", self._said(entity), "bring the broker's node back", ExitCode.DEPENDENCY
             )
-        for thing in (*self._things(Fit.DENIED), *self._things(Fit.UNCLEAR)):
-            yield fail("answer", f"{thing}: {self._said(thing)}", "see the broker's log")
+        for entity in (*self._entities(Fit.DENIED), *self._entities(Fit.UNCLEAR)):
+            yield fail("answer", f"{entity}: {self._said(entity)}", "see the broker's log")
 
-    def _things(self, fit: Fit) -> list[Thing]:
-        found, fits = self._picture.found, self._picture.fits
+    def _entities(self, fit: Fit) -> list[BrokerEntity]:
+        found, fits = self._report.found, self._report.fits
         return [
-            thing
-            for thing, answer in found.items()
-            if fit in {answer.fit, *(one.fit for one in fits.get(thing, {}).values())}
+            entity
+            for entity, answer in found.items()
+            if fit in {answer.fit, *(one.fit for one in fits.get(entity, {}).values())}
         ]
 
-    def _said(self, thing: Thing) -> str:
-        answers = (self._picture.found[thing], *self._picture.fits.get(thing, {}).values())
+    def _said(self, entity: BrokerEntity) -> str:
+        answers = (self._report.found[entity], *self._report.fits.get(entity, {}).values())
         return next((answer.said for answer in answers if answer.said), "")
 
     def check_profile(self) -> Finding:
         """Which profile fits what exists."""
-        if not self._picture.compared:
+        if not self._report.compared:
             return skip("profile", "not all that exists was compared, see above")
         found = check_profile(
             self._profile.name,
-            self._picture.fits,
+            self._report.fits,
             accepted=versions.accepted(self._version),
             in_url=self._in_url,
         )
@@ -221,16 +223,16 @@ class Scene:
 
     def check_waiting(self) -> Iterator[Finding]:
         """Requests that nobody has taken yet."""
-        if not self._picture.looked or not self._topics:
+        if not self._report.looked or not self._topics:
             return
-        queues = [queue_thing(queue) for topic in self._topics for queue in topic.queues]
-        counts = [(self._messages(thing), thing.name) for thing in queues]
+        queues = [queue_entity(queue) for topic in self._topics for queue in topic.queues]
+        counts = [(self._messages(entity), entity.name) for entity in queues]
         waiting = [f"{number} in {name}" for number, name in counts if number]
         yield ok("waiting", ", ".join(waiting) or "no message waits")
 
     def check_dead_letters(self) -> Iterator[Finding]:
         """Requests that nobody could use, or that expired."""
-        if not self._picture.looked or not self._topics:
+        if not self._report.looked or not self._topics:
             return
         counts = [(self._messages(topic.dead), topic.dead.name) for topic in self._topics]
         dead = [f"{number} in {name}" for number, name in counts if number]
@@ -252,9 +254,9 @@ class Scene:
     def _check_dead_queues(self) -> Finding:
         gone = []
         for topic in self._topics:
-            shared = self._picture.fits.get(queue_thing(topic.shared), {})
+            shared = self._report.fits.get(queue_entity(topic.shared), {})
             sends = shared.get(self._profile.name, _UNKNOWN).fit is Fit.FITS
-            if sends and self._picture.found[topic.dead].fit is Fit.MISSING:
+            if sends and self._report.found[topic.dead].fit is Fit.MISSING:
                 gone.append(topic.dead)
         if not gone:
             return ok("dead letters", "none")
@@ -264,17 +266,17 @@ class Scene:
             "the next start makes it",
         )
 
-    def _messages(self, thing: Thing) -> int:
-        return self._picture.found.get(thing, _UNKNOWN).messages
+    def _messages(self, entity: BrokerEntity) -> int:
+        return self._report.found.get(entity, _UNKNOWN).messages
 
     def check_readers(self) -> Finding:
         """Readers of our shared queues that keep what they take in another store."""
         check = "foreign readers"
-        if StorePlace(self._settings.store_url).path is None:
+        if StoreLocation(self._settings.store_url).path is None:
             return skip(check, "a store in memory is nobody else's, and a start does not ask")
         if not self._topics:
             return skip(check, "no queue is known to be ours", "name the MODULE:ATTR")
-        if self._picture.foreign is None:
+        if self._report.foreign is None:
             return skip(check, "they were not counted, see above")
         queues = [topic.name for topic in self._topics]
-        return judge(self._settings, self._picture.foreign, queues, self._service)
+        return judge(self._settings, self._report.foreign, queues, self._service)

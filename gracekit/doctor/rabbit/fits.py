@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gracekit.doctor.finding import Finding, fail, ok, skip
-from gracekit.doctor.rabbit.answers import Answer, Fit
-from gracekit.doctor.rabbit.things import SHOWN, Thing, listed
+from gracekit.doctor.rabbit.answers import BrokerAnswer, Fit
+from gracekit.doctor.rabbit.entities import SHOWN, BrokerEntity, listed
 from gracekit.rpc.amqp.profiles import PROFILES
 
 CHECK: Final = "profile"
 
-Fits = Mapping[Thing, Mapping[str, Answer]]
+Fits = Mapping[BrokerEntity, Mapping[str, BrokerAnswer]]
 """For each thing that exists: how it compares with what each profile declares."""
 
 
@@ -31,7 +31,7 @@ def check_profile(
         return ok(CHECK, f"{ours}; none of its queues and exchanges exists yet")
     wrong = _wrong(fits, ours)
     if not wrong:
-        known = [thing for thing, answers in fits.items() if answers[ours].fit is Fit.FITS]
+        known = [entity for entity, answers in fits.items() if answers[ours].fit is Fit.FITS]
         if not known:
             return skip(CHECK, "nothing of what exists could be compared, see above")
         return ok(CHECK, f"{ours} fits what exists: {listed(known)}")
@@ -56,31 +56,31 @@ def fitting(fits: Fits) -> list[str]:
     return [name for name in compared if not _wrong(fits, name)]
 
 
-def _wrong(fits: Fits, profile: str) -> list[Thing]:
-    return [thing for thing, answers in fits.items() if answers[profile].fit is Fit.DIFFERS]
+def _wrong(fits: Fits, profile: str) -> list[BrokerEntity]:
+    return [entity for entity, answers in fits.items() if answers[profile].fit is Fit.DIFFERS]
 
 
-def _different(fits: Fits, ours: str, wrong: Sequence[Thing]) -> str:
+def _different(fits: Fits, ours: str, wrong: Sequence[BrokerEntity]) -> str:
     """`queue a, queue b have durable = false instead of true, exchange c has …`."""
-    alike: dict[str, list[Thing]] = {}
-    for thing in wrong:
-        alike.setdefault(fits[thing][ours].difference, []).append(thing)
+    alike: dict[str, list[BrokerEntity]] = {}
+    for entity in wrong:
+        alike.setdefault(fits[entity][ours].difference, []).append(entity)
     return ", ".join(
-        f"{listed(things)} {'has' if len(things) == 1 else 'have'} {difference}"
-        for difference, things in alike.items()
+        f"{listed(entities)} {'has' if len(entities) == 1 else 'have'} {difference}"
+        for difference, entities in alike.items()
     )
 
 
 def _each(fits: Fits) -> str:
     """`queue a is as durable declares it, exchange b as none`, without what fits all."""
     said = []
-    for thing, answers in fits.items():
+    for entity, answers in fits.items():
         unfit = [name for name, answer in answers.items() if answer.fit is Fit.DIFFERS]
         fit = [name for name in answers if name not in unfit]
         if 0 < len(unfit) < len(fit):
-            said.append(f"{thing} is as all but {_or(unfit)} declare it")
+            said.append(f"{entity} is as all but {_or(unfit)} declare it")
         elif unfit:
-            said.append(f"{thing} is as {_or(fit) or 'none'} declares it")
+            said.append(f"{entity} is as {_or(fit) or 'none'} declares it")
     more = f" and {len(said) - SHOWN} more" if len(said) > SHOWN else ""
     return ", ".join(said[:SHOWN]) + more
 

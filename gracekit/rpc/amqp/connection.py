@@ -19,7 +19,7 @@ from aiormq.exceptions import ConnectionClosed
 from yarl import URL
 
 from gracekit.rpc.amqp.bounds import bounded, finished
-from gracekit.rpc.amqp.wire import Wires
+from gracekit.rpc.amqp.wire import WireFactory
 
 CLOSE_TIMEOUT_S: Final = 3.0
 """A broker that does not answer must not hold the end of a process."""
@@ -36,7 +36,7 @@ class Connection:
     """
 
     def __init__(self, url: URL, *, tls: ssl.SSLContext | None, name: str) -> None:
-        self.wires: Final = Wires()
+        self.wires: Final = WireFactory()
         self.amqp: Final = aiormq.Connection(
             url,
             context=tls,

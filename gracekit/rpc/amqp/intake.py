@@ -2,7 +2,7 @@
 
 An intake is one channel with its consumers. A delivery is settled on the channel
 that it came on, or not at all: once that channel is gone the broker has taken
-the message back. Acks of one turn of the loop leave as few frames: one
+the message back. Acks of one iteration of the loop leave as few frames: one
 `multiple` for all below the lowest tag that is unsettled, the others singly.
 """
 
@@ -176,7 +176,7 @@ class Intake:
         await self._channel.flush()
 
     def _tell(self) -> None:
-        """Send the acks of one turn of the loop."""
+        """Send the acks of one iteration of the loop."""
         if self._acked and not self._closing:
             acked, self._acked = sorted(self._acked), []
             self._channel.ack(grouped(acked, next(iter(self._unsettled), None)))

@@ -31,7 +31,7 @@ from gracekit.rpc.amqp.bounds import bounded, said
 from gracekit.rpc.amqp.channels import FramedChannel, MessageChannel, PlainChannel
 from gracekit.rpc.amqp.connection import CLOSE_TIMEOUT_S, CUT_AFTER_S, Connection
 from gracekit.rpc.amqp.url import Broker, Host
-from gracekit.rpc.amqp.wire import Goodbye, Wire
+from gracekit.rpc.amqp.wire import CloseReason, Wire
 from gracekit.telemetry.telemetry import Telemetry
 
 # At DEBUG they log every frame, and at ERROR a message that was returned too late, with the
@@ -317,7 +317,9 @@ class Link:
             raise self._explained(host, error, connection.wires.goodbye) from None
         return connection
 
-    def _explained(self, host: Host, error: AMQPError, goodbye: Goodbye | None) -> GracekitError:
+    def _explained(
+        self, host: Host, error: AMQPError, goodbye: CloseReason | None
+    ) -> GracekitError:
         """What is wrong, and whether time can mend it; the login is in no text."""
         cause = error.__cause__
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -340,7 +342,7 @@ class Link:
             return self._refusal(host, goodbye)
         return DependencyError(f"broker {host} cannot be reached: {said(error)}")
 
-    def _refusal(self, host: Host, goodbye: Goodbye) -> GracekitError:
+    def _refusal(self, host: Host, goodbye: CloseReason) -> GracekitError:
         """The broker closed the connection when it heard the vhost, and said why."""
         why = goodbye.text.replace(f" for user '{host.user}'", "")
         # A limit of the vhost, the user or the node is told by the same code as a missing vhost.

@@ -56,7 +56,7 @@ class Outlet:
         self.exchange: Final = exchange
         self.is_apart: Final = shared is not None
         self.shared: Final = shared or self
-        self.turn: contextlib.AbstractAsyncContextManager[None] = (
+        self.lock: contextlib.AbstractAsyncContextManager[None] = (
             asyncio.Lock() if self.is_apart else contextlib.nullcontext()
         )
         self._apart: Outlet | None = None

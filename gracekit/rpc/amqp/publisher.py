@@ -195,7 +195,7 @@ class Publisher:
                 while not self._stopped:
                     channel: MessageChannel | None = None
                     try:
-                        async with outlet.turn:
+                        async with outlet.lock:
                             channel = await outlet.channel()
                             await self._link.wait_unblocked()  # else each try would be there once
                             await channel.wait_room()

@@ -29,7 +29,7 @@ from gracekit.rpc.amqp.profiles import Topology, dead_letter_queue
 from gracekit.rpc.amqp.publisher import Publisher
 from gracekit.rpc.amqp.url import Broker
 from gracekit.rpc.amqp.wire import MOST
-from gracekit.rpc.readers import Reader
+from gracekit.rpc.readers import QueueReader
 from gracekit.rpc.transport import OWNED, Delivery, Message, OnDelivery, Queue, reply_queue
 from gracekit.telemetry.telemetry import Telemetry
 
@@ -198,7 +198,9 @@ class AmqpTransport:
 
     # -- receiving -----------------------------------------------------------------------
 
-    async def announce(self, queues: Sequence[Queue], *, store: str, label: str) -> list[Reader]:
+    async def announce(
+        self, queues: Sequence[Queue], *, store: str, label: str
+    ) -> list[QueueReader]:
         """See `Transport.announce`.
 
         A broker tells how many read a queue, and nothing else about them. So whoever reads a
@@ -207,7 +209,7 @@ class AmqpTransport:
         mark are no gracekit.
         """
         del label  # has no place there
-        found: list[Reader] = []
+        found: list[QueueReader] = []
         for queue in queues:
             ours, everybody = marks_of(queue, store)
             await self.consume([ours, everybody], _ignore, prefetch=2)
@@ -295,7 +297,7 @@ def marks_of(queue: Queue, store: str) -> tuple[Queue, Queue]:
 
 async def find_foreign(
     queue: Queue, store: str, readers_of: Callable[[str], Awaitable[int]], *, to_read: int = 0
-) -> list[Reader]:
+) -> list[QueueReader]:
     """Who reads *queue* into another store than *store*; a sibling that comes or goes is none.
 
     A reader begins with its store's mark and ends with the queue itself, and here they are
@@ -309,7 +311,7 @@ async def find_foreign(
         to_read: How many of us have announced themselves and do not read yet.
     """
     ours, everybody = marks_of(queue, store)
-    found: list[Reader] = []
+    found: list[QueueReader] = []
     for look in range(LOOKS):
         if look:
             await asyncio.sleep(backoff.FOREIGN_READER_S)
@@ -326,8 +328,8 @@ async def find_foreign(
     return found
 
 
-def _reader(queue: Queue, label: str) -> Reader:
-    return Reader(queue=queue.name, store="", label=label, pid=None)
+def _reader(queue: Queue, label: str) -> QueueReader:
+    return QueueReader(queue=queue.name, store="", label=label, pid=None)
 
 
 def _ignore(delivery: Delivery) -> None:

@@ -57,7 +57,7 @@ class FaultError(Exception):
     """The broker sends what no broker sends: nothing of the connection is believed any more."""
 
 
-class Goodbye(NamedTuple):
+class CloseReason(NamedTuple):
     """Why a broker closes a connection, in its own words, which aiormq does not always tell."""
 
     code: int
@@ -100,7 +100,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
     def __init__(self, reader: asyncio.StreamReader) -> None:
         super().__init__(reader)
         self.is_lost = False
-        self.goodbye: Goodbye | None = None
+        self.goodbye: CloseReason | None = None
         self._event_loop = asyncio.get_running_loop()
         self.heard_at = self._event_loop.time()
         self.read_since: float | None = self.heard_at
@@ -260,7 +260,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
             if method in {BLOCKED, UNBLOCKED}:
                 self._is_blocked = method == BLOCKED
             elif method == CONNECTION_CLOSE:
-                self.goodbye = Goodbye(*read_close(data, offset))
+                self.goodbye = CloseReason(*read_close(data, offset))
             elif method == TUNE:
                 self._tune(read_frame_max(data, offset))
         except (struct.error, IndexError) as error:
@@ -282,7 +282,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self.flush()
 
     def send_soon(self, frames: bytes) -> None:
-        """Send in one write with whatever else this turn of the loop has to say."""
+        """Send in one write with whatever else this iteration of the loop has to say."""
         if not self._waiting:
             self._event_loop.call_soon(self.flush)
         self._waiting.append(frames)
@@ -350,7 +350,7 @@ class Wire(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         super().resume_writing()
 
 
-class Wires(TransportFactory):
+class WireFactory(TransportFactory):
     """Makes the socket of one aiormq connection.
 
     Attributes:
@@ -361,7 +361,7 @@ class Wires(TransportFactory):
         self.wire: Wire | None = None
 
     @property
-    def goodbye(self) -> Goodbye | None:
+    def goodbye(self) -> CloseReason | None:
         """Why the broker has closed the connection, if it did."""
         return None if self.wire is None else self.wire.goodbye
 

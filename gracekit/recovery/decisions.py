@@ -1,4 +1,4 @@
-"""Verdicts on started, unfinished tasks: what a probe may answer, and what policy says.
+"""Decisions on started, unfinished tasks: what a probe may answer, and what policy says.
 
 `decide` is pure: the reconciler carries out what it answers.
 """
@@ -14,7 +14,7 @@ from gracekit.config.choices import NOT_TWICE, OnInterrupt
 from gracekit.config.values import parse_duration
 from gracekit.journal.rows import TaskRow
 from gracekit.request.suspects import is_guilty
-from gracekit.tracker.task import Cut, Reason
+from gracekit.tracker.task import Interruption, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Wait:
         object.__setattr__(self, "seconds", parse_duration(seconds))
 
 
-ProbeVerdict = Done | Retry | Fail | Wait
+ProbeAnswer = Done | Retry | Fail | Wait
 
 
 class Step(enum.Enum):
@@ -81,7 +81,7 @@ def decide(row: TaskRow, *, policy: OnInterrupt, max_attempts: int, has_probe: b
     whatever its policy. A hand-over costs nothing; crashes since the last
     progress are capped, if the last one met it alone.
     """
-    if row.cut is Cut.SAFE_POINT:
+    if row.cut is Interruption.SAFE_POINT:
         return Decision(Step.RUN_AGAIN)
     if policy == "error":
         return Decision(Step.ERROR, Reason.INTERRUPTED)

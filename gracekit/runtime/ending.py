@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from gracekit.built import Ground, Wired
 from gracekit.drain.report import DrainReport, StopRequest
+from gracekit.runtime.built import Ground, Wired
 
 FOREIGN_CANCELLATION: Final = (
     "something in this process cancelled gracekit's own task: the program ends (by SystemExit in "

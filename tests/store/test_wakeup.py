@@ -1,4 +1,4 @@
-"""A ring is heard at once, is never waited for, and says when nobody hears it."""
+"""A wake-up is heard at once, is never waited for, and says when nobody hears it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 import gracekit.process as process_module
-from gracekit.store.bell import Bell, bells_directory, nudge, ring
+from gracekit.store.wakeup import Wakeup, nudge, wake, wakeups_directory
 
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from gracekit.store.bell import Bell
+from gracekit.store.wakeup import Wakeup
 
 async def main():
     heard = asyncio.Event()
-    Bell(Path(sys.argv[1])).start(heard.set)
+    Wakeup(Path(sys.argv[1])).start(heard.set)
     print("hung", flush=True)
     await heard.wait()
     print("heard", flush=True)
@@ -33,76 +33,76 @@ asyncio.run(main())
 
 @pytest.fixture
 def path(tmp_path) -> Path:
-    return bells_directory(tmp_path / "queue.db") / "one"
+    return wakeups_directory(tmp_path / "queue.db") / "one"
 
 
 @pytest.fixture
-async def bell(path):
-    bell = Bell(path)
-    yield bell
-    bell.stop()
+async def wakeup(path):
+    wakeup = Wakeup(path)
+    yield wakeup
+    wakeup.stop()
 
 
-async def test_ring_wakes_the_owner(bell, path):
+async def test_a_wake_up_wakes_the_owner(wakeup, path):
     """
-    A ring calls the owner back on its loop.
+    A wake-up calls the owner back on its loop.
     """
     heard = asyncio.Event()
-    bell.start(heard.set)
+    wakeup.start(heard.set)
 
-    assert ring(path)
+    assert wake(path)
 
     await asyncio.wait_for(heard.wait(), 20)
 
 
-async def test_a_nudge_is_not_a_ring(bell, path):
+async def test_a_nudge_is_not_a_wake_up(wakeup, path):
     """
     Each calls back what it is for; where nobody asked for nudges they are not heard.
     """
     rung, nudged = asyncio.Event(), asyncio.Event()
-    bell.start(rung.set, on_nudge=nudged.set)
+    wakeup.start(rung.set, on_nudge=nudged.set)
 
     assert nudge(path)
     await asyncio.wait_for(nudged.wait(), 20)
     assert not rung.is_set()
-    assert ring(path)
+    assert wake(path)
     await asyncio.wait_for(rung.wait(), 20)
 
 
-async def test_every_ring_after_the_last_call_is_heard_again(bell, path):
+async def test_every_wake_up_after_the_last_call_is_heard_again(wakeup, path):
     """
-    Ringing inside the callback is a new ring, not a part of the old one.
+    Waking inside the callback is a new wake-up, not a part of the old one.
     """
     heard: list[bool] = []
     done = asyncio.Event()
 
-    def on_ring() -> None:
+    def on_wake() -> None:
         heard.append(True)
         if len(heard) < 5:
-            ring(path)
+            wake(path)
         else:
             done.set()
 
-    bell.start(on_ring)
-    ring(path)
+    wakeup.start(on_wake)
+    wake(path)
 
     await asyncio.wait_for(done.wait(), 20)
     assert len(heard) == 5
 
 
-async def test_many_rings_are_heard_as_one(bell, path):
+async def test_many_wake_ups_are_heard_as_one(wakeup, path):
     """
     Rings that the loop had no time to hear are one call, and silence follows.
     """
     calls: list[bool] = []
     heard = asyncio.Event()
 
-    def on_ring() -> None:
+    def on_wake() -> None:
         calls.append(True)
         heard.set()
 
-    bell.start(on_ring)
-    assert all(ring(path) for _ in range(1000))
+    wakeup.start(on_wake)
+    assert all(wake(path) for _ in range(1000))
     await asyncio.wait_for(heard.wait(), 20)
     for _ in range(5):
         await asyncio.sleep(0)
@@ -110,52 +110,52 @@ async def test_many_rings_are_heard_as_one(bell, path):
     assert calls == [True]
 
 
-async def test_full_pipe_neither_blocks_nor_fails(bell, path):
+async def test_full_pipe_neither_blocks_nor_fails(wakeup, path):
     """
     An owner that hears nothing for long costs its ringers nothing: it is rung already.
     """
-    bell.start(lambda: None)
+    wakeup.start(lambda: None)
 
-    assert all(ring(path) for _ in range(70_000))
+    assert all(wake(path) for _ in range(70_000))
 
 
 async def test_missing_bell_is_not_heard(path):
     """
-    No bell, no directory, and no exception.
+    No pipe, no directory, and no exception.
     """
-    assert ring(path) is False
+    assert wake(path) is False
 
 
-async def test_stopped_bell_is_gone(bell, path):
+async def test_stopped_pipe_is_gone(wakeup, path):
     """
     `stop` takes the pipe away, and may come twice.
     """
-    bell.start(lambda: None)
-    bell.start(lambda: None)
-    bell.stop()
-    bell.stop()
+    wakeup.start(lambda: None)
+    wakeup.start(lambda: None)
+    wakeup.stop()
+    wakeup.stop()
 
     assert not path.exists()
-    assert ring(path) is False
+    assert wake(path) is False
 
 
 async def test_other_files_are_not_rung(tmp_path):
     """
-    A ring never writes into anything but a pipe.
+    A wake-up never writes into anything but a pipe.
     """
     file = tmp_path / "precious"
     file.write_bytes(b"bytes")
 
-    assert ring(file) is False
-    assert ring(tmp_path) is False
+    assert wake(file) is False
+    assert wake(tmp_path) is False
     assert file.read_bytes() == b"bytes"
 
 
-async def test_bells_are_private(bell, path):
+async def test_pipes_are_private(wakeup, path):
     """
     Only this user can wake this user's processes.
     """
-    bell.start(lambda: None)
+    wakeup.start(lambda: None)
 
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     info = path.lstat()
@@ -163,22 +163,22 @@ async def test_bells_are_private(bell, path):
     assert stat.S_IMODE(info.st_mode) == 0o600
 
 
-async def test_an_open_directory_is_closed(bell, path):
+async def test_an_open_directory_is_closed(wakeup, path):
     """
-    A directory of ours that others can enter is closed to them, before a bell hangs in it.
+    A directory of ours that others can enter is closed to them, before a pipe is made in it.
     """
     path.parent.mkdir()
     path.parent.chmod(0o755)
 
-    bell.start(lambda: None)
+    wakeup.start(lambda: None)
 
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
 @pytest.mark.process
-async def test_bell_of_a_killed_owner_is_dead_until_its_successor_comes(bell, path):
+async def test_the_pipe_of_a_killed_owner_is_dead_until_its_successor_comes(wakeup, path):
     """
-    A pipe left by kill -9 is not heard; the next owner of the name hangs a new one.
+    A pipe left by kill -9 is not heard; the next owner of the name makes a new one.
     """
     owner = subprocess.Popen(
         [
@@ -192,15 +192,15 @@ async def test_bell_of_a_killed_owner_is_dead_until_its_successor_comes(bell, pa
         env={**os.environ, "PYTHONPATH": str(Path(process_module.__file__).parents[1])},
     )
     assert owner.stdout.readline() == "hung\n"
-    assert ring(path)
+    assert wake(path)
     assert owner.stdout.readline() == "heard\n"
     owner.kill()
     owner.communicate()
 
     assert path.exists()
-    assert ring(path) is False
+    assert wake(path) is False
 
     heard = asyncio.Event()
-    bell.start(heard.set)
-    assert ring(path)
+    wakeup.start(heard.set)
+    assert wake(path)
     await asyncio.wait_for(heard.wait(), 20)

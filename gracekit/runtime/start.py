@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from gracekit.built import Ground, Wired
 from gracekit.drain.report import StopRequest
-from gracekit.ending import Ending
 from gracekit.errors import GracekitError
 from gracekit.exits import exit_code_of
+from gracekit.runtime.built import Ground, Wired
+from gracekit.runtime.ending import Ending
 from gracekit.upkeep import Starting
 
 

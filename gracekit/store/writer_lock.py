@@ -1,8 +1,8 @@
-"""The turn: several processes that write one database queue here, not inside SQLite.
+"""The writer lock: several processes that write one database queue here, not inside SQLite.
 
 SQLite waits for its own lock by sleeping and asking again, so that under load
 some process is always asleep when the lock is free. A blocking `lockf` on a
-file of its own is handed on by the kernel. The turn is for fairness alone:
+file of its own is handed on by the kernel. It is for fairness alone:
 what it protects is still protected by `BEGIN IMMEDIATE`.
 """
 
@@ -17,11 +17,11 @@ from pathlib import Path
 from gracekit import backoff
 
 
-class Turn:
+class WriterLock:
     """A lock between processes, taken and given back by one thread of each.
 
     The file must not be opened elsewhere in this process: closing any other
-    descriptor of it would give the turn away.
+    descriptor of it would release the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,7 +33,7 @@ class Turn:
         return os.fstat(self._fd)
 
     def take(self) -> None:
-        """Wait until no other process has the turn: without a limit, if one of them is frozen."""
+        """Wait until no other process has the lock: without a limit, if one of them is frozen."""
         while True:
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX)
@@ -51,5 +51,5 @@ class Turn:
         fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Give the turn up for good."""
+        """Release the lock for good."""
         os.close(self._fd)

@@ -14,21 +14,21 @@ from typing import Self
 import anyio
 
 from gracekit import background
-from gracekit.built import Wired
 from gracekit.clock import Clock
 from gracekit.config.choices import StopSource
 from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
-from gracekit.ending import Ending
 from gracekit.errors import GracekitError
-from gracekit.ground import lay_ground
-from gracekit.opening import open_run
 from gracekit.phase import ServiceState
 from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.rpc.transport import Transport
+from gracekit.runtime.built import Wired
+from gracekit.runtime.ending import Ending
+from gracekit.runtime.ground import lay_ground
+from gracekit.runtime.opening import open_run
+from gracekit.runtime.start import Start
 from gracekit.service import Service
-from gracekit.start import Start
 from gracekit.store.engine import Engine
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.upkeep import Starting

@@ -9,14 +9,14 @@ from gracekit.config.urls import UrlKind, file_of, kind_of, shown_url
 from gracekit.errors import ConfigError
 from gracekit.process import Process
 from gracekit.store.backup import Backup, back_up
-from gracekit.store.bell import Bells
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.files import identity_of
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.reader import StoreReader
+from gracekit.store.wakeup import Wakeups
 
 
-class StorePlace:
+class StoreLocation:
     """Where a store is, and what stands beside it.
 
     Attributes:
@@ -24,8 +24,8 @@ class StorePlace:
         name: What it is called on this machine, also in the marks that queues keep; None for one
             in memory.
         path: Its file, through no symbolic link of its directory; None for one in memory.
-        run_directory: Where its runs have their locks and bells; None for one in memory, which no
-            other process sees.
+        run_directory: Where its runs have their locks and wake-up pipes; None for one in
+            memory, which no other process sees.
     """
 
     def __init__(self, url: str) -> None:
@@ -67,9 +67,9 @@ class StorePlace:
             raise ConfigError(f"{self.url} is the memory of one process, which nobody can copy")
         return back_up(self.path, target, now=now)
 
-    def bells(self, run_id: str | None = None) -> Bells:
-        """The bells of the store's runs; that of *run_id* can be hung."""
-        return Bells(self.run_directory, run_id)
+    def wakeups(self, run_id: str | None = None) -> Wakeups:
+        """Wakes the store's runs; *run_id* can listen by it."""
+        return Wakeups(self.run_directory, run_id)
 
     def identity(self) -> str | None:
         """What tells the store from others on this machine.

@@ -21,11 +21,11 @@ from typing import Any, Final
 
 import click
 
+from gracekit.cli.chosen_task import ChosenTask, find
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
-from gracekit.cli.options import Options, common, reason_option
-from gracekit.cli.reach import Desk
-from gracekit.cli.records import Records, doubt
-from gracekit.cli.subject import Subject, find
+from gracekit.cli.options import CommonOptions, common, reason_option
+from gracekit.cli.reach import ControlClient
+from gracekit.cli.records import StoreRecords, doubt
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
@@ -37,16 +37,16 @@ from gracekit.errors import (
     RunEndedError,
     UnknownCommitError,
 )
-from gracekit.journal.orders import (
+from gracekit.journal.order_rows import (
     DONE,
     ENDS,
-    Case,
+    OrderTarget,
     add_drop_hook,
     add_order,
-    case_of,
-    mark_of,
+    incident_of,
     refusal_of,
     state_of,
+    target_of,
 )
 from gracekit.leases.leases import Leases
 from gracekit.process import Point, Process
@@ -54,7 +54,7 @@ from gracekit.request.outcomes import ordered
 from gracekit.runs.run import Run
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
-from gracekit.store.place import StorePlace
+from gracekit.store.location import StoreLocation
 from gracekit.tracker.task import RETRIED, Order, TaskState, Verb
 
 ASKED: Final = 3
@@ -86,7 +86,7 @@ _timeout = click.option(
 @_timeout
 @common
 def cancel(
-    options: Options, /, *, task_id: str, reason: str, yes: bool, wait: bool, timeout: str
+    options: CommonOptions, /, *, task_id: str, reason: str, yes: bool, wait: bool, timeout: str
 ) -> None:
     """Cancel a task: it ends CANCELLED, and its caller is told.
 
@@ -113,7 +113,7 @@ def cancel(
 @_timeout
 @common
 def fail(
-    options: Options, /, *, task_id: str, reason: str, yes: bool, wait: bool, timeout: str
+    options: CommonOptions, /, *, task_id: str, reason: str, yes: bool, wait: bool, timeout: str
 ) -> None:
     """End a task as failed, with your reason.
 
@@ -133,7 +133,7 @@ def fail(
 @_may_say_why
 @_yes
 @common
-def retry(options: Options, /, *, task_id: str, reason: str, yes: bool) -> None:
+def retry(options: CommonOptions, /, *, task_id: str, reason: str, yes: bool) -> None:
     """Let a task run again at once, whatever its policy says: handed over, FAILED or ERRORED.
 
     It goes on from its last safe point, as a new attempt under the same id, and
@@ -151,7 +151,7 @@ def retry(options: Options, /, *, task_id: str, reason: str, yes: bool) -> None:
 @contextlib.asynccontextmanager
 async def open_writing(settings: Settings) -> AsyncIterator[Engine]:
     """The store, opened for one order."""
-    engine = StorePlace(settings.store_url).engine(Process())
+    engine = StoreLocation(settings.store_url).engine(Process())
     await engine.start()
     try:
         yield engine
@@ -173,7 +173,7 @@ def who() -> str:
 
 
 @dataclass(slots=True)
-class Progress:
+class OrderProgress:
     """How far an order is.
 
     Attributes:
@@ -189,21 +189,23 @@ class Progress:
     words: str = ""
     moves: int = field(default=0, repr=False)
 
-    def end(self, words: str, *, state: str | None, code: int = 0) -> Progress:
+    def end(self, words: str, *, state: str | None, code: int = 0) -> OrderProgress:
         """Nothing more is to be done."""
         self.words, self.state, self.code = words, state, code
         return self
 
 
 def _carry_out(
-    options: Options, order: Order, word: str, *, yes: bool, wait_s: float = 0.0
+    options: CommonOptions, order: Order, word: str, *, yes: bool, wait_s: float = 0.0
 ) -> None:
-    progress = Progress()
-    with Records(options.settings) as records:
+    progress = OrderProgress()
+    with StoreRecords(options.settings) as records:
         subject = asyncio.run(find(records, word, options.instance))
         _confirm(subject, order.verb, word, yes=yes)
         try:
-            asyncio.run(_Desk(records, options.settings, order, wait_s).settle(subject, progress))
+            asyncio.run(
+                _OrderExecution(records, options.settings, order, wait_s).settle(subject, progress)
+            )
         except KeyboardInterrupt:
             if progress.asked is None:
                 raise click.Abort from None
@@ -218,7 +220,7 @@ def _carry_out(
     click.get_current_context().exit(progress.code)
 
 
-def _confirm(subject: Subject, verb: Verb, word: str, *, yes: bool) -> None:
+def _confirm(subject: ChosenTask, verb: Verb, word: str, *, yes: bool) -> None:
     """Ask back where the ID was abbreviated: what was meant may be another task.
 
     Where nobody can be asked, its unmistakable beginning is enough, if that is no mere slip.
@@ -236,27 +238,29 @@ def _confirm(subject: Subject, verb: Verb, word: str, *, yes: bool) -> None:
     click.confirm(what, abort=True, err=True)
 
 
-class _Desk:
+class _OrderExecution:
     """One order on its way, to a run or to the store."""
 
-    def __init__(self, records: Records, settings: Settings, order: Order, wait_s: float) -> None:
+    def __init__(
+        self, records: StoreRecords, settings: Settings, order: Order, wait_s: float
+    ) -> None:
         self._records = records
         self._settings = settings
         self._order = order
         self._deadline = time.monotonic() + wait_s
 
-    async def settle(self, subject: Subject, progress: Progress) -> Progress:
+    async def settle(self, subject: ChosenTask, progress: OrderProgress) -> OrderProgress:
         """Carry the order out, and wait for its effect as long as we may."""
-        async with Desk() as desk:
+        async with ControlClient() as control:
             try:
                 if subject.row_id is None:
-                    return await self._without_row(desk, subject, progress)
+                    return await self._without_row(control, subject, progress)
                 while True:
-                    case = await case_of(self._records.engine, subject.row_id)
-                    if case is None:
+                    target = await target_of(self._records.engine, subject.row_id)
+                    if target is None:
                         return progress.end("it was removed", state=None, code=ERROR)
-                    progress.state = case.state.value
-                    if await self._step(desk, case, progress):
+                    progress.state = target.state.value
+                    if await self._step(control, target, progress):
                         return progress
                     await asyncio.sleep(POLL_S)
             except DependencyError as error:
@@ -264,64 +268,70 @@ class _Desk:
             except GracekitError as error:
                 return progress.end(str(error), state=progress.state, code=ERROR)
 
-    async def _step(self, desk: Desk, case: Case, progress: Progress) -> bool:
+    async def _step(
+        self, control: ControlClient, target: OrderTarget, progress: OrderProgress
+    ) -> bool:
         """One look at the row, and one act; whether nothing is left to do."""
-        if progress.asked is not None and self._is_over(case, progress):
+        if progress.asked is not None and self._is_over(target, progress):
             return True
-        owner = await self._owner(case)
-        dead = case.owner is not None and (owner is None or self._records.judge(owner).is_dead)
+        owner = await self._owner(target)
+        dead = target.owner is not None and (owner is None or self._records.judge(owner).is_dead)
         # What a dead process was at work on is handed over; only nobody has written that down.
-        cut = dead and case.state is TaskState.RUNNING
-        state = TaskState.HANDED_OVER if cut else case.state
-        why = refusal_of(case, self._order.verb, state)
-        if case.errored_due and self._order.verb is Verb.CANCEL:
-            return await self._drop_hook(case, progress)
+        cut = dead and target.state is TaskState.RUNNING
+        state = TaskState.HANDED_OVER if cut else target.state
+        why = refusal_of(target, self._order.verb, state)
+        if target.errored_due and self._order.verb is Verb.CANCEL:
+            return await self._drop_hook(target, progress)
         if why is not None:
             raise GracekitError(why)
         if owner is None or dead or state in RETRIED:
-            return await self._change(case, state, progress, dead=dead)
-        return await self._ask(desk, case, owner, progress)
+            return await self._change(target, state, progress, dead=dead)
+        return await self._ask(control, target, owner, progress)
 
-    def _is_over(self, case: Case, progress: Progress) -> bool:
+    def _is_over(self, target: OrderTarget, progress: OrderProgress) -> bool:
         """Whether a task that was asked to end has ended, one way or the other."""
-        if case.state in _OPEN:
+        if target.state in _OPEN:
             return False
-        as_ordered = case.reason == OPERATOR
+        as_ordered = target.reason == OPERATOR
         if as_ordered:
-            progress.end(f"{DONE[self._order.verb]}: {case.state.value}", state=case.state.value)
+            progress.end(
+                f"{DONE[self._order.verb]}: {target.state.value}", state=target.state.value
+            )
         else:
             progress.end(
-                f"{case} has ended otherwise before it could be {DONE[self._order.verb]}: "
-                f"{case.state.value}",
-                state=case.state.value,
+                f"{target} has ended otherwise before it could be {DONE[self._order.verb]}: "
+                f"{target.state.value}",
+                state=target.state.value,
                 code=ERROR,
             )
         return True
 
-    async def _owner(self, case: Case) -> Run | None:
+    async def _owner(self, target: OrderTarget) -> Run | None:
         """The run that owns it; None for nobody, or for one that retention has removed."""
         runs = await self._records.runs()
-        return next((run for run in runs if run.run_id == case.owner), None)
+        return next((run for run in runs if run.run_id == target.owner), None)
 
     # -- asked --------------------------------------------------------------------------
 
-    async def _ask(self, desk: Desk, case: Case, run: Run, progress: Progress) -> bool:
-        now = (run.run_id, case.state)
+    async def _ask(
+        self, control: ControlClient, target: OrderTarget, run: Run, progress: OrderProgress
+    ) -> bool:
+        now = (run.run_id, target.state)
         if progress.asked == now:
-            return self._may_wait_no_longer(case.state.value, progress)
-        answer = await self._put(desk, run, case.request_id, case.recipient)
+            return self._may_wait_no_longer(target.state.value, progress)
+        answer = await self._put(control, run, target.request_id, target.recipient)
         if answer is None or answer.get("moved"):
             self._count_move(progress)
         elif answer.get("asked"):
             progress.asked = now
-            return self._may_wait_no_longer(case.state.value, progress)
+            return self._may_wait_no_longer(target.state.value, progress)
         else:
             progress.end(_done(self._order, runs_on=True), state=answer.get("state"))
             return True
         return False
 
     async def _put(
-        self, desk: Desk, run: Run, request_id: str, recipient: str
+        self, control: ControlClient, run: Run, request_id: str, recipient: str
     ) -> dict[str, Any] | None:
         """The run's answer; None if it has died meanwhile."""
         words = {
@@ -331,7 +341,7 @@ class _Desk:
             "reason": self._order.reason,
         }
         try:
-            return await desk.ask(run, self._order.verb.value, words)
+            return await control.ask(run, self._order.verb.value, words)
         except RunEndedError:
             return None
         except DependencyError as error:
@@ -342,32 +352,34 @@ class _Desk:
                 raise DependencyError(f"{error}; {doubt(run, judgement)}") from error
             raise DependencyError(f"{error}; it alone may act on its tasks") from error
 
-    def _may_wait_no_longer(self, state: str, progress: Progress) -> bool:
+    def _may_wait_no_longer(self, state: str, progress: OrderProgress) -> bool:
         if time.monotonic() < self._deadline:
             return False
         words = "asked; it ends when its handler has returned"
         progress.end(words, state=state, code=ASKED)
         return True
 
-    def _count_move(self, progress: Progress) -> None:
+    def _count_move(self, progress: OrderProgress) -> None:
         progress.moves += 1
         if progress.moves > MOVES:
             raise GracekitError("the task changes hands again and again: try once more")
 
-    async def _without_row(self, desk: Desk, subject: Subject, progress: Progress) -> Progress:
+    async def _without_row(
+        self, control: ControlClient, subject: ChosenTask, progress: OrderProgress
+    ) -> OrderProgress:
         """What a process runs without a row: it alone knows of it."""
         assert subject.run is not None
-        answer = await self._put(desk, subject.run, subject.request_id, subject.recipient)
+        answer = await self._put(control, subject.run, subject.request_id, subject.recipient)
         if answer is None or not answer.get("asked"):
             return progress.end("it has ended meanwhile", state=None, code=ERROR)
         progress.asked = (subject.run.run_id, TaskState(answer["state"]))
         while time.monotonic() < self._deadline:
-            heard = await desk.hear(
+            reports = await control.hear(
                 subject.run, task_id=subject.request_id, recipient=subject.recipient
             )
-            if heard.answer is None and self._records.judge(subject.run).is_alive:
+            if reports.answer is None and self._records.judge(subject.run).is_alive:
                 pass  # silent for now; it alone knows
-            elif not any(map(subject.is_task, heard.tasks)):
+            elif not any(map(subject.is_task, reports.tasks)):
                 return progress.end(f"{DONE[self._order.verb]}", state=None)
             await asyncio.sleep(POLL_S)
         self._may_wait_no_longer(str(answer["state"]), progress)
@@ -375,56 +387,56 @@ class _Desk:
 
     # -- changed ------------------------------------------------------------------------
 
-    async def _drop_hook(self, case: Case, progress: Progress) -> bool:
+    async def _drop_hook(self, target: OrderTarget, progress: OrderProgress) -> bool:
         """The task has ended, but for its errored hook; false if that was called meanwhile."""
-        mark = mark_of(
+        incident = incident_of(
             self._order,
-            case.request_id,
-            case.method,
-            f"{case.state.value}, its errored hook due",
+            target.request_id,
+            target.method,
+            f"{target.state.value}, its errored hook due",
             at=Clock().wall(),
             run=OPERATOR,
         )
         batch = Batch(Point.ERRORED_DONE)
-        add_drop_hook(batch, case, mark, keep=self._settings.keep_failed_arguments)
+        add_drop_hook(batch, target, incident, keep=self._settings.keep_failed_arguments)
         async with open_writing(self._settings) as engine:
             try:
                 await engine.commit(batch)
             except ConflictError:
                 return False
-        words = f"it stays {case.state.value}; its errored hook is not called any more"
-        progress.end(words, state=case.state.value)
+        words = f"it stays {target.state.value}; its errored hook is not called any more"
+        progress.end(words, state=target.state.value)
         return True
 
     async def _change(
-        self, case: Case, state: TaskState, progress: Progress, *, dead: bool
+        self, target: OrderTarget, state: TaskState, progress: OrderProgress, *, dead: bool
     ) -> bool:
         """Compare and set; false if somebody else was quicker, or it was not done."""
         verb, clock = self._order.verb, Clock()
-        outcome = None if verb is Verb.RETRY else ordered(str(case), self._order, state)
-        was = state_of(case)
-        was += f" of run {case.owner}, gone" if dead and state not in RETRIED else ""
-        mark = mark_of(
-            self._order, case.request_id, case.method, was, at=clock.wall(), run=OPERATOR
+        outcome = None if verb is Verb.RETRY else ordered(str(target), self._order, state)
+        was = state_of(target)
+        was += f" of run {target.owner}, gone" if dead and state not in RETRIED else ""
+        incident = incident_of(
+            self._order, target.request_id, target.method, was, at=clock.wall(), run=OPERATOR
         )
         batch = Batch(Point.SETTLE)
         async with open_writing(self._settings) as engine:
             try:
-                if dead and case.owner is not None and case.acted:
+                if dead and target.owner is not None and target.acted:
                     leases = Leases(engine, clock, run_id=OPERATOR)
                     leases.add_take_away_one(
-                        batch, case.owner, case.request_id, settle_s=case.settle_s
+                        batch, target.owner, target.request_id, settle_s=target.settle_s
                     )
-                add_order(batch, case, outcome, mark, dead=dead)
+                add_order(batch, target, outcome, incident, dead=dead)
                 await engine.commit(batch)
             except ConflictError:
                 self._count_move(progress)
                 return False
             except UnknownCommitError:
-                if not await mark.stands(self._records.engine):
+                if not await incident.stands(self._records.engine):
                     self._count_move(progress)
                     return False
-        runs_on = await self._records.ring_living(case.service)
+        runs_on = await self._records.ring_living(target.service)
         end = ENDS[verb][state]
         progress.end(_done(self._order, runs_on=runs_on, end=end), state=end.value)
         return True

@@ -22,7 +22,7 @@ SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class BrokerEntity:
     """A queue or exchange under a name that every run of the service uses.
 
     Attributes:
@@ -60,37 +60,37 @@ class Topic:
         return [self.shared, *(directed_queue(self.name, host) for host in self.hosts)]
 
     @property
-    def dead(self) -> Thing:
+    def dead(self) -> BrokerEntity:
         """Where rejected and expired requests are kept."""
-        return Thing("queue", dead_letter_queue(self.name), _dead)
+        return BrokerEntity("queue", dead_letter_queue(self.name), _dead)
 
 
-def things_of(topics: Iterable[Topic], exchange: str, store: str) -> list[Thing]:
+def entities_of(topics: Iterable[Topic], exchange: str, store: str) -> list[BrokerEntity]:
     """All that a start declares under known names, in the order in which people read it."""
     return [
-        Thing("exchange", exchange, lambda profile: profile.control),
-        *(thing for topic in topics for thing in _things_of(topic, store)),
+        BrokerEntity("exchange", exchange, lambda profile: profile.control),
+        *(entity for topic in topics for entity in _entities_of(topic, store)),
     ]
 
 
-def queue_thing(queue: Queue) -> Thing:
+def queue_entity(queue: Queue) -> BrokerEntity:
     """*queue*, as something to ask about."""
-    return Thing("queue", queue.name, lambda profile: profile.flags_of(queue))
+    return BrokerEntity("queue", queue.name, lambda profile: profile.flags_of(queue))
 
 
-def _things_of(topic: Topic, store: str) -> Iterator[Thing]:
-    yield from map(queue_thing, topic.queues)
-    yield Thing("exchange", fanout_exchange(topic.name), lambda profile: profile.fanout)
+def _entities_of(topic: Topic, store: str) -> Iterator[BrokerEntity]:
+    yield from map(queue_entity, topic.queues)
+    yield BrokerEntity("exchange", fanout_exchange(topic.name), lambda profile: profile.fanout)
     yield topic.dead
-    yield from map(queue_thing, marks_of(topic.shared, store))
+    yield from map(queue_entity, marks_of(topic.shared, store))
 
 
 def _dead(profile: Profile) -> QueueFlags | None:
     return profile.topic if profile.dead_letters else None
 
 
-def listed(things: Iterable[Thing]) -> str:
+def listed(entities: Iterable[BrokerEntity]) -> str:
     """`queue a, exchange b and 2 more`."""
-    names = [str(thing) for thing in things]
+    names = [str(entity) for entity in entities]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

@@ -21,19 +21,19 @@ from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.context import Services
 from gracekit.request.lanes import LaneGate
-from gracekit.request.pace import Pace
+from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.suspects import Suspects
 from gracekit.request.waits import LeaseWaits
 from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import Transport
 from gracekit.runs.members import Members
 from gracekit.runs.own import OwnRecord, OwnSeat
+from gracekit.runtime.stops import Stops
 from gracekit.service import Service
 from gracekit.stop_signals import StopSignals
-from gracekit.stops import Stops
-from gracekit.store.bell import Bells
 from gracekit.store.engine import Engine
-from gracekit.store.place import StorePlace
+from gracekit.store.location import StoreLocation
+from gracekit.store.wakeup import Wakeups
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import History
 from gracekit.tracker.task import Lane
@@ -54,7 +54,7 @@ class Ground:
     settings: Settings
     process: Process
     clock: Clock
-    place: StorePlace
+    location: StoreLocation
     engine: Engine
     transport: Transport
     telemetry: Telemetry
@@ -78,7 +78,7 @@ class Records:
     journal: Journal
     members: Members
     leases: Leases
-    bells: Bells
+    wakeups: Wakeups
     own: OwnRecord
 
 
@@ -91,7 +91,7 @@ class Requests:
     answers: Answers
     suspects: Suspects
     lines: Lines
-    pace: Pace
+    trigger: RecoveryTrigger
     waits: LeaseWaits
     history: History
     gates: Mapping[Lane, LaneGate]
@@ -110,7 +110,7 @@ class Wired:
     tracker: Tracker
     history: History
     gates: Mapping[Lane, LaneGate]
-    pace: Pace
+    trigger: RecoveryTrigger
     answers: Answers
     dispatcher: Dispatcher
     reconciler: Reconciler

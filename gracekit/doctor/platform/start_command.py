@@ -21,7 +21,7 @@ _SHORT: Final = MappingProxyType({"store": "store_url", "transport": "transport_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class StartCommand:
     """What a command and its environment say.
 
     Attributes:
@@ -59,7 +59,9 @@ class Given:
         return load(self.flags, self.variables, file, defaults=defaults)
 
 
-def given_by(words: Sequence[str], environment: Mapping[str, str], directory: str = "") -> Given:
+def given_by(
+    words: Sequence[str], environment: Mapping[str, str], directory: str = ""
+) -> StartCommand:
     """What *words*, a command line, and *environment* say.
 
     Args:
@@ -70,7 +72,7 @@ def given_by(words: Sequence[str], environment: Mapping[str, str], directory: st
     flags = dict(_options(_words_of_run(words)))
     ours = {name: value for name, value in environment.items() if name.startswith(PREFIX)}
     file = flags.pop("config", None) or ours.pop(f"{PREFIX}CONFIG", None)
-    return Given(
+    return StartCommand(
         flags=flags, variables=ours, file=Path(directory) / str(file) if file is not None else None
     )
 

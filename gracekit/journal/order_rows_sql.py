@@ -13,10 +13,10 @@ NAMES: Final = (
 _CASES: Final = f"""
 SELECT {", ".join(NAMES[:-2])}, args IS NOT NULL,
     EXISTS (SELECT 1 FROM reply WHERE reply.task_id = task.id) FROM task WHERE """
-CASE_OF_ID: Final = f"{_CASES} id = ?"
-CASE_OF_KEY: Final = f"{_CASES} request_id = ? AND recipient = ?"
-CASES_OF_REQUEST: Final = f"{_CASES} request_id = ? ORDER BY id DESC"
-CASES_BETWEEN: Final = f"""
+TARGET_OF_ID: Final = f"{_CASES} id = ?"
+TARGET_OF_KEY: Final = f"{_CASES} request_id = ? AND recipient = ?"
+TARGETS_OF_REQUEST: Final = f"{_CASES} request_id = ? ORDER BY id DESC"
+TARGETS_BETWEEN: Final = f"""
 {_CASES} request_id >= ? AND request_id < ? ORDER BY id DESC LIMIT 100"""
 # As adoption would: what a dead process was at work on is handed over, unclean.
 CUT: Final = """
@@ -30,7 +30,7 @@ UPDATE task SET state = ?1, failure = ?2, reason = ?3, detail = ?4, finished_at 
 WHERE id = ?7 AND owner IS NOT DISTINCT FROM ?8 AND state = ?9"""
 REPLY_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
 # Crashes are forgotten: whoever retries a task that kills its process has reasons. A probe that
-# is being asked in a living run goes on to its verdict.
+# is being asked in a living run goes on to its decision.
 RETRY: Final = """
 UPDATE task SET state = 'accepted', owner = NULL, cut = NULL, next_check = NULL,
     waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0

@@ -1,4 +1,4 @@
-"""A machine whose killed processes stand still, and the lives of one process slot on it."""
+"""A machine whose killed processes stand still, and the lives of one instance on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gracekit.testing.ports import Died, owned_by
 from gracekit.testing.traps import Trap, WatchedSafePoints
 
 
-class Slot(Protocol):
+class Instance(Protocol):
     """Whose lives they are."""
 
     faults: PlannedFaults
@@ -25,23 +25,23 @@ class Slot(Protocol):
     def hear(self, name: str, fields: Mapping[str, Any]) -> None:
         """A life has told an event."""
 
-    def ended(self, life: SlotLife) -> None:
+    def ended(self, life: InstanceLife) -> None:
         """A life is over."""
 
 
-class SlotLife(Life):
-    """One process of a slot.
+class InstanceLife(Life):
+    """One process of an instance.
 
     Attributes:
         error: What its drain raised; None if it did not.
     """
 
-    machine: SlotMachine
+    machine: InstanceMachine
 
     def __init__(
-        self, slot: Slot, machine: SlotMachine, service: Service, settings: Settings
+        self, instance: Instance, machine: InstanceMachine, service: Service, settings: Settings
     ) -> None:
-        self.slot = slot
+        self.instance = instance
         self.error: BaseException | None = None
         self._loop = machine._loop()  # noqa: SLF001 - of this package
         self._following: asyncio.Task[None] | None = None
@@ -51,7 +51,7 @@ class SlotLife(Life):
     def _hear(self, name: str, fields: Mapping[str, Any]) -> None:
         super()._hear(name, fields)
         if self.process.lives:
-            self.slot.hear(name, fields)
+            self.instance.hear(name, fields)
 
     def watch_safe_points(self, traps: list[Trap]) -> None:
         """Lay *traps*; before it starts."""
@@ -94,7 +94,7 @@ class SlotLife(Life):
         self.interrupt(signal.SIGTERM)
 
         async def begun() -> None:
-            # A turn or two, and the phase rings no bell.
+            # After an iteration or two of the loop; the phase notifies nobody.
             while self.process.lives and not self.runtime.ground.phase.draining:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
@@ -111,7 +111,7 @@ class SlotLife(Life):
         self.transport.crash()
         self._loop.freeze(self)
         self.over.set()
-        self.slot.ended(self)
+        self.instance.ended(self)
 
     def bury(self) -> None:
         """Unwind what stands still, when nobody looks any more."""
@@ -122,7 +122,7 @@ class SlotLife(Life):
         self._loop.thaw(self)
 
 
-class SlotMachine(Machine):
+class InstanceMachine(Machine):
     """The machine under `InMemoryService`s."""
 
     @classmethod
@@ -145,20 +145,22 @@ class SlotMachine(Machine):
         self._loop().set_exception_handler(_tell)
 
     def faults_of(self, life: Life) -> Faults:
-        """See `Machine.faults_of`: each slot has its own."""
-        assert isinstance(life, SlotLife)
-        return life.slot.faults
+        """See `Machine.faults_of`: each instance has its own."""
+        assert isinstance(life, InstanceLife)
+        return life.instance.faults
 
-    async def bury(self, slot: Slot) -> None:
-        """End all lives of *slot*, and wait until nothing of them is left."""
-        mine = [one for one in self.lives if isinstance(one, SlotLife) and one.slot is slot]
+    async def bury(self, instance: Instance) -> None:
+        """End all lives of *instance*, and wait until nothing of them is left."""
+        mine = [
+            one for one in self.lives if isinstance(one, InstanceLife) and one.instance is instance
+        ]
         for life in mine:
             life.bury()
         await self.settle()
         for life in mine:
             self._abandon_tasks_of(life)
 
-    def _abandon_tasks_of(self, life: SlotLife) -> None:
+    def _abandon_tasks_of(self, life: InstanceLife) -> None:
         """What swallows its cancellation would keep the loop from closing: stop and forget it."""
         self._loop().freeze(life)
         for task, who in list(self._owners.items()):

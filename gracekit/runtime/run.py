@@ -18,14 +18,14 @@ import traceback
 from typing import Final, NoReturn
 
 from gracekit import streams
-from gracekit.built import Ground
 from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
-from gracekit.ending import FOREIGN_CANCELLATION
 from gracekit.errors import GracekitError
 from gracekit.exits import ExitCode, exit_code_of
 from gracekit.process import leave_at_once
-from gracekit.runtime import Runtime
+from gracekit.runtime.built import Ground
+from gracekit.runtime.ending import FOREIGN_CANCELLATION
+from gracekit.runtime.face import Runtime
 from gracekit.service import Service
 from gracekit.telemetry.catalogue import LOGGER
 from gracekit.telemetry.logs import said

@@ -9,30 +9,30 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from gracekit.background import Background, Work
-from gracekit.built import Ground, Records, Requests
 from gracekit.drain.coordinator import RECORD, ShutdownCoordinator
-from gracekit.drain.parts import Parts
+from gracekit.drain.parts import DrainParts
 from gracekit.errors import StoreError
 from gracekit.journal.retention import Retention
 from gracekit.journal.tasks import Journal
 from gracekit.leases.epoch import Epoch
-from gracekit.parts import Listed, Once, Part, PartList, Step
+from gracekit.parts import Action, ListedPart, Part, PartList, StepPart
 from gracekit.phase import ServiceState
 from gracekit.recovery.reconciler import Reconciler
 from gracekit.rpc.readers import ForeignReaders
 from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import shared_queue
 from gracekit.runs.members import Members
+from gracekit.runtime.built import Ground, Records, Requests
 from gracekit.tracker.history import History
 from gracekit.tracker.task import Lane
-from gracekit.upkeep import LifeSigns, Tidying, Watch, Watchdog
+from gracekit.upkeep import LifeSigns, RunWatch, Tidying, Watchdog
 
 
 def in_order(
     ground: Ground,
     records: Records,
     requests: Requests,
-    parts: Parts,
+    parts: DrainParts,
     coordinator: ShutdownCoordinator,
 ) -> PartList:
     """All that starts, from the first line down, and stops, from the last line up."""
@@ -46,40 +46,40 @@ def in_order(
     feeding = work(Watchdog(ground.telemetry, beat_s=settings.beat_s).feed)
     seed = partial(_seed_history, ground, records.journal, requests.history)
     gate = reconciler.gate if settings.startup_reconciliation_enabled else None
-    rings = partial(records.bells.start, requests.pace.poke, on_nudge=requests.waits.wake)
+    listening = partial(records.wakeups.start, requests.trigger.poke, on_nudge=requests.waits.wake)
     return PartList(
         [
             # Stopped last: a drain may wait for the store until its end. Started last: what feeds
             # systemd's watchdog also sets it off, and it must not watch a start.
-            Listed("end of the watchdog", Once(end=feeding.stop)),
-            Listed("store and seat", seat),
-            Listed("bell", Once(_soon(rings), end=_soon(records.bells.stop))),
-            Listed(RECORD, records.own),
+            ListedPart("end of the watchdog", StepPart(end=feeding.stop)),
+            ListedPart("store and seat", seat),
+            ListedPart("wake-ups", StepPart(_soon(listening), end=_soon(records.wakeups.stop))),
+            ListedPart(RECORD, records.own),
             # A Runtime is open. What follows works, and stops before the stop record.
-            Listed("adoption", Once(reconciler.adopt_dead_runs)),
-            Listed("history", Once(seed)),
-            Listed("transport", ground.transport, reserve_s=margin_s / 4),
-            Listed("answers", Once(end=_soon(requests.answers.stop))),
-            Listed("epoch", Once(None if epoch is None else epoch.begin)),
-            Listed("foreign readers", _readers(ground)),
-            Listed("hooks", parts.hooks, reserve_s=margin_s / 4),
-            Listed("threads", Once(end=_soon(requests.dispatcher.abandon_threads))),
-            Listed("ops server", _intake(ground, Lane.OPS, parts.servers)),
-            Listed("gate", Once(gate)),
-            Listed("new-request server", _intake(ground, Lane.REQUESTS, parts.servers)),
-            Listed("state", Once(partial(_serve, ground, records.members))),
-            Listed("recovery", Once(end=reconciler.stop)),
-            Listed("reconciler", work(reconciler.run)),
-            Listed("jobs", work(parts.jobs.run)),
-            Listed("watch", work(watch.watch)),
-            Listed("beat", work(signs.beat)),
-            Listed("tidying", work(tidying.tidy)),
-            Listed("watchdog", Once(feeding.start)),
+            ListedPart("adoption", StepPart(reconciler.adopt_dead_runs)),
+            ListedPart("history", StepPart(seed)),
+            ListedPart("transport", ground.transport, reserve_s=margin_s / 4),
+            ListedPart("answers", StepPart(end=_soon(requests.answers.stop))),
+            ListedPart("epoch", StepPart(None if epoch is None else epoch.begin)),
+            ListedPart("foreign readers", _readers(ground)),
+            ListedPart("hooks", parts.hooks, reserve_s=margin_s / 4),
+            ListedPart("threads", StepPart(end=_soon(requests.dispatcher.abandon_threads))),
+            ListedPart("ops server", _intake(ground, Lane.OPS, parts.servers)),
+            ListedPart("gate", StepPart(gate)),
+            ListedPart("new-request server", _intake(ground, Lane.REQUESTS, parts.servers)),
+            ListedPart("state", StepPart(partial(_serve, ground, records.members))),
+            ListedPart("recovery", StepPart(end=reconciler.stop)),
+            ListedPart("reconciler", work(reconciler.run)),
+            ListedPart("jobs", work(parts.jobs.run)),
+            ListedPart("watch", work(watch.watch)),
+            ListedPart("beat", work(signs.beat)),
+            ListedPart("tidying", work(tidying.tidy)),
+            ListedPart("watchdog", StepPart(feeding.start)),
         ]
     )
 
 
-def _soon(step: Callable[[], object]) -> Step:
+def _soon(step: Callable[[], object]) -> Action:
     """A step that does not wait, as one that may."""
 
     async def take() -> None:
@@ -93,14 +93,14 @@ def _work(ground: Ground, work: Work) -> Background:
     return Background(work, name, telemetry=ground.telemetry, clock=ground.clock)
 
 
-def _intake(ground: Ground, lane: Lane, servers: Mapping[Lane, RpcServer]) -> Once:
+def _intake(ground: Ground, lane: Lane, servers: Mapping[Lane, RpcServer]) -> StepPart:
     server = servers[lane]
 
     async def start() -> None:
         await server.start()
         ground.telemetry.emit("intake.opened", channel=lane.value)
 
-    return Once(start, end=server.stop)
+    return StepPart(start, end=server.stop)
 
 
 async def _serve(ground: Ground, members: Members) -> None:
@@ -118,22 +118,22 @@ async def _seed_history(ground: Ground, journal: Journal, history: History) -> N
 
 def _readers(ground: Ground) -> Part:
     """Refuses to share a queue with a living process that keeps what it takes elsewhere."""
-    store = ground.place.identity()
+    store = ground.location.identity()
     if store is None:
-        return Once()
+        return StepPart()
     queues = [shared_queue(topic) for topic in ground.topics.values()]
     label = f"{ground.service.topic}@{ground.seat.instance}"
     return ForeignReaders(
         partial(ground.transport.announce, queues, store=store, label=label),
         ground.telemetry,
-        store=ground.place.url,
+        store=ground.location.url,
         methods=ground.service.methods,
         accepts=ground.settings.accept_unshared_store,
     )
 
 
 def _epoch(ground: Ground, records: Records) -> Epoch | None:
-    name, locks = ground.place.name, ground.place.run_directory
+    name, locks = ground.location.name, ground.location.run_directory
     if name is None or locks is None:
         return None
     keep = ground.transport.keep_mark
@@ -158,8 +158,8 @@ def _life_signs(
     )
 
 
-def _watch(ground: Ground, signs: LifeSigns, servers: Mapping[Lane, RpcServer]) -> Watch:
-    return Watch(
+def _watch(ground: Ground, signs: LifeSigns, servers: Mapping[Lane, RpcServer]) -> RunWatch:
+    return RunWatch(
         signs,
         servers,
         ground.signals,

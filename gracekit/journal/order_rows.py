@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from gracekit.journal import orders_sql as sql
+from gracekit.journal import order_rows_sql as sql
 from gracekit.journal.rows import Outcome, from_json
 from gracekit.journal.tasks_sql import COUNT, HOOK_DONE, NOTE
 from gracekit.store.batch import Batch, Row
@@ -56,7 +56,7 @@ _NOT_RETRIED: Final = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class OrderTarget:
     """The row that an order is about, without what an operator must not see.
 
     Attributes:
@@ -101,10 +101,10 @@ class Case:
         return f"task {self.request_id} ({self.method})"
 
 
-def _case(row: Row) -> Case:
+def _target(row: Row) -> OrderTarget:
     values = dict(zip(sql.NAMES, row, strict=True))
     kind, resource_id = values.pop("resource_kind"), values.pop("resource_id")
-    return Case(
+    return OrderTarget(
         **values  # type: ignore[arg-type]  # as the schema says
         | {
             "resource": None if kind is None else (str(kind), str(resource_id)),
@@ -117,53 +117,53 @@ def _case(row: Row) -> Case:
     )
 
 
-async def case_of(engine: Engine, row_id: int) -> Case | None:
+async def target_of(engine: Engine, row_id: int) -> OrderTarget | None:
     """The row of that id as it stands; None if there is none."""
-    rows = await engine.query(sql.CASE_OF_ID, row_id)
-    return _case(rows[0]) if rows else None
+    rows = await engine.query(sql.TARGET_OF_ID, row_id)
+    return _target(rows[0]) if rows else None
 
 
-async def case_named(engine: Engine, request_id: str, recipient: str) -> Case | None:
+async def target_named(engine: Engine, request_id: str, recipient: str) -> OrderTarget | None:
     """The row of that request as it stands; None if there is none."""
-    rows = await engine.query(sql.CASE_OF_KEY, request_id, recipient)
-    return _case(rows[0]) if rows else None
+    rows = await engine.query(sql.TARGET_OF_KEY, request_id, recipient)
+    return _target(rows[0]) if rows else None
 
 
-async def cases_of(engine: Engine, request_id: str) -> list[Case]:
+async def targets_of(engine: Engine, request_id: str) -> list[OrderTarget]:
     """Rows of that request, newest first; each copy of a fanout has one."""
-    return [_case(row) for row in await engine.query(sql.CASES_OF_REQUEST, request_id)]
+    return [_target(row) for row in await engine.query(sql.TARGETS_OF_REQUEST, request_id)]
 
 
-async def cases_between(engine: Engine, first: str, end: str) -> list[Case]:
+async def targets_between(engine: Engine, first: str, end: str) -> list[OrderTarget]:
     """Rows with a request id from *first* up to, and without, *end*: newest first, 100 at most."""
-    return [_case(row) for row in await engine.query(sql.CASES_BETWEEN, first, end)]
+    return [_target(row) for row in await engine.query(sql.TARGETS_BETWEEN, first, end)]
 
 
-def refusal_of(case: Case, verb: Verb, state: TaskState | None = None) -> str | None:
+def refusal_of(target: OrderTarget, verb: Verb, state: TaskState | None = None) -> str | None:
     """As `refusal`, of a row; *state* is as good as its own where its owner is dead."""
-    state = state or case.state
-    why = refusal(case, verb, state, case.reason, case.detail)
+    state = state or target.state
+    why = refusal(target, verb, state, target.reason, target.detail)
     if why is None and state in RETRIED:
-        why = _not_again(case)
+        why = _not_again(target)
     return why
 
 
-def _not_again(case: Case) -> str | None:
+def _not_again(target: OrderTarget) -> str | None:
     """Why an ended task cannot be run again now, or ever."""
-    if case.errored_due:
+    if target.errored_due:
         return (
-            f"{case} is {case.state.value} and its errored hook has still to be called: retry it "
-            "after that, or cancel the hook with `gracekit tasks cancel`"
+            f"{target} is {target.state.value} and its errored hook has still to be called: retry "
+            "it after that, or cancel the hook with `gracekit tasks cancel`"
         )
-    if case.owes_replies:
+    if target.owes_replies:
         return (
-            f"{case} is {case.state.value} and its caller has still to be answered: retry it after "
-            "that; a run of the service sends the answer"
+            f"{target} is {target.state.value} and its caller has still to be answered: retry it "
+            "after that; a run of the service sends the answer"
         )
-    if not case.has_arguments:
+    if not target.has_arguments:
         return (
-            f"{case} is {case.state.value} and its arguments are not kept: send it again under a "
-            "new id. With GRACEKIT_KEEP_FAILED_ARGUMENTS=true later ones are kept"
+            f"{target} is {target.state.value} and its arguments are not kept: send it again under "
+            "a new id. With GRACEKIT_KEEP_FAILED_ARGUMENTS=true later ones are kept"
         )
     return None
 
@@ -190,7 +190,7 @@ def refusal(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class OrderIncident:
     """The incident of one order: whether it stands tells whether its commit was done."""
 
     at: float
@@ -215,24 +215,24 @@ class Mark:
         )
 
 
-def state_of(case: Case) -> str:
+def state_of(target: OrderTarget) -> str:
     """What a task was before an order, for its record: its next end overwrites the row.
 
     `handed_over`, `errored (attempts), attempt 3`, or `failed, attempt 1: LookupError: no disk`.
     """
-    words = case.state.value + (f" ({case.reason})" if case.reason else "")
-    if case.state not in RETRIED:
+    words = target.state.value + (f" ({target.reason})" if target.reason else "")
+    if target.state not in RETRIED:
         return words
-    words += f", attempt {case.attempts}"
-    failure = from_json(case.failure) if case.state is TaskState.FAILED else None
+    words += f", attempt {target.attempts}"
+    failure = from_json(target.failure) if target.state is TaskState.FAILED else None
     return words + (f": {failure['exc_class']}: {failure['message']}" if failure else "")
 
 
-def mark_of(
+def incident_of(
     order: Order, request_id: str, method: str, before: str, *, at: float, run: str
-) -> Mark:
+) -> OrderIncident:
     """The incident `operator_cancel`: by whom, why, and what the task was."""
-    return Mark(
+    return OrderIncident(
         at=at,
         run_id=run,
         what=f"operator_{order.verb.value}",
@@ -242,7 +242,14 @@ def mark_of(
     )
 
 
-def add_order(batch: Batch, case: Case, outcome: Outcome | None, mark: Mark, *, dead: bool) -> None:
+def add_order(
+    batch: Batch,
+    target: OrderTarget,
+    outcome: Outcome | None,
+    incident: OrderIncident,
+    *,
+    dead: bool,
+) -> None:
     """Carry an order out on the row, unless it has moved on since it was read.
 
     An ended row keeps its owner if that lives; else it has none, and any run
@@ -250,43 +257,45 @@ def add_order(batch: Batch, case: Case, outcome: Outcome | None, mark: Mark, *, 
 
     Args:
         batch: What is committed.
-        case: The row as it was read.
-        mark: The record of the order.
+        target: The row as it was read.
+        incident: The record of the order.
         outcome: How it ends; None for a retry.
         dead: Whether its owner is proven dead, so that the row is as good as ownerless.
     """
-    owner, state = case.owner, case.state
+    owner, state = target.owner, target.state
     if state in RETRIED:  # whoever owns an ended row does nothing with it any more
-        batch.add(sql.RUN_AGAIN, case.id, state.value, case.finished_at, expect=1)
-        mark.add(batch)
+        batch.add(sql.RUN_AGAIN, target.id, state.value, target.finished_at, expect=1)
+        incident.add(batch)
         return
     if dead and state is TaskState.RUNNING:
-        batch.add(sql.CUT, mark.at, case.id, owner, expect=1)
+        batch.add(sql.CUT, incident.at, target.id, owner, expect=1)
         owner, state = None, TaskState.HANDED_OVER
     elif dead and owner is not None:
         batch.add(
             sql.FREE_OF_THE_DEAD,
-            *(case.id, owner, state.value),
+            *(target.id, owner, state.value),
             expect=1,
         )
         owner = None
     if outcome is None:
-        batch.add(sql.RETRY, case.id, owner, expect=1)
+        batch.add(sql.RETRY, target.id, owner, expect=1)
     else:
         batch.add(
             sql.END,
-            *(outcome.state.value, outcome.failure, outcome.reason, outcome.detail, mark.at),
-            *(int(outcome.state is TaskState.ERRORED), case.id, owner, state.value),
+            *(outcome.state.value, outcome.failure, outcome.reason, outcome.detail, incident.at),
+            *(int(outcome.state is TaskState.ERRORED), target.id, owner, state.value),
             expect=1,
         )
-        batch.add(sql.REPLY_DUE, mark.at, case.id)
-    mark.add(batch)
+        batch.add(sql.REPLY_DUE, incident.at, target.id)
+    incident.add(batch)
 
 
-def add_drop_hook(batch: Batch, case: Case, mark: Mark, *, keep: bool) -> None:
+def add_drop_hook(
+    batch: Batch, target: OrderTarget, incident: OrderIncident, *, keep: bool
+) -> None:
     """Cancel the errored hook of an ended task: whoever owns it does not call it any more.
 
     With *keep* its arguments stay, so that it can be retried.
     """
-    batch.add(f"{HOOK_DONE} AND errored_due = 1", int(keep), case.id, expect=1)
-    mark.add(batch)
+    batch.add(f"{HOOK_DONE} AND errored_due = 1", int(keep), target.id, expect=1)
+    incident.add(batch)

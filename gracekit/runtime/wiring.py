@@ -9,41 +9,41 @@ import asyncio
 import os
 from typing import Any
 
-from gracekit.built import Ground, Records, Requests, Wired
 from gracekit.control.orders import Orders
 from gracekit.control.verbs import Control
 from gracekit.dispatcher import Dispatcher
 from gracekit.drain.coordinator import ShutdownCoordinator
-from gracekit.drain.parts import Parts
+from gracekit.drain.parts import DrainParts
 from gracekit.drain.report import DrainReport
 from gracekit.errors import ControlOffError, StoreError
-from gracekit.hooks import Hooks
+from gracekit.hooks import ServiceHooks
 from gracekit.journal.claims import Claims
 from gracekit.journal.holds import Holds
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
-from gracekit.order import in_order
 from gracekit.periodic import PeriodicJobs
 from gracekit.recovery.reconciler import Reconciler
 from gracekit.recovery.shared import Shared
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
+from gracekit.request.claim_limit import ClaimLimit
 from gracekit.request.context import Services
 from gracekit.request.custody import Custody
-from gracekit.request.lanes import LaneGate, Turns
-from gracekit.request.pace import Pace
+from gracekit.request.lanes import LaneGate, Scheduler
+from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.refusals import Detour, Refusals
-from gracekit.request.seats import Seats
 from gracekit.request.suspects import Suspects
 from gracekit.request.waits import LeaseWaits
 from gracekit.rpc import offer
 from gracekit.rpc.connect import written_url
 from gracekit.rpc.message import Request
-from gracekit.rpc.server import Places, RpcServer
+from gracekit.rpc.server import Capacity, RpcServer
 from gracekit.rpc.transport import Queue, directed_queue, fanout_queue, shared_queue
 from gracekit.runs.members import Members
 from gracekit.runs.own import OwnRecord
+from gracekit.runtime.built import Ground, Records, Requests, Wired
+from gracekit.runtime.start_order import in_order
 from gracekit.tracker.history import History
 from gracekit.tracker.task import Lane
 from gracekit.version import VERSION
@@ -57,7 +57,7 @@ def wire(ground: Ground) -> Wired:
     reconciler = _reconciler(ground, records, requests)
     jobs = _jobs(ground, requests)
     servers = {lane: _server(ground, lane, requests) for lane in requests.gates}
-    hooks = Hooks(
+    hooks = ServiceHooks(
         ground.service.start_hooks,
         ground.service.stop_hooks,
         ground.telemetry,
@@ -65,7 +65,7 @@ def wire(ground: Ground) -> Wired:
         start_timeout_s=ground.settings.start_timeout_s,
         stop_timeout_s=ground.settings.stop_hook_timeout_s,
     )
-    parts = Parts(
+    parts = DrainParts(
         tracker=requests.services.tracker,
         dispatcher=requests.dispatcher,
         servers=servers,
@@ -88,7 +88,7 @@ def wire(ground: Ground) -> Wired:
         tracker=requests.services.tracker,
         history=requests.history,
         gates=requests.gates,
-        pace=requests.pace,
+        trigger=requests.trigger,
         answers=requests.answers,
         dispatcher=requests.dispatcher,
         reconciler=reconciler,
@@ -105,23 +105,23 @@ def wire(ground: Ground) -> Wired:
 def _records(ground: Ground) -> Records:
     settings, clock, seat = ground.settings, ground.clock, ground.seat
     names = {"run_id": seat.run_id, "service": ground.service.topic}
-    locks = ground.place.run_directory
+    locks = ground.location.run_directory
     members = Members(ground.engine, clock, ground.process, lock_directory=locks, **names)
-    bells = ground.place.bells(seat.run_id)
+    wakeups = ground.location.wakeups(seat.run_id)
     cancelled = DrainReport(failure="the start was cancelled")
     topics = ground.topics
     own = OwnRecord(
         ground.engine,
         seat,
         members,
-        bells,
+        wakeups,
         written={
             "host": settings.host,
             "version": VERSION,
             "topic": topics[Lane.REQUESTS],
             "ops_topic": topics[Lane.OPS],
             "transport": written_url(settings.transport_url),
-            "schema": ground.place.schema,
+            "schema": ground.location.schema,
             "methods": offer.written(ground.service.methods),
         },
         cancelled=(int(cancelled.exit_code), cancelled.as_json()),
@@ -130,50 +130,51 @@ def _records(ground: Ground) -> Records:
         journal=Journal(ground.engine, clock, keep_failed=settings.keep_failed_arguments, **names),
         members=members,
         leases=Leases(ground.engine, clock, run_id=seat.run_id),
-        bells=bells,
+        wakeups=wakeups,
         own=own,
     )
 
 
 def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
-    clock, telemetry, phase = ground.clock, ground.telemetry, ground.phase
-    journal, leases = records.journal, records.leases
-    services = Services(
-        journal=journal,
-        holds=Holds(journal, host=ground.settings.host),
-        leases=leases,
-        tracker=ground.tracker,
-        phase=phase,
-        clock=clock,
-        loop=asyncio.get_running_loop(),
-        safe_points=ground.process.safe_points,
-    )
+    settings, clock, telemetry = ground.settings, ground.clock, ground.telemetry
+    journal, leases, seat = records.journal, records.leases, ground.seat
+    services = _services(ground, records)
     answers = Answers(
         ground.transport,
         journal,
         ground.process,
         telemetry,
         clock,
-        error_details=ground.settings.error_details,
+        error_details=settings.error_details,
     )
     refusals = Refusals(journal, answers, telemetry, clock, verbs, Detour(records.members, clock))
     arrivals = Arrivals(
-        ground.service.methods,
-        refusals,
-        phase,
-        ground.settings,
-        clock,
-        instance=ground.seat.instance,
+        ground.service.methods, refusals, ground.phase, settings, clock, instance=seat.instance
     )
-    pace, lines = Pace(), Lines()
+    trigger, lines = RecoveryTrigger(), Lines()
     suspects = Suspects(clock, journal.parole, telemetry)
-    custody = Custody(journal, leases, telemetry, pace)
-    turns = Turns(lines, suspects)
-    run_id = ground.seat.run_id
-    waits = LeaseWaits(custody, leases, turns, clock, run_id=run_id, bells=records.bells, pace=pace)
+    custody = Custody(journal, leases, telemetry, trigger)
+    scheduler = Scheduler(lines, suspects)
+    waits = LeaseWaits(
+        custody,
+        leases,
+        scheduler,
+        clock,
+        run_id=seat.run_id,
+        wakeups=records.wakeups,
+        trigger=trigger,
+    )
     history, gates = History(), _gates(ground)
     dispatcher = Dispatcher(
-        services, arrivals, custody, turns, waits, answers, telemetry, gates=gates, history=history
+        services,
+        arrivals,
+        custody,
+        scheduler,
+        waits,
+        answers,
+        telemetry,
+        gates=gates,
+        history=history,
     )
     return Requests(
         services=services,
@@ -181,11 +182,24 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
         answers=answers,
         suspects=suspects,
         lines=lines,
-        pace=pace,
+        trigger=trigger,
         waits=waits,
         history=history,
         gates=gates,
         dispatcher=dispatcher,
+    )
+
+
+def _services(ground: Ground, records: Records) -> Services:
+    return Services(
+        journal=records.journal,
+        holds=Holds(records.journal, host=ground.settings.host),
+        leases=records.leases,
+        tracker=ground.tracker,
+        phase=ground.phase,
+        clock=ground.clock,
+        loop=asyncio.get_running_loop(),
+        safe_points=ground.process.safe_points,
     )
 
 
@@ -194,15 +208,15 @@ def _gates(ground: Ground) -> dict[Lane, LaneGate]:
     return {
         Lane.REQUESTS: LaneGate(
             Lane.REQUESTS,
-            Places(settings.max_accepted),
-            Seats(ahead=settings.max_running, total=settings.max_accepted),
+            Capacity(settings.max_accepted),
+            ClaimLimit(ahead=settings.max_running, total=settings.max_accepted),
             settings.max_running,
             threads(settings.threads),
         ),
         Lane.OPS: LaneGate(
             Lane.OPS,
-            Places(settings.ops_max_accepted),
-            Seats(ahead=settings.ops_max_running, total=settings.ops_max_accepted),
+            Capacity(settings.ops_max_accepted),
+            ClaimLimit(ahead=settings.ops_max_running, total=settings.ops_max_accepted),
             settings.ops_max_running,
             threads(settings.ops_threads),
         ),
@@ -230,9 +244,9 @@ def _reconciler(ground: Ground, records: Records, requests: Requests) -> Reconci
         lines=requests.lines,
         suspects=requests.suspects,
         methods=ground.service.methods,
-        seats={lane: gate.seats for lane, gate in requests.gates.items()},
+        claim_limit={lane: gate.claim_limit for lane, gate in requests.gates.items()},
         threads=ground.process.threads(settings.threads),
-        pace=requests.pace,
+        trigger=requests.trigger,
         settings=settings,
         telemetry=telemetry,
     )
@@ -246,7 +260,7 @@ def _jobs(ground: Ground, requests: Requests) -> PeriodicJobs:
         ground.telemetry,
         ground.process.threads(ground.settings.threads),
         requests.suspects,
-        requests.pace,
+        requests.trigger,
     )
 
 
@@ -256,7 +270,7 @@ def _server(ground: Ground, lane: Lane, requests: Requests) -> RpcServer:
         ground.transport,
         _queues(ground, lane),
         lambda delivery: requests.dispatcher.take(delivery, lane),
-        requests.gates[lane].places,
+        requests.gates[lane].capacity,
         prefetch=settings.prefetch,
         prefetch_bytes=settings.prefetch_bytes,
         wait_s=settings.accept_wait_s,
@@ -314,7 +328,7 @@ def _control(
             tracker,
             requests.dispatcher,
             ground.telemetry,
-            pace=requests.pace,
+            trigger=requests.trigger,
         ),
         telemetry=ground.telemetry,
         clock=ground.clock,

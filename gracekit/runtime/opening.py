@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from gracekit.built import Ground, Wired
 from gracekit.config.values import check_queues
 from gracekit.drain.coordinator import RECORD
-from gracekit.runs.seat import MAX_SLOTS
+from gracekit.runs.seat import MAX_INSTANCES
+from gracekit.runtime.built import Ground, Wired
+from gracekit.runtime.wiring import wire
 from gracekit.upkeep import Starting, StoreChanges
-from gracekit.wiring import wire
 
 SIGNAL_RECORD_S: Final = 1.0
 """A store gets so long for the stop-intent that the signal thread writes."""
@@ -50,7 +50,7 @@ def _check_names(ground: Ground) -> None:
     settings, longest = ground.settings, max(ground.topics.values(), key=len)
     if settings.instance:
         check_queues(longest, settings.instance, "shorten GRACEKIT_INSTANCE")
-    check_queues(longest, f"{settings.host}-{MAX_SLOTS - 1}", "shorten GRACEKIT_HOST")
+    check_queues(longest, f"{settings.host}-{MAX_INSTANCES - 1}", "shorten GRACEKIT_HOST")
 
 
 async def _join(ground: Ground, starting: Starting) -> Wired:

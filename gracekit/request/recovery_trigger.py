@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Pace:
+class RecoveryTrigger:
     """When recovery looks: at once when a row has lost its owner, else now and then.
 
     Attributes:
@@ -20,7 +20,7 @@ class Pace:
     def __init__(self) -> None:
         self.is_paused = False
         self.looks_around = True
-        self._is_rung = False
+        self._is_set = False
         self._asked_after: dict[str, None] = {}
         self._woken = asyncio.Event()
 
@@ -31,7 +31,7 @@ class Pace:
 
     def go_on(self) -> None:
         """Another pass now, over what is known."""
-        self._is_rung = True
+        self._is_set = True
         self._woken.set()
 
     def look_after(self, run_id: str) -> None:
@@ -40,8 +40,8 @@ class Pace:
         self._woken.set()
 
     def begin(self) -> None:
-        """A pass begins: what rings from now on is for the next one."""
-        self._is_rung = False
+        """A pass begins: what is asked for from now on is for the next one."""
+        self._is_set = False
         self._rest()
 
     def take_asked_after(self) -> list[str]:
@@ -51,13 +51,13 @@ class Pace:
         return asked
 
     def _rest(self) -> None:
-        if not self._is_rung and not self._asked_after:
+        if not self._is_set and not self._asked_after:
             self._woken.clear()
 
     @property
-    def is_rung(self) -> bool:
+    def is_set(self) -> bool:
         """Whether another pass is due."""
-        return self._is_rung
+        return self._is_set
 
     async def wait(self) -> None:
         """Wait until a pass is due, or a run is asked about."""

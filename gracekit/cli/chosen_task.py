@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gracekit.cli.reach import Answer, Desk
-from gracekit.cli.records import Records, label
+from gracekit.cli.reach import ControlClient, RunAnswer
+from gracekit.cli.records import StoreRecords, label
 from gracekit.cli.text import plural, safe
 from gracekit.errors import GracekitError
-from gracekit.journal.orders import Case, cases_between, cases_of
+from gracekit.journal.order_rows import OrderTarget, targets_between, targets_of
 from gracekit.runs.run import Run
 from gracekit.tracker.task import TaskState
 
@@ -18,7 +18,7 @@ _ABOVE_ALL: Final = chr(0x10FFFF)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class ChosenTask:
     """What an order is about.
 
     Attributes:
@@ -48,7 +48,7 @@ class Subject:
             "journaled": self.row_id is not None,
         }
 
-    def is_task(self, task: Answer) -> bool:
+    def is_task(self, task: RunAnswer) -> bool:
         """Whether a living process means it."""
         key = (task.get("task_id"), task.get("recipient", ""))
         return key == (self.request_id, self.recipient)
@@ -58,7 +58,7 @@ class Subject:
         return f"{safe(self.request_id)} ({safe(' '.join(words))})"
 
 
-async def find(records: Records, word: str, instance: str | None) -> Subject:
+async def find(records: StoreRecords, word: str, instance: str | None) -> ChosenTask:
     """The task that *word* means.
 
     Args:
@@ -93,52 +93,52 @@ async def find(records: Records, word: str, instance: str | None) -> Subject:
     return found[0]
 
 
-def _name(subject: Subject) -> str:
+def _name(subject: ChosenTask) -> str:
     return f"{subject}{f' for {safe(subject.recipient)}' if subject.recipient else ''}"
 
 
 async def _rows(
-    records: Records, word: str, instance: str | None, *, exactly: bool = False
-) -> list[Subject]:
+    records: StoreRecords, word: str, instance: str | None, *, exactly: bool = False
+) -> list[ChosenTask]:
     if exactly:
-        found = await cases_of(records.engine, word)
+        found = await targets_of(records.engine, word)
     else:
-        found = await cases_between(records.engine, word, word + _ABOVE_ALL)
+        found = await targets_between(records.engine, word, word + _ABOVE_ALL)
     # A refused request may have had the id of a task, which is the one that is meant.
-    found = [case for case in found if case.state is not TaskState.REJECTED] or found
+    found = [target for target in found if target.state is not TaskState.REJECTED] or found
     runs = {run.run_id: run for run in await records.runs()}
     if instance is not None:
-        found = [case for case in found if _is_of(case, instance, runs)]
-    return [_subject(case, runs) for case in found]
+        found = [target for target in found if _is_of(target, instance, runs)]
+    return [_subject(target, runs) for target in found]
 
 
-def _is_of(case: Case, instance: str, runs: dict[str, Run]) -> bool:
-    if case.recipient:
-        return case.recipient == instance
-    owner = runs.get(case.owner or "")
+def _is_of(target: OrderTarget, instance: str, runs: dict[str, Run]) -> bool:
+    if target.recipient:
+        return target.recipient == instance
+    owner = runs.get(target.owner or "")
     return owner is None or owner.instance == instance
 
 
-def _subject(case: Case, runs: dict[str, Run]) -> Subject:
-    owner = runs.get(case.owner or "")
-    return Subject(
-        request_id=case.request_id,
-        recipient=case.recipient,
-        method=case.method,
-        resource=None if case.resource is None else ":".join(case.resource),
-        state=case.state.value,
-        row_id=case.id,
+def _subject(target: OrderTarget, runs: dict[str, Run]) -> ChosenTask:
+    owner = runs.get(target.owner or "")
+    return ChosenTask(
+        request_id=target.request_id,
+        recipient=target.recipient,
+        method=target.method,
+        resource=None if target.resource is None else ":".join(target.resource),
+        state=target.state.value,
+        row_id=target.id,
         where=f" on {owner.instance}" if owner else "",
     )
 
 
-async def _live(records: Records, instance: str | None) -> tuple[list[Subject], str]:
+async def _live(records: StoreRecords, instance: str | None) -> tuple[list[ChosenTask], str]:
     """What processes run without a row; and which of them did not say, for a message."""
-    async with Desk() as desk:
-        heard = await desk.hear_all(records, instance, every_task=True)
+    async with ControlClient() as control:
+        reports = await control.hear_all(records, instance, every_task=True)
     runs = {run.run_id: run for run in await records.runs()}
     found = [
-        Subject(
+        ChosenTask(
             request_id=str(task.get("task_id")),
             recipient=str(task.get("recipient") or ""),
             method=str(task.get("method")),
@@ -148,12 +148,12 @@ async def _live(records: Records, instance: str | None) -> tuple[list[Subject], 
             run=runs[run_id],
             where=f" on {runs[run_id].instance}",
         )
-        for run_id, said in heard.items()
+        for run_id, said in reports.items()
         for task in said.tasks
         if not task.get("journaled")
     ]
     silent = [
-        f"{label(runs[i])}: {said.why or said.brief}" for i, said in heard.items() if said.brief
+        f"{label(runs[i])}: {said.why or said.brief}" for i, said in reports.items() if said.brief
     ]
     return (
         found,

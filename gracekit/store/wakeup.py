@@ -1,8 +1,8 @@
-"""A bell between processes: a named pipe that wakes its owner's loop at once.
+"""Wake-ups between processes: a named pipe that wakes its owner's loop at once.
 
-The ringer never waits and never fails; a ring that nobody hears says so. A
-ring carries no news, only "look again": several may arrive as one. A nudge is a
-ring of another kind, for what is cheap to look at and comes often.
+The sender never waits and never fails; it learns whether a living process listens. A
+wake-up carries no news, only "look again": several may arrive as one. A nudge is a
+wake-up of another kind, for what is cheap to look at and comes often.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Final
 
 from gracekit.store import files
 
-_RING: Final = b"\0"
+_WAKE: Final = b"\0"
 _NUDGE: Final = b"\1"
 _DRAIN_BYTES: Final = 65536  # a pipe holds no more, unless somebody enlarged it
 
 
-def bells_directory(database: Path) -> Path:
-    """Where the bells of a database hang: `<db>-bells/`."""
+def wakeups_directory(database: Path) -> Path:
+    """Where the wake-up pipes of a database are: `<db>-bells/`."""
     return database.with_name(database.name + "-bells")
 
 
-class Bell:
-    """One owner's bell.
+class Wakeup:
+    """The wake-up pipe of one process.
 
     Args:
         path: Of the pipe, unique to this owner; its directory is made with mode 0700.
@@ -37,15 +37,15 @@ class Bell:
         self.path: Final = path.absolute()
         self._fd: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._on_ring: Callable[[], None] | None = None
+        self._on_wake: Callable[[], None] | None = None
         self._on_nudge: Callable[[], None] | None = None
 
     def start(
-        self, on_ring: Callable[[], None], *, on_nudge: Callable[[], None] | None = None
+        self, on_wake: Callable[[], None], *, on_nudge: Callable[[], None] | None = None
     ) -> None:
-        """Hang the bell and call *on_ring* on the running loop for each ring or several.
+        """Make the pipe and call *on_wake* on the running loop for each wake-up or several.
 
-        *on_nudge* is called for nudges; without it they are not heard.
+        *on_nudge* is called for nudges; without it they are dropped.
 
         A second call does nothing.
 
@@ -58,15 +58,15 @@ class Bell:
         # A dead owner of the same name may have left its pipe.
         self.path.unlink(missing_ok=True)
         os.mkfifo(self.path, 0o600)
-        # For writing too: else the pipe would be at its end whenever no ringer has it open,
+        # For writing too: else the pipe would be at its end whenever no sender has it open,
         # and the loop would spin on it.
         self._fd = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-        self._on_ring, self._on_nudge = on_ring, on_nudge
+        self._on_wake, self._on_nudge = on_wake, on_nudge
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._heard)
 
     def stop(self) -> None:
-        """Take the bell down; may be called twice or before `start`."""
+        """Remove the pipe; may be called twice or before `start`."""
         if self._fd is None or self._loop is None:
             return
         self.path.unlink(missing_ok=True)
@@ -76,50 +76,50 @@ class Bell:
 
     def _heard(self) -> None:
         assert self._fd is not None
-        assert self._on_ring is not None
+        assert self._on_wake is not None
         try:
-            # Before the callback: a ring during it must be heard again.
+            # Before the callback: a wake-up during it must cause another call.
             heard = os.read(self._fd, _DRAIN_BYTES)
         except BlockingIOError:
-            heard = _RING
+            heard = _WAKE
         if _NUDGE in heard and self._on_nudge is not None:
             self._on_nudge()
-        if _RING in heard:
-            self._on_ring()
+        if _WAKE in heard:
+            self._on_wake()
 
 
-class Bells:
-    """The bells of a store's runs: one of our own, and those of siblings to ring.
+class Wakeups:
+    """The wake-up pipes of a store's runs: our own, and those of siblings.
 
     Args:
-        directory: Where they hang; None for a store that no other process sees.
-        run_id: Whose is ours; None for who only rings.
+        directory: Where they are; None for a store that no other process sees.
+        run_id: Ours; None for a process that only wakes others.
     """
 
     def __init__(self, directory: Path | None, run_id: str | None) -> None:
         self._directory = directory
         self._own = (
-            None if directory is None or run_id is None else Bell(self._path(directory, run_id))
+            None if directory is None or run_id is None else Wakeup(self._path(directory, run_id))
         )
 
     def _path(self, directory: Path, run_id: str) -> Path:
         return directory / f"{run_id}.bell"
 
-    def start(self, on_ring: Callable[[], None], *, on_nudge: Callable[[], None]) -> None:
-        """Hang ours; as `Bell.start`."""
+    def start(self, on_wake: Callable[[], None], *, on_nudge: Callable[[], None]) -> None:
+        """Listen by ours; as `Wakeup.start`."""
         if self._own is not None:
-            self._own.start(on_ring, on_nudge=on_nudge)
+            self._own.start(on_wake, on_nudge=on_nudge)
 
     def stop(self) -> None:
-        """Take ours down; may be called twice or before `start`."""
+        """Remove ours; may be called twice or before `start`."""
         if self._own is not None:
             self._own.stop()
 
-    def ring(self, run_ids: Iterable[str]) -> None:
+    def wake(self, run_ids: Iterable[str]) -> None:
         """Have those runs look: something was left for others to claim."""
         for run_id in run_ids:
             if self._directory is not None:
-                ring(self._path(self._directory, run_id))
+                wake(self._path(self._directory, run_id))
 
     def nudge(self, run_id: str) -> None:
         """Wake that run, which waits for a lease that is free now."""
@@ -128,27 +128,27 @@ class Bells:
 
 
 def nudge(path: Path) -> bool:
-    """As `ring`, with a nudge."""
-    return ring(path, _NUDGE)
+    """As `wake`, with a nudge."""
+    return wake(path, _NUDGE)
 
 
-def ring(path: Path, how: bytes = _RING) -> bool:
-    """Ring the bell at *path* without waiting.
+def wake(path: Path, how: bytes = _WAKE) -> bool:
+    """Wake the process that listens at *path*, without waiting.
 
     Returns:
-        Whether somebody will hear it; false where no living process has the bell open.
+        Whether it arrives; false where no living process has the pipe open.
     """
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:  # no such bell, or nobody behind it
+    except OSError:  # no such pipe, or nobody behind it
         return False
     try:
         if not stat.S_ISFIFO(os.fstat(fd).st_mode):
             return False
         os.write(fd, how)
-    except BlockingIOError:  # full of rings that its owner has not heard yet
+    except BlockingIOError:  # full of wake-ups that its owner has not read yet
         return True
-    except OSError:  # it was taken down since
+    except OSError:  # it was removed since
         return False
     else:
         return True

@@ -1,8 +1,8 @@
-"""Seats: how many recovered rows of a lane may be claimed here before it is their turn.
+"""The claim limit: how many recovered rows of a lane may be claimed here before it is their turn.
 
 Few, so that siblings can claim the others. A row that waits for something of
-its own, a busy resource say, gives its seat back: it must not keep those behind
-it from beginning.
+its own, a busy resource say, no longer counts as ahead: it must not keep those
+behind it from beginning.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Seats:
+class ClaimLimit:
     """The recovered rows of one lane in this process.
 
     Args:
@@ -24,7 +24,7 @@ class Seats:
         self._changed = asyncio.Event()
 
     def take(self) -> bool:
-        """Take a seat for a row if one is free."""
+        """Count one more row, if the limit allows."""
         if self._ahead == 0 or self._room == 0:
             return False
         self._ahead -= 1
@@ -38,18 +38,18 @@ class Seats:
             number += 1
         return number
 
-    def rise(self) -> None:
-        """A row has begun, or waits for something of its own: the next may have its seat."""
+    def begin(self) -> None:
+        """A row has begun, or waits for something of its own: the next may be claimed."""
         self._ahead += 1
         self._changed.set()
 
     def leave(self) -> None:
-        """A row that has no seat any more leaves this process's hands."""
+        """A row that has begun, or waits for something of its own, is over in this process."""
         self._room += 1
         self._changed.set()
 
     async def wait_change(self) -> None:
-        """Wait until a seat may be free, or `wake`."""
+        """Wait until another row may be claimed, or `wake`."""
         self._changed.clear()
         await self._changed.wait()
 

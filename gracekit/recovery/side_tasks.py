@@ -7,19 +7,19 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from gracekit import backoff
-from gracekit.request.pace import Pace
+from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.rpc.failures import words_of
 from gracekit.telemetry.telemetry import Telemetry
 
 
-class Beside:
+class SideTasks:
     """Work beside the passes, which the application, or a full lane, may hold up for long.
 
     One of a name at a time; asked for again meanwhile, it is done once more.
     """
 
-    def __init__(self, pace: Pace, telemetry: Telemetry) -> None:
-        self._pace = pace
+    def __init__(self, trigger: RecoveryTrigger, telemetry: Telemetry) -> None:
+        self._trigger = trigger
         self._telemetry = telemetry
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._asked_again: set[str] = set()
@@ -41,9 +41,9 @@ class Beside:
             del self._tasks[name]
             if name in self._asked_again:
                 self._asked_again.discard(name)
-                self._pace.go_on()
+                self._trigger.go_on()
             if not done.cancelled() and (error := done.exception()) is not None:
                 self._telemetry.emit("store.error", what=name, error=words_of(error))
-                asyncio.get_running_loop().call_later(backoff.RECOVERY_S, self._pace.poke)
+                asyncio.get_running_loop().call_later(backoff.RECOVERY_S, self._trigger.poke)
 
         task.add_done_callback(ended)

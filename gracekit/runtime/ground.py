@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from gracekit.built import Ground
 from gracekit.clock import Clock
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings
@@ -18,11 +17,12 @@ from gracekit.rpc.connect import open_transport
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.rpc.transport import Transport
 from gracekit.runs.own import OwnSeat
+from gracekit.runtime.built import Ground
+from gracekit.runtime.stops import Stops
 from gracekit.service import Service
 from gracekit.stop_signals import StopSignals
-from gracekit.stops import Stops
 from gracekit.store.engine import Engine
-from gracekit.store.place import StorePlace
+from gracekit.store.location import StoreLocation
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.stacks import StackDump
 from gracekit.tracker.tracker import Tracker
@@ -50,11 +50,11 @@ def lay_ground(
     settings = settings or load({}, os.environ, defaults=service.defaults)
     settings.ops_topic_of(service.topic)  # refused before anything is made
     telemetry, process, clock = telemetry or Telemetry(), process or Process(), clock or Clock()
-    place = StorePlace(settings.store_url)
-    engine = engine or place.engine(process)
+    location = StoreLocation(settings.store_url)
+    engine = engine or location.engine(process)
     seat = OwnSeat(
         engine,
-        place,
+        location,
         process,
         clock,
         service=service.topic,
@@ -68,7 +68,7 @@ def lay_ground(
         settings=settings,
         process=process,
         clock=clock,
-        place=place,
+        location=location,
         engine=engine,
         transport=transport or _transport(settings, process, clock, broker, telemetry),
         telemetry=telemetry,
