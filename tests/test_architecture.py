@@ -555,3 +555,14 @@ def test_modules_and_functions_can_be_read_at_a_sitting():
                 assert lines <= LONGEST_FUNCTION, f"{name}: {node.name} has {lines} lines"
 
     assert long.keys() == LONGER.keys()
+
+
+def test_contributing_names_files_that_exist():
+    """
+    Who wants to change something is sent to a place that is there.
+    """
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:gracekit|tests|docs)/[\w./]+)`", text)
+
+    assert len(named) > 25
+    assert [name for name in named if not (PACKAGE.parent / name).exists()] == []
