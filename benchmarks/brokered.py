@@ -35,7 +35,7 @@ from gracekit.process import Process
 from gracekit.rpc.amqp.profiles import PROFILES, Topology
 from gracekit.rpc.transport import Queue, shared_queue
 from gracekit.runtime.face import Runtime
-from gracekit.runtime.run import calm_collector
+from gracekit.runtime.process_life import calm_collector
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.files import Synchronous
 from gracekit.store.migrate import MIGRATIONS, load_migrations

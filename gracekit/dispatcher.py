@@ -22,12 +22,12 @@ from gracekit.request.arrivals import Arrivals
 from gracekit.request.attempt import AttemptEnd, Attempts
 from gracekit.request.context import Services
 from gracekit.request.custody import Admission, Custody
-from gracekit.request.deliveries import settle
 from gracekit.request.duplicates import Duplicates
 from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import Job, LaneGate, Scheduler, Unfinished
 from gracekit.request.outcomes import errored, ordered
+from gracekit.request.settlement import settle
 from gracekit.request.unjournaled import Unjournaled
 from gracekit.request.waits import LeaseWaits
 from gracekit.rpc.failures import words_of

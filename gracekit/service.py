@@ -279,7 +279,7 @@ class Service:
 
     def run(self, settings: Settings | None = None) -> None:
         """Run until a signal ends it, then leave the process with the drain's exit code."""
-        from gracekit.runtime.run import run_service  # noqa: PLC0415 - the Runtime reads Services
+        from gracekit.runtime.process_life import run_service  # noqa: PLC0415 - the Runtime reads Services
 
         raise SystemExit(run_service(self, settings))
 

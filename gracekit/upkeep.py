@@ -1,4 +1,4 @@
-"""What a running service looks after beside its requests: its life, its listings, its old rows."""
+"""What a run looks after beside its requests: its signs of life, systemd, its store, old rows."""
 
 from __future__ import annotations
 

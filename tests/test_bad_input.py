@@ -52,7 +52,7 @@ from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.oslo_wire import MAX_RESULT_BYTES, decode_reply
 from gracekit.rpc.plain import MAX_FAR_NUMBERS, MAX_LONG_DIGITS, MAX_NODES
 from gracekit.rpc.transport import reply_queue
-from gracekit.runtime.run import run_service
+from gracekit.runtime.process_life import run_service
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from tests.rpc.kit import Inbox

@@ -24,8 +24,8 @@ from gracekit import Runtime, Service, Settings, streams
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.telemetry.catalogue import CATALOGUE, LOGGER, UnknownEventError
 from gracekit.telemetry.logs import JsonFormatter, RequestFilter, TextFormatter, configure_logging
+from gracekit.telemetry.safe_text import clean, escape, masked
 from gracekit.telemetry.telemetry import MOST_KINDS, Telemetry
-from gracekit.telemetry.words import clean, escape, masked
 from tests.process.helpers import fill
 
 PACKAGE = Path(__file__).resolve().parent.parent / "gracekit"

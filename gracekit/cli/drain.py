@@ -14,14 +14,14 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli import looks_sql as sql
+from gracekit.cli import listings_sql as sql
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
 from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.quiet import find
 from gracekit.cli.reach import ControlClient, RunAnswer, RunReport
 from gracekit.cli.records import StoreRecords, doubt, label, verdict_of
 from gracekit.cli.status import forecast, longest
 from gracekit.cli.text import clock, duration, json_text, plural, safe
-from gracekit.cli.verbs import find
 from gracekit.config.values import parse_duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.exits import Verdict

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli import looks_sql as sql
+from gracekit.cli import listings_sql as sql
 from gracekit.cli.options import (
     CommonOptions,
     HintingGroup,

@@ -47,13 +47,13 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "tasks": ("gracekit.cli.tasks:tasks", "List tasks of a store."),
         "holds": ("gracekit.cli.holds:holds", "List what keeps hosts in their drains, and end it."),
         "drain": ("gracekit.cli.drain:drain", "Drain a run and watch until it is gone."),
-        "quiet": ("gracekit.cli.verbs:quiet", "Close a run's intake; `resume` undoes it."),
-        "resume": ("gracekit.cli.verbs:resume", "Undo quiet, or a drain by command."),
+        "quiet": ("gracekit.cli.quiet:quiet", "Close a run's intake; `resume` undoes it."),
+        "resume": ("gracekit.cli.quiet:resume", "Undo quiet, or a drain by command."),
         "runs": ("gracekit.cli.runs:runs", "Say that a run is gone."),
         "doctor": ("gracekit.cli.doctor:doctor", "Look for what would go wrong."),
         "prune": ("gracekit.cli.prune:prune", "Remove what hosts that are gone have left."),
         "store": ("gracekit.cli.store:store", "Back up the file of a store."),
-        "config": ("gracekit.cli.settings:config", "Show settings, and where each comes from."),
+        "config": ("gracekit.cli.config:config", "Show settings, and where each comes from."),
         "demo": ("gracekit.demo.command:demo", "Show a drain, a crash and a recovery."),
     }
 )

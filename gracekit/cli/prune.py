@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from gracekit.cli import looks_sql as sql
+from gracekit.cli import listings_sql as sql
 from gracekit.cli.call import check_transport
 from gracekit.cli.options import CommonOptions, common
 from gracekit.cli.records import StoreRecords, gone_at

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 import click
 
-from gracekit.cli import looks_sql as sql
+from gracekit.cli import listings_sql as sql
 from gracekit.cli.text import counts, duration, plural
 from gracekit.clock import age_s
 from gracekit.config.settings import Settings

@@ -25,7 +25,7 @@ from gracekit.config.loading import load, load_for_log
 from gracekit.config.settings import Settings, variable_name
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.exits import ExitCode
-from gracekit.runtime.run import run_service
+from gracekit.runtime.process_life import run_service
 from gracekit.telemetry.logs import logging_around, said
 
 

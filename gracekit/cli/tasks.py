@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli import looks_sql as sql
+from gracekit.cli import listings_sql as sql
 from gracekit.cli.main import tell
 from gracekit.cli.options import (
     CommonOptions,
@@ -22,9 +22,9 @@ from gracekit.cli.options import (
 )
 from gracekit.cli.reach import ControlClient, RunAnswer
 from gracekit.cli.records import StoreRecords, is_named, label
-from gracekit.cli.show import show
 from gracekit.cli.status import LONGEST_WHY
 from gracekit.cli.task_orders import cancel, fail, retry
+from gracekit.cli.task_show import show
 from gracekit.cli.text import duration, json_text, safe, table
 from gracekit.clock import age_s
 from gracekit.errors import DependencyError

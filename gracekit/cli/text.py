@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import click
 
 from gracekit.config.urls import redact_url
-from gracekit.telemetry.words import LONGEST_TEXT, escape
+from gracekit.telemetry.safe_text import LONGEST_TEXT, escape
 
 _GAP: Final = "  "
 _MINUTE_S: Final = 60

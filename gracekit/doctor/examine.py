@@ -14,7 +14,7 @@ from typing import Final
 
 from gracekit.config.settings import Settings
 from gracekit.config.urls import UrlKind, kind_of
-from gracekit.doctor import declared, times
+from gracekit.doctor import configuration, declared
 from gracekit.doctor.files import database, disk, queues, runs
 from gracekit.doctor.finding import Finding, fail, skip, told
 from gracekit.doctor.machine import host, proc, processes
@@ -91,11 +91,11 @@ def _with_settings(examination: Examination, settings: Settings) -> Findings:
 
 def _settings_checks(settings: Settings) -> tuple[Check, ...]:
     return (
-        lambda: times.check_settings(settings),
-        lambda: times.check_secrets(settings),
-        lambda: times.check_hard_limit(settings),
-        lambda: times.check_inequalities(settings),
-        lambda: times.check_settle(settings),
+        lambda: configuration.check_settings(settings),
+        lambda: configuration.check_secrets(settings),
+        lambda: configuration.check_hard_limit(settings),
+        lambda: configuration.check_inequalities(settings),
+        lambda: configuration.check_settle(settings),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a drain acts on."""
+"""What a drain acts on, as one value; what a part is stands in `gracekit.parts`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks for a drain, and what the drain leaves behind."""
+"""`StopRequest`: who asks for a drain, and why. `DrainReport`: what the drain leaves behind."""
 
 from __future__ import annotations
 

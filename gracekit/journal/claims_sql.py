@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gracekit.journal.tasks_sql import ROW_COLUMNS
-from gracekit.store.schema import IS_OPEN
+from gracekit.store.open_rows import IS_OPEN
 
 # -- adoption of a dead run -----------------------------------------------------------
 

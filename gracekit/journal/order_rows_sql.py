@@ -1,4 +1,4 @@
-"""The statements of `orders`."""
+"""The statements of `order_rows`."""
 
 from __future__ import annotations
 

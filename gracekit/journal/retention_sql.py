@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gracekit.journal.tasks_sql import ROW_COLUMNS
-from gracekit.store.schema import IS_OPEN
+from gracekit.store.open_rows import IS_OPEN
 
 OLD: Final = """
 SELECT id FROM task WHERE finished_at < ? AND errored_due = 0

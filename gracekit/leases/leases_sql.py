@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gracekit.store.schema import IS_OPEN
+from gracekit.store.open_rows import IS_OPEN
 
 PATIENCE_S: Final = 3.0
 """A waiting request that has not asked for so long keeps nobody from a lease any more: its process

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 from gracekit import backoff
 from gracekit.config.choices import NOT_TWICE, OnInterrupt
@@ -87,9 +87,15 @@ def decide(row: TaskRow, *, policy: OnInterrupt, max_attempts: int, has_probe: b
         return Decision(Step.ERROR, Reason.INTERRUPTED)
     if is_guilty(row.crashes, max_attempts, alone=row.alone):
         return Decision(Step.ERROR, Reason.ATTEMPTS)
-    if policy == "probe":
-        return Decision(Step.PROBE) if has_probe else Decision(Step.ERROR, Reason.INTERRUPTED)
-    return Decision(Step.RUN_AGAIN)
+    match policy:
+        case "retry" | "requeue":  # a `requeue` request has a row once it was delivered again
+            return Decision(Step.RUN_AGAIN)
+        case "probe" if has_probe:
+            return Decision(Step.PROBE)
+        case "probe":
+            return Decision(Step.ERROR, Reason.INTERRUPTED)
+        case _:
+            assert_never(policy)
 
 
 def probe_pause_s(waiting_since: float | None, now: float) -> float:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from gracekit.errors import ConflictError
 from gracekit.journal.rows import TaskRow
 from gracekit.recovery.ends import Ends
-from gracekit.recovery.hooks import MethodHooks
+from gracekit.recovery.method_hooks import MethodHooks
 from gracekit.recovery.shared import Shared
 from gracekit.request.suspects import is_guilty, suspicion
 from gracekit.rpc.methods import Method

@@ -13,7 +13,7 @@ from gracekit.journal.rows import Address, Outcome, TaskRow, address_of
 from gracekit.leases.leases import Guard
 from gracekit.process import Point
 from gracekit.recovery.gates import Gates
-from gracekit.recovery.hooks import MethodHooks
+from gracekit.recovery.method_hooks import MethodHooks
 from gracekit.recovery.shared import Shared
 from gracekit.request.outcomes import errored, failed, outcome_of
 from gracekit.rpc.failures import words_of
@@ -21,7 +21,7 @@ from gracekit.rpc.methods import Method
 from gracekit.rpc.offer import can_serve
 from gracekit.rpc.transport import QueueKind
 from gracekit.store.batch import Batch
-from gracekit.telemetry.words import masked
+from gracekit.telemetry.safe_text import masked
 from gracekit.tracker.task import Reason, TaskState
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gracekit.journal.holds import Hold
 from gracekit.recovery.decisions import Done, Wait
-from gracekit.recovery.hooks import MethodHooks
+from gracekit.recovery.method_hooks import MethodHooks
 from gracekit.recovery.shared import Shared
 from gracekit.request.suspects import is_guilty, suspicion
 from gracekit.rpc.methods import Method

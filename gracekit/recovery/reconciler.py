@@ -25,8 +25,8 @@ from gracekit.recovery.adoption import Adoption
 from gracekit.recovery.duties import Duties
 from gracekit.recovery.ends import Ends
 from gracekit.recovery.gates import Gates
-from gracekit.recovery.hooks import MethodHooks
 from gracekit.recovery.left_holds import LeftHolds
+from gracekit.recovery.method_hooks import MethodHooks
 from gracekit.recovery.settling import Settling
 from gracekit.recovery.shared import Shared
 from gracekit.recovery.side_tasks import SideTasks

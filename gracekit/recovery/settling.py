@@ -21,7 +21,7 @@ from gracekit.recovery.decisions import (
 )
 from gracekit.recovery.ends import Ends, errored_row, failed_row, unservable
 from gracekit.recovery.gates import Gates
-from gracekit.recovery.hooks import MethodHooks
+from gracekit.recovery.method_hooks import MethodHooks
 from gracekit.recovery.shared import Shared
 from gracekit.recovery.starts import CLAIM_AT_ONCE, Starts
 from gracekit.request.outcomes import succeeded

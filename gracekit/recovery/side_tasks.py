@@ -1,4 +1,4 @@
-"""Work of recovery beside its passes."""
+"""Work of recovery beside its passes: each name once at a time."""
 
 from __future__ import annotations
 

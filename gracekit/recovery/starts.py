@@ -9,7 +9,7 @@ from gracekit.leases.leases import Resource
 from gracekit.process import Point
 from gracekit.recovery.ends import Ends, unservable
 from gracekit.recovery.gates import Gates
-from gracekit.recovery.hooks import MethodHooks
+from gracekit.recovery.method_hooks import MethodHooks
 from gracekit.recovery.shared import Shared
 from gracekit.store.batch import Batch
 from gracekit.tracker.task import Lane, TaskState

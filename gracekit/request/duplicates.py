@@ -13,10 +13,10 @@ from gracekit.journal.rows import Address
 from gracekit.journal.tasks import Journal
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
-from gracekit.request.deliveries import settle
 from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import Job
 from gracekit.request.outcomes import outcome_of
+from gracekit.request.settlement import settle
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.tracker import Tracker
 

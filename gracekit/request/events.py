@@ -11,8 +11,8 @@ from gracekit.request.lanes import Job
 from gracekit.request.outcomes import failure_from
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.message import Failure
+from gracekit.telemetry.safe_text import masked
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.telemetry.words import masked
 from gracekit.tracker.task import Interruption, TaskState, TrackedTask
 
 

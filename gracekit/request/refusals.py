@@ -17,9 +17,9 @@ from gracekit.errors import Draining, GracekitError, InvalidArgumentsError, RpcE
 from gracekit.journal.rows import Address
 from gracekit.journal.tasks import Journal
 from gracekit.request.answers import Answers
-from gracekit.request.deliveries import settle
 from gracekit.request.lanes import LaneGate
 from gracekit.request.outcomes import succeeded
+from gracekit.request.settlement import settle
 from gracekit.rpc.message import ReplyAddress, Request
 from gracekit.rpc.offer import can_serve
 from gracekit.rpc.transport import Delivery, Queue, QueueKind

@@ -13,11 +13,11 @@ from gracekit.journal.rows import Outcome
 from gracekit.journal.tasks import Journal
 from gracekit.request.answers import Answers, SendResult
 from gracekit.request.attempt import Attempts
-from gracekit.request.deliveries import EndedRequests, settle
 from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import Job, Scheduler, Unfinished
 from gracekit.request.outcomes import ordered
+from gracekit.request.settlement import EndedRequests, settle
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry.telemetry import Telemetry

@@ -18,7 +18,7 @@ from typing import Final
 
 from gracekit.errors import DependencyError, StoreBrokenError, Undeliverable
 from gracekit.process import Point, Process
-from gracekit.rpc.readers import QueueReader
+from gracekit.rpc.foreign_readers import QueueReader
 from gracekit.rpc.transport import (
     OWNED,
     Consumer,

@@ -1,4 +1,4 @@
-"""RPC methods: what a service declares, and how a request finds its method.
+"""RPC methods: what a service declares of each; options, hooks, resource.
 
 A `Method` is a declaration, not a wrapper: it can be called like the function
 it was made from, passed to a client (which then knows arguments and result),

@@ -27,7 +27,7 @@ from gracekit.errors import (
 from gracekit.life import LifeLock, Liveness
 from gracekit.process import Process
 from gracekit.rpc import sqlite_rows as rows
-from gracekit.rpc.readers import QueueReader
+from gracekit.rpc.foreign_readers import QueueReader
 from gracekit.rpc.sqlite_consumer import SqliteConsumer, wake_all
 from gracekit.rpc.transport import DeadLetter, Message, OnDelivery, Queue, QueueKind
 from gracekit.store.engine import SqliteEngine

@@ -15,7 +15,7 @@ import msgspec
 
 from gracekit.life import Identity, LockFile, RecordedLife
 from gracekit.process import Point
-from gracekit.rpc.readers import QueueReader
+from gracekit.rpc.foreign_readers import QueueReader
 from gracekit.rpc.transport import OWNED, DeadLetter, Message, Queue
 from gracekit.store.batch import Batch, Row, Value
 

@@ -17,7 +17,7 @@ import msgspec
 
 from gracekit.errors import StoreBrokenError
 from gracekit.process import Point, Process
-from gracekit.rpc.readers import QueueReader
+from gracekit.rpc.foreign_readers import QueueReader
 
 
 class QueueKind(enum.Enum):

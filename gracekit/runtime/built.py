@@ -1,4 +1,4 @@
-"""What one run of a service is made of, as frozen values: `wiring` builds them."""
+"""What one run is made of, as frozen values: `ground` makes the first, `wiring` the others."""
 
 from __future__ import annotations
 

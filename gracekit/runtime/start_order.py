@@ -18,7 +18,7 @@ from gracekit.leases.epoch import Epoch
 from gracekit.parts import Action, ListedPart, Part, PartList, StepPart
 from gracekit.phase import ServiceState
 from gracekit.recovery.reconciler import Reconciler
-from gracekit.rpc.readers import ForeignReaders
+from gracekit.rpc.foreign_readers import ForeignReaders
 from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import shared_queue
 from gracekit.runs.members import Members

@@ -1,4 +1,4 @@
-"""The two engines that carry batches out: a SQLite file, and the same SQL in memory.
+"""`Engine`, the contract of all engines; and two of them: a SQLite file, and the same in memory.
 
 The file has one writer thread and one reader thread per process; a commit is
 answered after its COMMIT. The engine in memory does the same inline on the
@@ -23,7 +23,9 @@ from gracekit.store import files
 from gracekit.store.batch import Batch, Row, Value
 from gracekit.store.files import Synchronous
 from gracekit.store.group import BatchOutcome, GroupCommit
-from gracekit.store.handlers import (
+from gracekit.store.migrate import migrate
+from gracekit.store.status import OnStatus, StatusSource, StoreStatus
+from gracekit.store.threads import (
     Query,
     ReadHandler,
     WriteHandler,
@@ -32,8 +34,6 @@ from gracekit.store.handlers import (
     open_writer,
     read,
 )
-from gracekit.store.migrate import migrate
-from gracekit.store.status import OnStatus, StatusSource, StoreStatus
 from gracekit.store.worker import Worker
 
 Rows = list[list[Row]]

@@ -1,4 +1,4 @@
-"""What a store URL means: the one place that reads it."""
+"""From the URL of a store to its engine, its reader, and what stands beside its file."""
 
 from __future__ import annotations
 

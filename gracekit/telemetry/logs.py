@@ -20,7 +20,7 @@ from gracekit import streams
 from gracekit.config.choices import LogFormat
 from gracekit.streams import LineHandler
 from gracekit.telemetry.catalogue import ATTRIBUTES, LOGGER
-from gracekit.telemetry.words import INDENT, clean, escape, escaped_lines, word
+from gracekit.telemetry.safe_text import INDENT, clean, escape, escaped_lines, word
 
 
 class Running(Protocol):

@@ -22,7 +22,7 @@ from gracekit.telemetry.catalogue import (
     checked,
 )
 from gracekit.telemetry.metrics import Watched, instruments, somebody_measures
-from gracekit.telemetry.words import INDENT, clean, escaped_lines, word
+from gracekit.telemetry.safe_text import INDENT, clean, escaped_lines, word
 from gracekit.tracing import Tracing
 
 MOST_KINDS: Final = 1000

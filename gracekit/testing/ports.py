@@ -43,8 +43,8 @@ from gracekit.signals import SignalWatch
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Rows
 from gracekit.store.files import Database
-from gracekit.store.handlers import read
 from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.threads import read
 from gracekit.testing.faults import NO_FAULTS, Fault, Faults
 from gracekit.testing.loop import VirtualLoop, owner
 from gracekit.testing.remote import RemoteEngine

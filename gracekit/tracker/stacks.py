@@ -18,7 +18,7 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from gracekit.process import STANDARD_ERROR
-from gracekit.telemetry.words import escape
+from gracekit.telemetry.safe_text import escape
 from gracekit.tracker.task import TrackedTask
 from gracekit.tracker.tracker import Tracker
 

@@ -1,4 +1,4 @@
-"""One tracked task: its state and its legal steps.
+"""One tracked task: its state and legal steps, its lane, and why it was cancelled or interrupted.
 
 `_NEXT` is the drawing in ARCHITECTURE.md as data, and the only place that says
 which step may follow which. "Orphaned" is no state: it is a row whose owner is

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gracekit import Context, Done, Retry, Service
-from gracekit.runtime.run import run_service
+from gracekit.runtime.process_life import run_service
 
 POLICIES: Final = ("error", "retry", "probe", "requeue")
 JOURNALED: Final = POLICIES[:3]

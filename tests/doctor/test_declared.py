@@ -7,7 +7,7 @@ import pytest
 from gracekit import Context, Done, Service, Settings
 from gracekit.config.loading import load
 from gracekit.config.settings import rules
-from gracekit.doctor import declared, times
+from gracekit.doctor import configuration, declared
 from gracekit.doctor.finding import Finding, Level, exit_code, fail, ok, told, warn
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
@@ -41,7 +41,7 @@ def test_a_settings_file_with_a_password_that_others_can_read_is_a_warning(
     file.write_text(f'host = "h"\ntransport_url = "{url}"\n')
     file.chmod(mode)
 
-    found = list(times.check_secrets(load({}, {}, file)))
+    found = list(configuration.check_secrets(load({}, {}, file)))
 
     assert [one.level for one in found] == ([] if level is None else [level])
     assert not any("canary" in one.seen + one.remedy for one in found)
@@ -51,7 +51,7 @@ def test_the_defaults_keep_every_rule():
     """
     Nobody is warned of what nobody has set.
     """
-    found = [*times.check_inequalities(Settings()), *times.check_settle(Settings())]
+    found = [*configuration.check_inequalities(Settings()), *configuration.check_settle(Settings())]
 
     assert {finding.level for finding in found} == {Level.OK}
     assert len(list(rules(Settings(kill_after_s=30)))) == len(list(rules(Settings()))) + 1
@@ -74,7 +74,7 @@ def test_each_inequality_that_is_not_kept_is_a_warning_with_both_values(settings
     """
     The sentence has the two values, the rule and what follows; the remedy both variables.
     """
-    found = one(times.check_inequalities(Settings(**settings)), check)
+    found = one(configuration.check_inequalities(Settings(**settings)), check)
 
     assert found.level is Level.WARN
     assert "should be at most" in found.seen
@@ -85,7 +85,7 @@ def test_a_drain_that_waits_for_nothing_is_judged_by_no_drain_rule():
     """
     drain_timeout = 0 is a choice: nothing is waited for.
     """
-    found = list(times.check_inequalities(Settings(drain_timeout_s=0)))
+    found = list(configuration.check_inequalities(Settings(drain_timeout_s=0)))
 
     assert {finding.level for finding in found} == {Level.OK}
 
@@ -98,7 +98,7 @@ def test_no_pause_before_unclean_tasks_is_a_warning(settings):
     """
     The dead process's last request may still be on its way.
     """
-    (found,) = times.check_settle(Settings(**settings))
+    (found,) = configuration.check_settle(Settings(**settings))
 
     assert found.level is Level.WARN
 

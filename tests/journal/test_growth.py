@@ -16,7 +16,7 @@ from gracekit.journal.retention import Retention
 from gracekit.leases.leases import Guard
 from gracekit.process import Point
 from gracekit.store.batch import Batch
-from gracekit.store.schema import IS_OPEN
+from gracekit.store.open_rows import IS_OPEN
 from gracekit.tracker.task import Interruption, TaskState
 from tests.journal.test_tasks import CALLER, Book
 from tests.service.kit import World

@@ -15,7 +15,7 @@ import pytest
 from gracekit import Context, GracekitError, Runtime, Service, ServiceState, Settings
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.rpc.memory import MemoryBroker
-from gracekit.runtime.run import COLLECT_AFTER, calm_collector
+from gracekit.runtime.process_life import COLLECT_AFTER, calm_collector
 from gracekit.signals import STOP_SIGNALS
 from tests.service.kit import World
 

@@ -12,7 +12,7 @@ from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.life import Liveness
 from gracekit.process import Process
 from gracekit.rpc import sqlite_rows as rows
-from gracekit.rpc.readers import FOREIGN_REMEDY, QueueReader, foreign_seen, need_one_store
+from gracekit.rpc.foreign_readers import FOREIGN_REMEDY, QueueReader, foreign_seen, need_one_store
 from gracekit.service import Service
 from gracekit.store.location import StoreLocation
 from gracekit.store.wakeup import wakeups_directory

@@ -20,8 +20,8 @@ from gracekit.life import Liveness
 from gracekit.process import Process
 from gracekit.request.suspects import SUSPECTED
 from gracekit.runs.run import Run, judge_run, list_runs
+from gracekit.store.open_rows import IS_OPEN
 from gracekit.store.reader import StoreReader
-from gracekit.store.schema import IS_OPEN
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
 
 LAST_RUNS: Final = 1000

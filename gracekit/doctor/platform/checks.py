@@ -10,12 +10,12 @@ from typing import Final
 
 from gracekit.config.settings import Settings
 from gracekit.config.values import format_duration
+from gracekit.doctor.configuration import last_breath_s
 from gracekit.doctor.finding import Finding, ok, skip, warn
 from gracekit.doctor.machine import proc
 from gracekit.doctor.platform.grace import compare
 from gracekit.doctor.platform.pods import DEFAULT_GRACE_S
 from gracekit.doctor.platform.units import check_directives, check_unit, show_unit
-from gracekit.doctor.times import last_breath_s
 
 DOCKER_GRACE_S: Final = 10.0  # `docker stop`, `podman stop` and compose, without an option
 SUPERVISOR_FILES: Final = (

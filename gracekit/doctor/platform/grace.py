@@ -6,8 +6,8 @@ import math
 
 from gracekit.config.settings import Settings, shorter_drain
 from gracekit.config.values import format_duration
+from gracekit.doctor.configuration import last_breath_s
 from gracekit.doctor.finding import Finding, fail, ok, warn
-from gracekit.doctor.times import last_breath_s
 
 
 def compare(

@@ -33,7 +33,7 @@ from gracekit.rpc.amqp.link import Link
 from gracekit.rpc.amqp.profiles import PROFILES, ExchangeFlags, Profile
 from gracekit.rpc.amqp.transport import find_foreign
 from gracekit.rpc.amqp.url import Broker, Host
-from gracekit.rpc.readers import QueueReader
+from gracekit.rpc.foreign_readers import QueueReader
 from gracekit.rpc.transport import Queue
 from gracekit.telemetry.catalogue import LOGGER
 from gracekit.telemetry.telemetry import Telemetry

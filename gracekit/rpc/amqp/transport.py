@@ -29,7 +29,7 @@ from gracekit.rpc.amqp.profiles import Topology, dead_letter_queue
 from gracekit.rpc.amqp.publisher import Publisher
 from gracekit.rpc.amqp.url import Broker
 from gracekit.rpc.amqp.wire import MOST
-from gracekit.rpc.readers import QueueReader
+from gracekit.rpc.foreign_readers import QueueReader
 from gracekit.rpc.transport import OWNED, Delivery, Message, OnDelivery, Queue, reply_queue
 from gracekit.telemetry.telemetry import Telemetry
 

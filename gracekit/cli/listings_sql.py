@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gracekit.store.schema import IS_OPEN
+from gracekit.store.open_rows import IS_OPEN
 
 # -- listings of tasks ----------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from gracekit.runtime.face import Runtime
 from gracekit.service import Service
 from gracekit.telemetry.catalogue import LOGGER
 from gracekit.telemetry.logs import said
-from gracekit.telemetry.words import escape
+from gracekit.telemetry.safe_text import escape
 
 FLUSH_S: Final = 0.5
 """What logs and standard streams get at the end of a process."""

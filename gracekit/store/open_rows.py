@@ -1,4 +1,4 @@
-"""Words that a query shares with the schema.
+"""The condition for open rows: words that a query shares with an index of the schema.
 
 SQLite uses a partial index only for a query that repeats the index's condition
 word for word; one that merely implies it reads the whole table, history and all.

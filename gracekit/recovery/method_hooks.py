@@ -22,7 +22,7 @@ from gracekit.request.calls import call_hook
 from gracekit.request.context import Context
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
-from gracekit.telemetry.words import masked
+from gracekit.telemetry.safe_text import masked
 from gracekit.tracker.task import Lane, TaskState, TrackedTask
 
 

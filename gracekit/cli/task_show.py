@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli import looks_sql as sql
+from gracekit.cli import listings_sql as sql
 from gracekit.cli.chosen_task import ChosenTask, find
 from gracekit.cli.options import CommonOptions, common
 from gracekit.cli.reach import ControlClient, RunReport
