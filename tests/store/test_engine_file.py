@@ -543,12 +543,12 @@ asyncio.run(main())
 
 
 WAIT_FOR_THE_FIRST = """
-from gracekit.store.writer_lock import Turn
+from gracekit.store.writer_lock import WriterLock
 
 def waits(line):
     return "->" in line and f" {os.getpid()} " in line
 
-first, second = Turn(Path(sys.argv[1]) / "first"), Turn(Path(sys.argv[1]) / "second")
+first, second = WriterLock(Path(sys.argv[1]) / "first"), WriterLock(Path(sys.argv[1]) / "second")
 second.take()
 thread = threading.Thread(target=first.take)
 thread.start()
