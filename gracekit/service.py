@@ -151,7 +151,7 @@ class Service:
     @overload
     def ops(self, **options: Unpack[OpsOptions]) -> _Declares: ...
     def ops(self, handler: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]  # Unpack
-        """Serve a function on the ops channel: it answers until the last task ends."""
+        """Serve a function on the ops lane: it answers until the last task ends."""
         return self._declare(handler, {**options, "ops": True})
 
     def _declare(self, handler: Any, options: dict[str, Any]) -> Any:

@@ -186,7 +186,7 @@ async def _ask(control: ControlClient, watch: DrainWatch, patience: str | None) 
     if under_way:
         watch.say(f"{label(watch.run)} was draining already; its deadline stands")
     else:
-        watch.say("intake closes (new requests), ops channel open")
+        watch.say("intake of new requests closes, that of the ops lane stays open")
     watch.say("(Ctrl-C detaches; the drain goes on. Undo before the deadline: gracekit resume)")
 
 

@@ -75,7 +75,7 @@ class Record:
 def show(options: CommonOptions, /, *, task_id: str) -> None:
     """Show everything that is on record of one task.
 
-    Its states with their moments, attempts, orders with who gave them and why,
+    The last moment of each of its states, attempts, orders with who gave them and why,
     its failure with the traceback, cursor, lease, what is due, and what its
     process says. Arguments, context and result are not shown.
 
@@ -179,7 +179,7 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     place = f"{columns['namespace']}." if columns["namespace"] else ""
     yield "task", columns["request_id"] + _said(" for ", columns["recipient"])
     yield "method", f"{place}{columns['method']}" + _said(" version ", columns["version"])
-    yield "by", _said("", columns["queue"]) + _said(" for ", columns["target"])
+    yield "came by", _said("", columns["queue"]) + _said(" for ", columns["target"])
     if columns["resource_kind"]:
         yield "resource", f"{columns['resource_kind']}:{columns['resource_id']}"
     sentence = ": ".join(str(columns[name]) for name in ("reason", "detail") if columns[name])
@@ -242,7 +242,7 @@ def _now(record: Record) -> str:
 
 
 def _history(record: Record) -> list[tuple[float, str]]:
-    """States with their moments, and incidents, in order of time."""
+    """The last moment of each state, and incidents, in order of time."""
     columns = record.columns
     states = [
         (columns["accepted_at"], "accepted"),

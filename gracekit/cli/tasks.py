@@ -76,11 +76,15 @@ class ListedTask:
     @property
     def age_s(self) -> float:
         """Seconds since it has ended, else since its last start, else since it was accepted."""
-        if self.live is not None:
+        if self.live is not None and (not self.journaled or self._runs_here()):
             return float(self.live.get("age_s") or 0.0)
         column = self.columns
         since = column["finished_at"] or column["started_at"] or column["accepted_at"]
         return age_s(time.time(), since)
+
+    def _runs_here(self) -> bool:
+        # What only waits there may have been accepted by an earlier process: its row knows.
+        return self.live is not None and self.live.get("state") == TaskState.RUNNING.value
 
     @property
     def resource(self) -> str | None:
@@ -130,8 +134,8 @@ def tasks(
     """List tasks: those that have not ended, newest first, or as the options say.
 
     AGE is the time since the task has ended; until then since it last began to
-    run, or since it was accepted if it has not begun. When a task was handed over
-    is not on record. OWNER is the instance that may act on a task: "none" waits
+    run, or since it was accepted if it has not begun. When a task was handed over is
+    told by `gracekit tasks show`. OWNER is the instance that may act on a task: "none" waits
     for any living run, "gone" for the next start.
 
     `show` tells all that is on record of one task; `cancel`, `fail` and `retry`

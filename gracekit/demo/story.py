@@ -73,7 +73,7 @@ class Snapshot:
         asked: Confirmed requests, in order.
         rows: The journal, by request id.
         phases: ServiceState by process name; `gone` with its exit code once it has ended.
-        pings: Answers of the ops channel, and none.
+        pings: Answers of the ops lane, and none.
         effects: What the handlers did.
         drain_left_s: Of the drain that is under way; None outside one.
         began_at: Wall time of the beginning.

@@ -126,7 +126,7 @@ class Method(Generic[P, R_co]):
 
     @property
     def ops(self) -> bool:
-        """Whether it is marked for the ops channel."""
+        """Whether it is marked for the ops lane."""
         return self.options.ops
 
     @property

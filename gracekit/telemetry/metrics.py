@@ -21,11 +21,11 @@ class Watched(Protocol):
     """What the gauges ask: a Runtime. From any thread."""
 
     def in_flight(self) -> Mapping[tuple[str, str], int]:
-        """Tasks in flight by (method, channel)."""
+        """Tasks in flight by (method, lane)."""
         ...
 
     def open_intakes(self) -> Mapping[str, int]:
-        """1 for each channel that is read, else 0."""
+        """1 for each lane that is read, else 0."""
         ...
 
 

@@ -152,7 +152,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         request_id: The sender's id, or one drawn here.
         recipient: Empty, or the instance that a fanout copy is for.
         method: Name of the handler, as registered.
-        lane: The channel that it came by.
+        lane: Where it came from.
         holds_drain: Whether a drain waits for it (ops methods on the ops lane do not).
         journaled: Whether it has a row; `requeue`, periodic and background work has none.
         on_interrupt: What recovery would do with it.

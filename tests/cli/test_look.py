@@ -304,17 +304,20 @@ def test_filters_narrow_the_list(directory):
 
 def test_the_age_of_a_task_is_what_the_help_says():
     """
-    Since its end, its last start or its acceptance: when it was handed over is not on record.
+    Since its end, its last start or its acceptance, which may be an earlier process's.
     """
     now, whole = time.time(), " ".join(CliRunner().invoke(cli, ["tasks", "--help"]).output.split())
 
-    def age(state: str, **moments: float) -> float:
+    def age(state: str, *, live: float | None = None, **moments: float) -> float:
         columns = dict.fromkeys(("started_at", "finished_at")) | {"state": state, **moments}
+        said = None if live is None else {"state": state, "age_s": live}
         return ListedTask(
-            columns=columns, owner=None, orphaned=False, doubtful=False, live=None
+            columns=columns, owner=None, orphaned=False, doubtful=False, live=said
         ).age_s
 
     assert age("accepted", accepted_at=now - 300) == pytest.approx(300, abs=60)
+    assert age("accepted", live=5.0, accepted_at=now - 300) == pytest.approx(300, abs=60)
+    assert age("running", live=5.0, accepted_at=now - 300, started_at=now - 5) == 5.0
     handed_over = age("handed_over", accepted_at=now - 900, started_at=now - 600)
     assert handed_over == pytest.approx(600, abs=60)
     ended = age("failed", accepted_at=now - 900, started_at=now - 600, finished_at=now - 300)
@@ -323,7 +326,7 @@ def test_the_age_of_a_task_is_what_the_help_says():
         "AGE is the time since the task has ended; until then since it last began to run, "
         "or since it was accepted if it has not begun."
     ) in whole
-    assert "When a task was handed over is not on record." in whole
+    assert "When a task was handed over is told by `gracekit tasks show`." in whole
 
 
 def test_tasks_of_an_unknown_instance_are_refused(directory):
