@@ -16,6 +16,8 @@ from gracekit.telemetry.telemetry import Telemetry
 
 SHORTEST_S: Final = 0.1
 """What each `on_stop` gets at least, even past the moment by which all should have ended."""
+CANCELLED_S: Final = 0.1
+"""What a hook that was cancelled gets for its end; one that goes on is left to itself."""
 
 ServiceHook = Callable[[], Any]
 
@@ -64,31 +66,53 @@ class ServiceHooks:
                 del self._to_start[0]
 
     async def _call_start(self, hook: ServiceHook) -> None:
-        try:
-            async with asyncio.timeout(self._start_timeout_s):
-                await _call(hook)
-        except TimeoutError as error:
+        calling = await _call_for(hook, self._start_timeout_s)
+        if calling is None:
             raise GracekitError(
                 f"on_start hook {_name(hook)}() took over {self._start_timeout_s:g} s: make it "
                 "faster or raise GRACEKIT_START_TIMEOUT"
-            ) from error
+            )
+        calling.result()
 
     async def stop(self) -> None:
         """Call each `on_stop` that has not been called; what one raises is logged."""
         async with self._stopping:
             while self._to_stop:
-                hook = self._to_stop[0]
-                try:
-                    async with asyncio.timeout(self._left_s()):
-                        await _call(hook)
-                except Exception as error:  # noqa: BLE001 - the application's; the stop goes on
-                    self._telemetry.emit("hook.failed", hook=_name(hook), error=repr(error))
+                hook, left_s = self._to_stop[0], self._left_s()
+                calling = await _call_for(hook, left_s)
+                if error := _failure(calling, left_s):
+                    self._telemetry.emit("hook.failed", hook=_name(hook), error=error)
                 del self._to_stop[0]
 
     def _left_s(self) -> float:
         if self.end_by is None:
             return self._stop_timeout_s
         return max(SHORTEST_S, min(self._stop_timeout_s, self.end_by - self._clock.loop()))
+
+
+async def _call_for(hook: ServiceHook, timeout_s: float) -> asyncio.Task[None] | None:
+    """Call *hook* in a task of its own, which has ended then; None if it took over *timeout_s*.
+
+    In a task of its own, because a hook may swallow its cancellation, or raise one of its own: it
+    would cancel, or keep for ever, whoever awaits it.
+    """
+    calling = asyncio.create_task(_call(hook), name=f"gracekit-hook-{_name(hook)}")
+    try:
+        await asyncio.wait({calling}, timeout=timeout_s)
+        return calling if calling.done() else None
+    finally:
+        if not calling.done():
+            calling.cancel()
+            await asyncio.wait({calling}, timeout=CANCELLED_S)
+
+
+def _failure(calling: asyncio.Task[None] | None, timeout_s: float) -> str:
+    """What is logged of a hook that was called; empty if it did its work."""
+    if calling is None:
+        return f"took over {timeout_s:g} s, and was cancelled"
+    if calling.cancelled():
+        return "it raised CancelledError"
+    return "" if (error := calling.exception()) is None else repr(error)
 
 
 async def _call(hook: ServiceHook) -> None:

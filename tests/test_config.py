@@ -427,6 +427,17 @@ def test_sqlite_url_without_file_is_refused(url):
     )
 
 
+def test_a_file_name_that_is_too_long_is_refused():
+    """
+    The system would refuse it, or one of the files beside it, in the middle of something.
+    """
+    (problem,) = problems(flags={"store_url": f"sqlite:///a/{'x' * 238}.db"})
+
+    assert "has a name of 241 bytes: at most 240 fit" in problem
+    assert "give a shorter one" in problem
+    assert file_of(f"sqlite:///{'x' * 237}.db").name == "x" * 237 + ".db"
+
+
 def test_unknown_scheme_is_told_without_its_password():
     """
     The nearest scheme is offered, and a password in the URL never reaches the message.

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -41,6 +42,8 @@ TRANSPORTS: Final = tuple(_SCHEMES)
 BROKERS: Final = tuple(word for word, kind in _SCHEMES.items() if kind is UrlKind.BROKER)
 STORES: Final = tuple(word for word, kind in _SCHEMES.items() if kind is not UrlKind.BROKER)
 _FILE: Final = "sqlite:///"
+LONGEST_FILE_NAME: Final = 240
+"""Bytes of the name of a file in a URL; Linux takes 255, and files beside it have longer names."""
 # Of `bob:password@host` the first word is no scheme.
 _SCHEME: Final = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|(?:{'|'.join(TRANSPORTS)}):/?")
 _URL_SECRET: Final = re.compile(r"(?<=://)(?!/)\S*@")  # of a text; a URL is shown by `shown_url`
@@ -65,6 +68,11 @@ def file_of(url: str) -> Path:
         raise ConfigError(
             f"{shown_url(url)!r} names no file; "
             f"write {_FILE}relative.db or {_FILE}/absolute.db, without options"
+        )
+    if (long := max(len(os.fsencode(part)) for part in Path(path).parts)) > LONGEST_FILE_NAME:
+        raise ConfigError(
+            f"{shown_url(url)!r} has a name of {long} bytes: at most {LONGEST_FILE_NAME} fit, as "
+            "gracekit makes files beside it with longer names; give a shorter one"
         )
     return Path(path)
 

@@ -287,6 +287,10 @@ class Context(Mapping[str, Any]):
     async def hold(self, name: str, key: str, *, at_most: str | float) -> None:
         """Keep this host in its drain until `end_hold`, from any later request, or the lapse.
 
+        A hold that is open when its process ends is settled by the next start: it asks the probe of
+        the method that opened it, which keeps the hold by answering `Wait`. Without a probe
+        the hold ends there, and the method's `errored` hook is called.
+
         Args:
             name: Kind of operation, for example `"migration"`.
             key: Which one.

@@ -128,8 +128,14 @@ class Runtime:
             AlreadyRunningError: a run of this instance lives.
             DeclarationError: `signals=True` outside of the main thread, or while another Runtime
                 of this process has the signals.
+            GracekitError: it is open, or was.
         """
         background.need_loop()
+        if self._opening is not None and not (self._opening.is_set() and self.wired is None):
+            raise GracekitError(
+                "this Runtime was opened before, and is one run of its service: to run it again, "
+                "make another Runtime"
+            )
         self._opening = asyncio.Event()
         try:
             self.wired = await open_run(self.ground, self._starting)

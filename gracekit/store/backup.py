@@ -72,8 +72,8 @@ def back_up(store: Path, target: Path, *, now: float) -> Backup:
 
 
 def _create(part: Path) -> None:
-    part.unlink(missing_ok=True)  # of one that was cut short
     try:
+        part.unlink(missing_ok=True)  # of one that was cut short
         os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise ConfigError(f"{part} cannot be created: {error.strerror}") from error

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from gracekit.cli.options import _meanings
 from gracekit.config.settings import Settings
 from tests.cli.kit import Answer, gracekit
 
@@ -114,3 +116,12 @@ def test_settings_are_judged_together_with_the_service_s_own_defaults(tmp_path: 
     assert (fits.code, fits.err) == (0, "")
     assert does_not.code == 78
     assert "drain_timeout 3m + handover_grace 2s" in does_not.err
+
+
+def test_every_setting_has_its_meaning_in_the_help():
+    """
+    It comes from the docstring of `Settings`, where a new one is easily forgotten.
+    """
+    meanings = _meanings()
+
+    assert [field.name for field in fields(Settings) if not meanings.get(field.name)] == []
