@@ -90,7 +90,10 @@ class ControlClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._stack.aclose()
+        # The process ends: what a run that is frozen keeps from being closed ends with it.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                await self._stack.aclose()
 
     async def ask(
         self,

@@ -146,9 +146,12 @@ class SqliteTransport:
         connection = _Connection(self._wakeups, self._clock.new_id())
         try:
             await self._connect(connection)
-        except BaseException:
+        except BaseException as error:
             connection.close(is_gone=False)
-            await self._engine.stop()
+            # A start that is cancelled ends at once. Its threads may wait for a writer that is
+            # frozen; the next stop or start waits for them.
+            if not isinstance(error, asyncio.CancelledError):
+                await self._engine.stop()
             raise
         self._connection = connection
         self._poll = background.start(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -119,6 +121,23 @@ def test_a_silent_run_is_said_to_be_silent(directory):
     assert answer.code == 0
     assert answer.out.splitlines()[1].split()[:2] == ["api-1", "serving?"]
     assert "does not answer" in answer.out
+
+
+def test_a_run_that_is_stopped_in_a_commit_holds_nobody_up(directory):
+    """
+    Whoever writes to the queue waits for the lock that it holds; a look ends all the same.
+    """
+    with Running(directory, "--instance", "api-1") as run:
+        writer_lock = os.open(directory / "gracekit.db-turn", os.O_RDWR)
+        fcntl.lockf(writer_lock, fcntl.LOCK_EX)  # as the run would hold it
+        run.process.send_signal(signal.SIGSTOP)
+        try:
+            answer = gracekit(directory, "status")
+        finally:
+            os.close(writer_lock)
+
+    assert answer.code == 0
+    assert "does not answer" in answer.out or "not reached" in answer.out
 
 
 @pytest.mark.parametrize(
