@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from gracekit.drain.report import DrainReport, StopRequest
+from gracekit.drain.report import DrainReport
 from gracekit.runtime.built import Ground, Wired
 
 FOREIGN_CANCELLATION: Final = (
@@ -65,13 +65,14 @@ class Ending:
                 self.report = await coordinator.drain(request, self._wired.parts)
             except asyncio.CancelledError as error:
                 coordinator.survive(error)
-                self._ask_stop()
+                self._ground.stops.ask(
+                    source="error", by="cancellation", reason=FOREIGN_CANCELLATION
+                )
+            except KeyboardInterrupt:
+                # A second Ctrl-C of a program that runs in `asyncio.run` is raised wherever the
+                # main thread is: here in a step of the drain, which is taken again.
+                self._ground.stops.ask(source="user", by="KeyboardInterrupt", reason="Ctrl-C")
+                coordinator.force()
         if self._ground.signals is not None:
             self._ground.signals.give_back(served=True, must_die=self.report.must_die)
         return self.report
-
-    def _ask_stop(self) -> None:
-        at, reason = self._ground.clock.loop(), FOREIGN_CANCELLATION
-        self._wired.coordinator.request_stop(
-            StopRequest(source="error", by="cancellation", reason=reason, final=True, at=at)
-        )

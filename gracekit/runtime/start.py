@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from gracekit.drain.report import StopRequest
 from gracekit.errors import GracekitError
 from gracekit.exits import exit_code_of
 from gracekit.runtime.built import Ground, Wired
@@ -16,7 +15,7 @@ class Start:
     """The start of one run: everything below its record, in its order, then ready.
 
     Args:
-        starting: Shows how far it is; told when the service is ready.
+        starting: Reports how far the start is; it is notified when the service is ready.
     """
 
     def __init__(self, ground: Ground, wired: Wired, starting: Starting) -> None:
@@ -78,8 +77,6 @@ class Start:
             starting.result()
 
     def _ask_stop(self, error: BaseException) -> None:
-        reason, at = f"start failed: {error!r}", self._ground.clock.loop()
+        reason = f"start failed: {error!r}"
         self._wired.coordinator.fail(reason, exit_code_of(error))
-        self._wired.coordinator.request_stop(
-            StopRequest(source="error", by="start", reason=reason, final=True, at=at)
-        )
+        self._ground.stops.ask(source="error", by="start", reason=reason)

@@ -108,6 +108,18 @@ class ServiceProcess:
         self._popen.kill()
         self._popen.wait()
 
+    async def wait_asleep(self) -> None:
+        """Wait until its main thread has slept each time that we looked ten times in a row."""
+        looks = 0
+
+        def asleep() -> bool:
+            nonlocal looks
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            looks = looks + 1 if state == "S" else 0
+            return looks >= 10
+
+        await until(asleep, f"{self.pid} asleep")
+
     async def exit_code(self, within_s: float = WAIT_S) -> int:
         """Wait for its end; negative for a signal that killed it."""
 

@@ -161,6 +161,37 @@ async def test_whatever_hangs_leaves_room_for_the_stop_record(world: World, svc:
     assert alarm_at - cut_at[-1] >= 0.7
 
 
+async def test_a_keyboard_interrupt_in_a_step_of_the_drain_forces_it(world: World, svc: Service):
+    """
+    asyncio raises a program's second Ctrl-C wherever the main thread is. The step is taken again,
+    what runs is handed over, and the end is on record.
+    """
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await asyncio.sleep(3600)
+
+    life = await world.start(svc, drain_timeout_s=60.0)
+    await (await world.client(svc)).prepare(request_id="w").cast(work)
+    await asyncio.sleep(1)
+    raised = []
+
+    def interrupt(name: str, _: object) -> None:
+        if name == "intake.closed" and not raised:
+            raised.append(name)
+            raise KeyboardInterrupt
+
+    life.runtime.ground.telemetry.subscribe(interrupt)
+    asked_at = now()
+    report = await life.drain()
+
+    assert raised
+    assert now() - asked_at < 10
+    assert (report.forced, report.exit_code) == (True, 75)
+    assert list(report.handed_over) == ["w"]
+    assert run_row(world)["exit_code"] == 75
+
+
 async def test_a_stop_hook_that_hangs_leaves_the_transport_a_moment(world: World, svc: Service):
     """
     It is cut before the step that it belongs to, so that the connection is still closed.
