@@ -37,7 +37,7 @@ class Backoff:
             pause_s = min(self.most_s, self.factor * pause_s)
 
     def after(self, elapsed_s: float) -> float:
-        """The pause in seconds *elapsed_s* after the first try: for tries that nobody counts.
+        """The pause in seconds *elapsed_s* after the first try: for tries that are not counted.
 
         They may have been made by several processes. Where pauses grow by a factor, the
         next one is what the earlier ones took together, times the factor less one.
@@ -93,4 +93,4 @@ CHANNEL_S: Final = 1.0
 FOREIGN_READER_S: Final = 0.5
 """Before a foreign reader is believed, and looked for again."""
 NO_READER_S: Final = 1.0
-"""Before it is believed that nobody reads a queue: a broker may count a reader late."""
+"""Before a queue counts as one without readers: a broker may count a reader late."""

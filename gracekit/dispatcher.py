@@ -103,7 +103,7 @@ class Dispatcher:
         self._spawn(self.dispatch(delivery, self._gates[lane]), self._when_ended[lane])
 
     def resume(self, row: TaskRow, *, inside: tuple[str, str] | None) -> None:
-        """Start the rest of the life of an ACCEPTED row of ours, which the claim limit has counted.
+        """Run an ACCEPTED row to its end: this run has claimed it, the claim limit has counted it.
 
         Args:
             row: As claimed.

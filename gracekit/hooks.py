@@ -16,8 +16,10 @@ from gracekit.telemetry.telemetry import Telemetry
 
 SHORTEST_S: Final = 0.1
 """What each `on_stop` gets at least, even past the moment by which all should have ended."""
-CANCELLED_S: Final = 0.1
-"""What a hook that was cancelled gets for its end; one that goes on is left to itself."""
+START_GRACE_S: Final = 1.0
+STOP_GRACE_S: Final = 0.1
+"""What a hook that was cancelled gets to clean up; one that goes on is left to itself. Less at the
+end, where the whole drain has a second for what follows its tasks."""
 
 ServiceHook = Callable[[], Any]
 
@@ -66,7 +68,7 @@ class ServiceHooks:
                 del self._to_start[0]
 
     async def _call_start(self, hook: ServiceHook) -> None:
-        calling = await _call_for(hook, self._start_timeout_s)
+        calling = await _call_for(hook, self._start_timeout_s, START_GRACE_S)
         if calling is None:
             raise GracekitError(
                 f"on_start hook {_name(hook)}() took over {self._start_timeout_s:g} s: make it "
@@ -79,7 +81,7 @@ class ServiceHooks:
         async with self._stopping:
             while self._to_stop:
                 hook, left_s = self._to_stop[0], self._left_s()
-                calling = await _call_for(hook, left_s)
+                calling = await _call_for(hook, left_s, STOP_GRACE_S)
                 if error := _failure(calling, left_s):
                     self._telemetry.emit("hook.failed", hook=_name(hook), error=error)
                 del self._to_stop[0]
@@ -90,11 +92,13 @@ class ServiceHooks:
         return max(SHORTEST_S, min(self._stop_timeout_s, self.end_by - self._clock.loop()))
 
 
-async def _call_for(hook: ServiceHook, timeout_s: float) -> asyncio.Task[None] | None:
+async def _call_for(
+    hook: ServiceHook, timeout_s: float, grace_s: float
+) -> asyncio.Task[None] | None:
     """Call *hook* in a task of its own, which has ended then; None if it took over *timeout_s*.
 
-    In a task of its own, because a hook may swallow its cancellation, or raise one of its own: it
-    would cancel, or keep for ever, whoever awaits it.
+    A hook may swallow its cancellation, or raise a CancelledError of its own. Without a task of its
+    own it would keep the step that awaits it for ever, or cancel that step.
     """
     calling = asyncio.create_task(_call(hook), name=f"gracekit-hook-{_name(hook)}")
     try:
@@ -103,7 +107,7 @@ async def _call_for(hook: ServiceHook, timeout_s: float) -> asyncio.Task[None] |
     finally:
         if not calling.done():
             calling.cancel()
-            await asyncio.wait({calling}, timeout=CANCELLED_S)
+            await asyncio.wait({calling}, timeout=grace_s)
 
 
 def _failure(calling: asyncio.Task[None] | None, timeout_s: float) -> str:

@@ -153,7 +153,7 @@ class StoreRecords:
         """Whether the run may still act."""
         return judge_run(run, self._process, self.run_directory)
 
-    async def ring_living(self, service: str) -> bool:
+    async def wake_living(self, service: str) -> bool:
         """Let living runs of *service* look at once; false if there is none."""
         living = [run for run in await self.living() if run.service == service]
         self._wakeups.wake(run.run_id for run in living)

@@ -60,7 +60,7 @@ async def _declare(records: StoreRecords, options: CommonOptions, word: str, rea
         ) from error
     finally:
         await engine.stop()
-    await records.ring_living(run.service)
+    await records.wake_living(run.service)
     return run
 
 

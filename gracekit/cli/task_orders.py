@@ -436,7 +436,7 @@ class _OrderExecution:
                 if not await incident.stands(self._records.engine):
                     self._count_move(progress)
                     return False
-        runs_on = await self._records.ring_living(target.service)
+        runs_on = await self._records.wake_living(target.service)
         end = ENDS[verb][state]
         progress.end(_done(self._order, runs_on=runs_on, end=end), state=end.value)
         return True

@@ -136,7 +136,7 @@ class Orders:
             return {"moved": True, "state": None}
         if (why := refusal_of(target, order.verb)) is not None:
             raise GracekitError(why)
-        if target.state in RETRIED:  # nobody works on it, whoever owns it
+        if target.state in RETRIED:  # no run works on it, whichever owns it
             return await self._change(target, order)
         if target.owner != self._journal.run_id:
             return {"moved": True, "state": target.state.value}

@@ -66,7 +66,7 @@ class Starts:
         return found
 
     async def start(self, row: TaskRow, *, inside: Resource | None) -> None:
-        """Run an ACCEPTED row of ours, which the claim limit has counted, or give it up.
+        """Run an ACCEPTED row that this run has claimed, or give it up.
 
         Args:
             row: As it stands.

@@ -1,8 +1,8 @@
 """Messages through one SQLite file: processes of one machine, up or down.
 
-Senders may enqueue while nobody reads. Each connection has a named
-pipe by which publishers wake it after their commit, so nobody polls for messages; a
-slow safety poll covers missed wake-ups and gives back what dead readers held.
+Senders may enqueue while no process reads. Each connection has a named pipe, by which publishers
+wake it after their commit; so it need not poll for messages. A slow safety poll covers missed
+wake-ups and gives back what dead readers held.
 Death is proved, never timed, by `gracekit.life`; a connection of which nothing
 is proven keeps what it has.
 """
@@ -105,6 +105,7 @@ class SqliteTransport:
         self._changing = asyncio.Lock()  # start and stop wait for each other
         self._connection: _Connection | None = None
         self._is_started = False
+        self._leaving: asyncio.Task[None] | None = None  # the end of a start that failed
         self._poll: asyncio.Task[None] | None = None
 
     def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
@@ -148,10 +149,11 @@ class SqliteTransport:
             await self._connect(connection)
         except BaseException as error:
             connection.close(is_gone=False)
-            # A start that is cancelled ends at once. Its threads may wait for a writer that is
-            # frozen; the next stop or start waits for them.
+            self._leaving = asyncio.create_task(self._engine.stop())
+            # A start that is cancelled ends at once: its threads may wait for the lock of a writer
+            # that is frozen. They end when they get it, and a stop waits for them.
             if not isinstance(error, asyncio.CancelledError):
-                await self._engine.stop()
+                await asyncio.wait({self._leaving})
             raise
         self._connection = connection
         self._poll = background.start(

@@ -104,7 +104,7 @@ class StatusSource:
         self._notices.append((callback, self._status))
         try:
             (self._loop or asyncio.get_running_loop()).call_soon_threadsafe(self._notify_next)
-        except RuntimeError:  # the loop is closed: nobody is left to be notified
+        except RuntimeError:  # the loop is closed, and its subscribers with it
             self._notices.clear()
 
     def _notify_next(self) -> None:

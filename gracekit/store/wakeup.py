@@ -140,7 +140,7 @@ def wake(path: Path, how: bytes = _WAKE) -> bool:
     """
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:  # no such pipe, or nobody behind it
+    except OSError:  # no such pipe, or no process reads it
         return False
     try:
         if not stat.S_ISFIFO(os.fstat(fd).st_mode):

@@ -94,7 +94,7 @@ class InstanceLife(Life):
         self.interrupt(signal.SIGTERM)
 
         async def begun() -> None:
-            # After an iteration or two of the loop; the phase notifies nobody.
+            # After an iteration or two of the loop; the phase has no subscribers.
             while self.process.lives and not self.runtime.ground.phase.draining:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 

@@ -119,7 +119,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._ready.append(_unscheduled(heapq.heappop(self._scheduled)))
 
     def give_up(self, error: BaseException) -> None:
-        """Raise *error* out of whoever runs the loop, before its next iteration."""
+        """Raise *error* out of `run_forever`, before the next iteration."""
         self._error = error
 
     # -- played processes that are stopped for a while ------------------------------------

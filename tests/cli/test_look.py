@@ -125,7 +125,7 @@ def test_a_silent_run_is_said_to_be_silent(directory):
 
 def test_a_run_that_is_stopped_in_a_commit_holds_nobody_up(directory):
     """
-    Whoever writes to the queue waits for the lock that it holds; a look ends all the same.
+    A process that writes to the queue waits for the lock that the run holds; `status` ends in time.
     """
     with Running(directory, "--instance", "api-1") as run:
         writer_lock = os.open(directory / "gracekit.db-turn", os.O_RDWR)

@@ -111,7 +111,7 @@ async def test_a_request_that_comes_without_a_store_is_accepted_when_it_is_back(
     world: World, svc: Service, doors: Doors
 ):
     """
-    It goes back to its queue at a pace that keeps nobody busy, and nothing of it is lost.
+    It goes back to its queue at most twice a second, and nothing of it is lost.
     """
     world.expects_faults = True
     life = await world.start(svc)

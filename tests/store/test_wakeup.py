@@ -165,7 +165,7 @@ async def test_pipes_are_private(wakeup, path):
 
 async def test_an_open_directory_is_closed(wakeup, path):
     """
-    A directory of ours that others can enter is closed to them, before a pipe is made in it.
+    Our directory, if others can enter it, is closed to them, before a pipe is made in it.
     """
     path.parent.mkdir()
     path.parent.chmod(0o755)

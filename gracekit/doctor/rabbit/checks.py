@@ -60,7 +60,7 @@ class ConnectionChecks:
 
     Attributes:
         broker: None where the URL is wrong.
-        checks: What was found there; None where nobody let us in.
+        checks: What was found there; None where no node accepted the login.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One connection of aiormq, on a socket of ours, from its opening to its end.
+"""One connection of aiormq, on our own socket, from its opening to its end.
 
 aiormq's tasks for reading, writing and heartbeats live until somebody closes their connection. So
 an opening that fails or is cancelled is closed here too. `aio_pika.Connection` does not do that:
@@ -71,7 +71,7 @@ class Connection:
     async def close(self, cut_after_s: float = CUT_AFTER_S) -> None:
         """Say goodbye, and wait for the end; may be called again, and by several at once.
 
-        Who is cancelled in this wait leaves the end to itself; it is bounded.
+        If this wait is cancelled, the closing goes on; it is bounded.
 
         Args:
             cut_after_s: Seconds that the broker has for its goodbye.
@@ -82,7 +82,7 @@ class Connection:
             await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        # What the end meets is of no interest to who wants it.
+        # Whatever fails while closing, the socket is cut: there is nothing left to report.
         with self._cut_after(CUT_AFTER_S), contextlib.suppress(Exception):
             await bounded(self.amqp.close(ConnectionClosed), CLOSE_TIMEOUT_S, "close")
 
