@@ -53,7 +53,13 @@ class ServiceHooks:
         self._stop_timeout_s = stop_timeout_s
         self._starting = asyncio.Lock()
         self._stopping = asyncio.Lock()  # not the same: an `on_start` may hang
+        self._ignoring: list[asyncio.Task[None]] = []
         self.end_by: float | None = None
+
+    @property
+    def still_running(self) -> int:
+        """How many hooks go on although they were cancelled."""
+        return sum(not calling.done() for calling in self._ignoring)
 
     async def start(self) -> None:
         """Call each `on_start` that has not been called.
@@ -68,7 +74,7 @@ class ServiceHooks:
                 del self._to_start[0]
 
     async def _call_start(self, hook: ServiceHook) -> None:
-        calling = await _call_for(hook, self._start_timeout_s, START_GRACE_S)
+        calling = await self._call_for(hook, self._start_timeout_s, START_GRACE_S)
         if calling is None:
             raise GracekitError(
                 f"on_start hook {_name(hook)}() took over {self._start_timeout_s:g} s: make it "
@@ -81,7 +87,7 @@ class ServiceHooks:
         async with self._stopping:
             while self._to_stop:
                 hook, left_s = self._to_stop[0], self._left_s()
-                calling = await _call_for(hook, left_s, STOP_GRACE_S)
+                calling = await self._call_for(hook, left_s, STOP_GRACE_S)
                 if error := _failure(calling, left_s):
                     self._telemetry.emit("hook.failed", hook=_name(hook), error=error)
                 del self._to_stop[0]
@@ -91,23 +97,23 @@ class ServiceHooks:
             return self._stop_timeout_s
         return max(SHORTEST_S, min(self._stop_timeout_s, self.end_by - self._clock.loop()))
 
+    async def _call_for(
+        self, hook: ServiceHook, timeout_s: float, grace_s: float
+    ) -> asyncio.Task[None] | None:
+        """Call *hook* in a task of its own, which has ended then; None if it took over *timeout_s*.
 
-async def _call_for(
-    hook: ServiceHook, timeout_s: float, grace_s: float
-) -> asyncio.Task[None] | None:
-    """Call *hook* in a task of its own, which has ended then; None if it took over *timeout_s*.
-
-    A hook may swallow its cancellation, or raise a CancelledError of its own. Without a task of its
-    own it would keep the step that awaits it for ever, or cancel that step.
-    """
-    calling = asyncio.create_task(_call(hook), name=f"gracekit-hook-{_name(hook)}")
-    try:
-        await asyncio.wait({calling}, timeout=timeout_s)
-        return calling if calling.done() else None
-    finally:
-        if not calling.done():
-            calling.cancel()
-            await asyncio.wait({calling}, timeout=grace_s)
+        A hook may swallow its cancellation, or raise a CancelledError of its own. Without a task of
+        its own it would keep the step that awaits it for ever, or cancel that step.
+        """
+        calling = asyncio.create_task(_call(hook), name=f"gracekit-hook-{_name(hook)}")
+        try:
+            await asyncio.wait({calling}, timeout=timeout_s)
+            return calling if calling.done() else None
+        finally:
+            if not calling.done():
+                self._ignoring.append(calling)
+                calling.cancel()
+                await asyncio.wait({calling}, timeout=grace_s)
 
 
 def _failure(calling: asyncio.Task[None] | None, timeout_s: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -103,6 +104,10 @@ class LazyGroup(click.Group):
             if not ctx.meta[_AS_JSON]:
                 raise
             end(error.format_message(), error.exit_code)
+        except KeyboardInterrupt:
+            # What waits for this process, a shell for one, knows by it that somebody wants to end.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGINT)
 
 
 def _fail(error: GracekitError) -> NoReturn:

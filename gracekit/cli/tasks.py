@@ -45,6 +45,7 @@ _WITHOUT_ROW: Final = {
     Lane.BACKGROUND.value: "work of a handler, takes no orders",
 }
 _SHORT_ID: Final = 12
+_MOST: Final = 1_000_000
 _HEX_ID: Final = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
 _LONGEST_ID: Final = 40
 _LONGEST_TEXT: Final = 60
@@ -125,7 +126,7 @@ class ListedTask:
     help="Tasks in this state; may be repeated.  [default: those that have not ended]",
 )
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many."
+    "--limit", type=click.IntRange(1, _MOST), default=50, show_default=True, help="At most so many."
 )
 @common
 def tasks(

@@ -26,6 +26,8 @@ from gracekit.config.values import PREFIX, did_you_mean
 from gracekit.errors import ConfigError
 
 LOG_SETTINGS: Final = frozenset({"log_format", "log_level"})
+LONGEST_FILE: Final = 1_000_000
+"""Characters of a file of settings; what is longer is another file, or a device without an end."""
 _NEEDED_BEFORE: Final = LOG_SETTINGS | frozenset(
     {
         *("transport_url", "store_url", "host", "instance"),
@@ -139,7 +141,9 @@ class _Reader:
         try:
             with file.open(encoding="utf-8") as opened:
                 who = _who_may_write(opened.fileno(), file)
-                text = opened.read()
+                text = opened.read(LONGEST_FILE + 1)
+            if len(text) > LONGEST_FILE:
+                raise ValueError(f"it has more than {LONGEST_FILE:,} characters")  # noqa: TRY301
             entries = tomllib.loads(text)
         except (OSError, ValueError) as error:
             self._problems.append(f"cannot read the settings in {file}: {error}")

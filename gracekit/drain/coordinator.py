@@ -387,7 +387,7 @@ class ShutdownCoordinator:
     async def _write_record(self) -> None:
         report, parts = self._report, self._parts
         code = int(report.exit_code)
-        parts.seat.is_kept = report.must_die
+        parts.seat.is_kept = report.can_still_act
         recording = parts.record.end(code, report.as_json())
         await self._steps.bounded("stop record", recording, RECORD_TIMEOUT_S)
         if parts.ends_process:
@@ -407,6 +407,7 @@ class ShutdownCoordinator:
         self._report.finished = self._parts.tracker.finished - self._finished_before
         self._report.handed_over = list(unfinished.handed_over)
         self._report.given_back = unfinished.given_back
+        self._report.hooks_left = self._parts.hooks.still_running
         for task in unfinished.unrecorded:
             self.fail(f"the hand-over of {task} could not be recorded")
 

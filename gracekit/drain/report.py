@@ -47,6 +47,7 @@ class DrainReport:
         holds: The oldest of them, `name key` each, `LISTED_HOLDS` at most.
         leases_kept: Leases that only the death of this process frees.
         left_behind: Requests that were still in gracekit's own hands, in a commit or a reply.
+        hooks_left: Hooks that ignored their cancellation and still ran; they hold no request.
         unfinished: Rows and holds in the store that this run could have settled, those of earlier
             runs among them; None if the store did not say.
         forced: Whether a second signal cut the wait short.
@@ -64,6 +65,7 @@ class DrainReport:
     holds: list[str] = field(default_factory=list)
     leases_kept: int = 0
     left_behind: int = 0
+    hooks_left: int = 0
     unfinished: int | None = 0
     forced: bool = False
     failure: str | None = None
@@ -76,9 +78,14 @@ class DrainReport:
         return ", ".join(self.holds) + (f" and {more} more" if more > 0 else "") or None
 
     @property
-    def must_die(self) -> bool:
-        """Whether the process has to leave by `os._exit`, to be proven dead by others."""
+    def can_still_act(self) -> bool:
+        """Whether something still runs that holds a request: only its death proves its end."""
         return bool(self.unclean or self.leases_kept or self.left_behind)
+
+    @property
+    def must_die(self) -> bool:
+        """Whether the process has to leave by `os._exit`, as something in it does not end."""
+        return self.can_still_act or self.hooks_left > 0
 
     @property
     def exit_code(self) -> ExitCode:
@@ -93,4 +100,4 @@ class DrainReport:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, as the stop record keeps it; `left` says that nothing can act any more."""
-        return asdict(self) | {"exit_code": int(self.exit_code), "left": not self.must_die}
+        return asdict(self) | {"exit_code": int(self.exit_code), "left": not self.can_still_act}

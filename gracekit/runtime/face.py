@@ -48,8 +48,8 @@ class Runtime:
             second SIGINT or SIGQUIT hands over at once. SIGHUP, unless the program has
             a handler for it, drains where standard input is a terminal, and is
             ignored elsewhere. Then the old handlers are back. The alarm stays only
-            where the report says `must_die`: a handler is still running, and only the
-            end of the process frees its lease.
+            where the report says `must_die`: a handler or a hook goes on although it was
+            cancelled, and only the end of the process ends it.
         process: The process port.
         clock: The clock port.
         engine: The store port; None opens `settings.store_url`.

@@ -24,13 +24,15 @@ class Stops:
         """Ask for a drain; see `Runtime.request_stop`.
 
         Raises:
-            ConfigError: there is no such source.
+            ConfigError: there is no such source, or a text is none.
         """
         sources = choices_of(StopSource)
         if source not in sources:
-            raise ConfigError(
-                f"source={source!r} is none of {', '.join(sources)}{did_you_mean(source, sources)}"
-            )
+            hint = did_you_mean(str(source), sources)
+            raise ConfigError(f"source={source!r} is none of {', '.join(sources)}{hint}")
+        for name, text in (("by", by), ("reason", reason)):
+            if not isinstance(text, str):
+                raise ConfigError(f"{name}={text!r} is no text; say in words who asks, and why")
 
         def ask(coordinator: ShutdownCoordinator) -> None:
             at = self._clock.loop()  # not before it is open: the drain then has its whole time

@@ -51,6 +51,16 @@ class Faults:
         return 1.0
 
 
+def check_count(name: str, number: object) -> None:
+    """Refuse what counts nothing.
+
+    Raises:
+        ValueError: *number* is no whole number from 1.
+    """
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ValueError(f"{name}={number!r}: write a whole number, 1 or more")
+
+
 NO_FAULTS: Final = Faults()
 
 
@@ -78,7 +88,12 @@ class PlannedFaults(Faults):
         self.delay_s = 1.0
 
     def plan(self, port: str, step: str, fault: Fault, *, times: int = 1) -> None:
-        """Let the next *times* of that step meet *fault*."""
+        """Let the next *times* of that step meet *fault*.
+
+        Raises:
+            ValueError: *times* is no number from 1.
+        """
+        check_count("times", times)
         self._plan.setdefault((port, step), []).extend([fault] * times)
 
     def forget(self) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, get_args
 
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings
@@ -25,6 +26,7 @@ from gracekit.rpc.methods import Method
 from gracekit.rpc.transport import directed_queue, shared_queue
 from gracekit.runtime.face import Runtime
 from gracekit.service import Service
+from gracekit.signals import HANGUP_SIGNAL, STOP_SIGNALS
 from gracekit.telemetry.catalogue import CATALOGUE, UnknownEventError
 from gracekit.testing.calls import Caller, Pending
 from gracekit.testing.faults import Fault, PlannedFaults
@@ -43,6 +45,7 @@ PATIENCE_S: Final = 6 * 3600.0
 FAULTS_OF_THE_STORE: Final = frozenset(
     {"store.error", "store.unreachable", "store.fenced", "store.broken", "drain.step_failed"}
 )
+PLAYED_SIGNALS: Final = (*STOP_SIGNALS, HANGUP_SIGNAL)
 NEVER_EXPECTED: Final = FAULTS_OF_THE_STORE | {
     "dispatch.failed",
     "background.failed",
@@ -229,7 +232,14 @@ class InMemoryService(Caller):
         return await self.wait_stopped()
 
     def interrupt(self, by: signal.Signals = signal.SIGTERM) -> None:
-        """Send a signal: SIGTERM or SIGINT begin a drain, SIGQUIT or a second SIGINT end it."""
+        """Send a signal: SIGTERM or SIGINT begin a drain, SIGQUIT or a second SIGINT end it.
+
+        Raises:
+            ValueError: gracekit handles no such signal.
+        """
+        if by not in PLAYED_SIGNALS:
+            known = ", ".join(one.name for one in PLAYED_SIGNALS)
+            raise ValueError(f"{by!r} is none of {known}; crash() is kill -9")
         self._living().interrupt(by)
 
     def interrupt_at(self, n: int, *, of: Method[..., Any] | None = None) -> None:
@@ -273,10 +283,15 @@ class InMemoryService(Caller):
             where: The n-th safe point from now; or a point, as `Point.FINISH`.
             phase: Which side of the point.
             of: Count the safe points of one method only.
+
+        Raises:
+            ValueError: *where* is neither, or there is no such side.
         """
-        if isinstance(where, int):
+        if not isinstance(where, Point):
             self._lay("crash", "crash_at", where, of)
             return
+        if phase not in get_args(Side):
+            raise ValueError(f"crash_at: phase={phase!r} is none of {', '.join(get_args(Side))}")
         self._dies_at = (where, phase)
         if self._life is not None and self.lives:
             self._life.process.dies_at = self._dies_at
@@ -318,11 +333,7 @@ class InMemoryService(Caller):
         return life
 
     def _lay(self, blow: Blow, verb: str, n: int, of: Method[..., Any] | None) -> None:
-        if n < 1:
-            raise ValueError(f"{verb}({n}): safe points are counted from 1")
-        name = None if of is None else of.name
-        asked = f"{verb}({n}" + (")" if name is None else f", of={name})")
-        self._traps.append(Trap(asked=asked, blow=blow, left=n, method=name))
+        self._traps.append(Trap.laid(blow, verb, n, of))
 
     # -- what goes wrong ----------------------------------------------------------------
 
@@ -336,8 +347,11 @@ class InMemoryService(Caller):
             times: How often.
 
         Raises:
-            ValueError: that fault cannot happen there.
+            ValueError: that fault cannot happen there, or not so often.
         """
+        for given, kind in ((at, Point), (fault, Fault)):
+            if not isinstance(given, kind):
+                raise ValueError(f"fail_next: {given!r} is no {kind.__name__}")  # noqa: TRY004
         step, kinds = WIRE_STEPS.get(at, (at.value, COMMIT_FAULTS))
         if at is Point.PUBLISH:
             raise ValueError("Point.PUBLISH is a caller's step, and callers meet no faults here")
@@ -361,7 +375,15 @@ class InMemoryService(Caller):
     # -- time ---------------------------------------------------------------------------
 
     async def pass_time(self, seconds: float) -> None:
-        """Let virtual time pass: whatever falls due meanwhile happens."""
+        """Let virtual time pass: whatever falls due meanwhile happens.
+
+        Raises:
+            ValueError: *seconds* is negative, or has no end.
+        """
+        if not 0 <= seconds < math.inf:
+            raise ValueError(
+                f"pass_time({seconds!r}): write seconds, 0 or more, that come to an end"
+            )
         self._note_news(seconds)
         await asyncio.sleep(seconds)
 

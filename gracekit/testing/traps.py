@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
+from gracekit.rpc.methods import Method
+from gracekit.testing.faults import check_count
 from gracekit.testing.ports import Died, PlayedProcess, owned_by
 
 Blow = Literal["drain", "crash"]
@@ -31,6 +33,19 @@ class Trap:
     blow: Blow
     left: int
     method: str | None
+
+    @classmethod
+    def laid(cls, blow: Blow, verb: str, n: int, of: Method[..., Any] | None) -> Self:
+        """One that waits for the *n*-th safe point, of one method or of all.
+
+        Raises:
+            ValueError: safe points are not counted so, or *of* is no method.
+        """
+        check_count(f"{verb}: the number of a safe point", n)
+        if not (of is None or isinstance(of, Method)):
+            raise ValueError(f"{verb}: of={of!r} is no method; give one of the service, as of=work")
+        asked = f"{verb}({n})" if of is None else f"{verb}({n}, of={of.name})"
+        return cls(asked=asked, blow=blow, left=n, method=None if of is None else of.name)
 
     def is_sprung(self, method: str) -> bool:
         """Count one safe point of *method*."""

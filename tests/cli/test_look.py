@@ -403,6 +403,26 @@ def test_other_files_are_no_store_and_stay_as_they_are(tmp_path: Path):
     assert tables == 4
 
 
+def test_more_than_a_listing_can_hold_is_no_limit(tmp_path: Path):
+    """
+    A number that no database counts to is refused as others are.
+    """
+    answer = gracekit(tmp_path, "tasks", "--limit", "9" * 20)
+
+    assert answer.code == 2
+    assert "is not in the range" in answer.err
+
+
+def test_a_device_without_an_end_is_no_settings_file(tmp_path: Path):
+    """
+    Reading stops where no file of settings is that long.
+    """
+    answer = gracekit(tmp_path, "status", "--config", "/dev/zero")
+
+    assert answer.code == 78
+    assert "cannot read the settings in /dev/zero: it has more than" in answer.err
+
+
 @pytest.mark.parametrize("words", [("status",), ("store", "backup", "copy.db")])
 def test_a_directory_is_no_store(tmp_path: Path, words: tuple[str, ...]):
     """

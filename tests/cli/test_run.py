@@ -233,6 +233,21 @@ def test_logs_are_text_on_a_terminal_and_ctrl_c_ends_by_int(tmp_path: Path):
         assert run.wait() == -signal.SIGINT
 
 
+def test_ctrl_c_while_a_service_is_imported_ends_by_int(tmp_path: Path):
+    """
+    Nothing has begun that a drain could end, and a shell must know that somebody wants to stop.
+    """
+    text = "import time\nprint('importing', flush=True)\ntime.sleep(60)\n"
+    (tmp_path / "slow.py").write_text(text)
+
+    with Started(tmp_path, "run", "slow:svc") as run:
+        run.wait_line("importing")
+        run.process.send_signal(signal.SIGINT)
+
+        assert run.wait() == -signal.SIGINT
+        assert "Aborted" not in run.rest()
+
+
 def test_quit_hands_over_and_exits_75(tmp_path: Path):
     """
     Unfinished tasks are in the journal, and the exit code says so.

@@ -225,6 +225,25 @@ def test_a_newer_schema_fails_and_an_older_one_is_migrated(look, known, level):
     assert database.check_schema(look, known, ("run",)).level is level
 
 
+def test_an_emptied_store_fails_unless_nobody_has_used_it(used):
+    """
+    What a young store holds is in its -wal: who lost both must not read that all is well.
+    """
+    used.write_bytes(b"")
+    for suffix in ("-wal", "-shm"):
+        used.with_name(used.name + suffix).unlink(missing_ok=True)
+    unused = used.with_name("unused.db")
+    unused.touch()
+
+    with database.ReadOnlyDatabase(used) as look:
+        emptied = database.check_schema(look, SCHEMA, ("run", "task"))
+    with database.ReadOnlyDatabase(unused) as look:
+        young = database.check_schema(look, SCHEMA, ("run", "task"))
+
+    assert (emptied.level, young.level) == (Level.FAIL, Level.WARN)
+    assert "services have used it" in emptied.seen
+
+
 def test_the_transport_for_the_store_is_found(used, settings):
     """
     Two URLs that were mixed up are told by the tables.

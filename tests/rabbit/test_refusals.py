@@ -70,6 +70,26 @@ async def test_a_vhost_that_takes_nobody_now_is_a_matter_of_time(
     assert USER not in str(refused.value)
 
 
+async def test_a_limit_of_queues_is_no_matter_of_their_flags(
+    own_broker: Broker, own_vhost: str
+) -> None:
+    """
+    RabbitMQ refuses with the code of other flags; a limit is raised or falls, so time mends it.
+    """
+    own_broker.eval(
+        f'rabbit_vhost_limit:set({binary(own_vhost)}, [{{<<"max-queues">>, 0}}], {binary(USER)})'
+    )
+    transport = open_transport(own_broker.url_of(own_vhost), process=Process(), clock=Clock())
+    await transport.start()
+    try:
+        with pytest.raises(DependencyError, match=r"no room.*queue limit.*is reached") as refused:
+            await transport.declare([WORK])
+    finally:
+        await transport.stop()
+
+    assert "flags" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("way", "said"),
     [("missing", "vhost test-[0-9]+ not found"), ("no permission", "refused; make")],

@@ -128,6 +128,7 @@ def test_tls_checks_the_broker_unless_that_is_switched_off_in_words():
         ("rabbit://u:secret@host?rabbit_transient_quorum_queue=1", "has no profile here"),
         ("amqp://u:secret@host:port", "a port is no number"),
         ("amqp://u:secret@host:70000", "a port is no number"),
+        ("amqp://u:secret@host:0", "a port is no number from 1"),
         ("amqp://guest:secret@host", "user guest is for the broker's own machine"),
         ("amqp://u:secret@one,guest:secret@two", "and two is not it"),
         ("amqp://u:secret@host?cafile=ca.pem", "cafile is of no use without TLS: write amqps"),

@@ -333,6 +333,10 @@ async def test_an_unknown_source_of_a_stop_is_refused_with_a_hint(svc: Service):
 
     with pytest.raises(ConfigError, match=r"source='operater'.*did you mean operator\?"):
         runtime.request_stop(source="operater")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"source=5 is none of signal"):
+        runtime.request_stop(source=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"reason=7 is no text"):
+        runtime.request_stop(reason=7)  # type: ignore[arg-type]
 
     async with runtime:
         assert not runtime.wired.coordinator.stop_requested

@@ -41,7 +41,7 @@ async def test_a_stop_hook_that_raises_a_cancellation_is_called_once(world: Worl
     life = await world.start(svc)
     report = await life.drain()
 
-    assert report.exit_code == 0
+    assert (report.exit_code, report.must_die) == (0, False)
     assert called == ["stop", "after"]
     assert life.names().count("hook.failed") == 1
 
@@ -61,9 +61,10 @@ async def test_a_stop_hook_that_ignores_its_cancellation_is_left_to_itself(
 
     life = await world.start(svc)
     async with asyncio.timeout(life.runtime.settings.hard_limit_s):
-        await life.drain()
+        report = await life.drain()
 
     assert called == ["after"]
+    assert (report.hooks_left, report.must_die, report.can_still_act) == (1, True, False)
     (failed,) = life.told("hook.failed")
     assert failed["hook"] == "ignore_cancellation"
     assert "took over" in str(failed["error"])
@@ -97,6 +98,9 @@ async def test_a_stop_ends_a_start_whose_hook_ignores_its_cancellation(world: Wo
     life.runtime.request_stop(reason="no longer needed")
     async with asyncio.timeout(life.runtime.settings.hard_limit_s):
         await asyncio.wait({starting})
+        report = await life.runtime.serve()
+
+    assert (report.hooks_left, report.must_die) == (1, True)
 
 
 @pytest.mark.parametrize("ended", [False, True])

@@ -967,6 +967,42 @@ def test_a_deadlock_without_a_service_says_who_waits():
 
 
 @virtual
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda one: one.interrupt_at(0), "safe point=0: write a whole number"),
+        (lambda one: one.interrupt_at(1.5), "safe point=1.5: write"),
+        (lambda one: one.interrupt_at(True), "safe point=True: write"),
+        (lambda one: one.interrupt_at(1, of="work"), "of='work' is no method"),
+        (lambda one: one.crash_at("x"), "safe point='x': write"),
+        (lambda one: one.crash_at(Point.FINISH, "middle"), "'middle' is none of before, after"),
+        (lambda one: one.fail_next("finish", Fault.REFUSED), "'finish' is no Point"),
+        (lambda one: one.fail_next(Point.FINISH, "refused"), "'refused' is no Fault"),
+        (lambda one: one.fail_next(Point.FINISH, Fault.REFUSED, times=0), "times=0: write"),
+        (lambda one: one.interrupt(signal.SIGKILL), r"is none of SIGTERM.*crash\(\) is kill -9"),
+    ],
+)
+async def test_wrong_orders_are_refused(svc, ask, said):
+    """
+    A test that asks for what cannot happen would go well, and prove nothing.
+    """
+    async with InMemoryService(svc) as one:
+        with pytest.raises(ValueError, match=said):
+            ask(one)
+
+
+@virtual
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
+async def test_time_passes_by_seconds_that_come_to_an_end(svc, seconds):
+    """
+    Virtual time of nan or inf would go on for ever.
+    """
+    async with InMemoryService(svc) as one:
+        with pytest.raises(ValueError, match="0 or more, that come to an end"):
+            await one.pass_time(seconds)
+
+
+@virtual
 async def test_verbs_at_the_wrong_time_are_refused(svc, copy):
     """
     One process at a time, and none that is dead is drained or killed.
@@ -974,8 +1010,6 @@ async def test_verbs_at_the_wrong_time_are_refused(svc, copy):
     async with InMemoryService(svc) as one:
         with pytest.raises(GracekitError, match="lives: drain"):
             await one.start()
-        with pytest.raises(ValueError, match="counted from 1"):
-            one.interrupt_at(0)
         with pytest.raises(ValueError, match="ACK cannot meet BROKEN; it can meet DELAY"):
             one.fail_next(Point.ACK, Fault.BROKEN)
         with pytest.raises(ValueError, match="caller's step"):

@@ -92,6 +92,8 @@ def check_schema(look: ReadOnlyDatabase, known: int, tables: Sequence[str]) -> F
     """The version of its schema against *known*, and whether it is what it should be."""
     version = int(str(look.rows("PRAGMA user_version")[0][0]))
     present = look.tables()
+    if not present and version == 0:
+        return _judge_empty(look.path)
     if present and not set(tables) <= present:
         return fail(
             "schema",
@@ -111,6 +113,19 @@ def check_schema(look: ReadOnlyDatabase, known: int, tables: Sequence[str]) -> F
             "nothing: the next start migrates it; older processes must not be started after that",
         )
     return ok("schema", f"version {version}, the newest known")
+
+
+def _judge_empty(path: Path) -> Finding:
+    beside = [path.with_name(path.name + suffix) for suffix in files.DIRECTORIES]
+    if any(directory.exists() for directory in beside):
+        return fail(
+            "schema",
+            f"{path} is empty, and services have used it: what was in it is lost, or stood in its "
+            "-wal, which is gone",
+            "stop the service and restore a backup; without one, requests that were accepted are "
+            "forgotten at the next start (docs/backup.md)",
+        )
+    return warn("schema", f"{path} is empty", "nothing: the first start makes its tables")
 
 
 def check_integrity(look: ReadOnlyDatabase, within_s: float = QUICK_CHECK_S) -> Finding:

@@ -8,6 +8,7 @@ cancelled stays cancelled, whatever happens to the connection.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -39,6 +40,9 @@ LOOK_EVERY_S: Final = 30.0
 that looks open proves neither."""
 STALLED_S: Final = 5.0
 """Without a byte of a message that has come in part; its intake is left then."""
+
+_LIMIT_REACHED: Final = re.compile(r"\blimit\b.*\bis reached")
+"""Of queues or exchanges; RabbitMQ refuses with the code of other flags."""
 
 
 class Declarer:
@@ -164,6 +168,12 @@ class Declarer:
     def _explained(self, queue: Queue, error: AMQPError) -> GracekitError:
         profile = self._topology.profile.name
         match error:
+            case ChannelPreconditionFailed() if _LIMIT_REACHED.search(said(error)):
+                return DependencyError(
+                    f"the broker has no room for queue {queue.name!r} or its exchange: "
+                    f"{said(error)}; delete queues that nobody uses, or raise the limit "
+                    "(rabbitmqctl set_vhost_limits)"
+                )
             case ChannelPreconditionFailed():
                 return ConfigError(
                     f"queue {queue.name!r} or its exchange exists with other flags than profile "

@@ -202,7 +202,9 @@ def _host(address: str, port: int, user: str, password: str) -> Host:
     # A comma, slash or @ in a password that is not escaped ends here; nothing of it is shown.
     parts = urlsplit(f"//{address}")
     try:
-        host, port = parts.hostname or "localhost", parts.port or port
+        host, named = parts.hostname or "localhost", parts.port
+        if named == 0:
+            raise ValueError  # noqa: TRY301 - as for the others that are no port
     except ValueError:
         raise ConfigError(f"a port is no number from 1 to 65535; {_ESCAPES}") from None
     if ":" not in host and not _is_host_name(host):
@@ -210,7 +212,7 @@ def _host(address: str, port: int, user: str, password: str) -> Host:
             "a host is neither an address nor a name of at most 253 letters, digits, - and _, with "
             f"1 to 63 between two dots; {_ESCAPES}"
         )
-    return Host(host=host, port=port, user=user, password=password)
+    return Host(host=host, port=port if named is None else named, user=user, password=password)
 
 
 def _is_host_name(host: str) -> bool:
