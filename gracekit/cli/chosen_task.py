@@ -134,7 +134,7 @@ def _subject(target: OrderTarget, runs: dict[str, Run]) -> ChosenTask:
 
 async def _live(records: StoreRecords, instance: str | None) -> tuple[list[ChosenTask], str]:
     """What processes run without a row; and which of them did not say, for a message."""
-    async with ControlClient() as control:
+    async with ControlClient(records.run_directory) as control:
         reports = await control.hear_all(records, instance, every_task=True)
     runs = {run.run_id: run for run in await records.runs()}
     found = [

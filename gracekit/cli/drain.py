@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ import click
 
 from gracekit.cli import listings_sql as sql
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
-from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.options import CommonOptions, common, why_option
 from gracekit.cli.quiet import find
 from gracekit.cli.reach import ControlClient, RunAnswer, RunReport
 from gracekit.cli.records import StoreRecords, doubt, label, verdict_of
@@ -81,6 +81,7 @@ class DrainWatch:
 )
 @click.option("--all", "everyone", is_flag=True, help="Every living run of the store.")
 @click.option("--wait/--no-wait", default=True, help="Watch until it is gone.  [default: wait]")
+@why_option
 @common
 @click.pass_context
 def drain(
@@ -92,6 +93,7 @@ def drain(
     timeout: str | None,
     everyone: bool,
     wait: bool,
+    reason: str,
 ) -> None:
     """Drain a run: close its intake, wait for what runs, hand the rest over.
 
@@ -103,6 +105,7 @@ def drain(
     """
     if timeout is not None:
         parse_duration(timeout)
+    asked = {name: text for name, text in (("timeout", timeout), ("reason", reason)) if text}
     with StoreRecords(options.settings) as records:
         runs = asyncio.run(find(records, options, name, everyone=everyone))
         watches = [
@@ -114,7 +117,7 @@ def drain(
             for run in runs
         ]
         try:
-            asyncio.run(_drain_all(records, watches, timeout, wait=wait))
+            asyncio.run(_drain_all(records, watches, asked, wait=wait))
         except KeyboardInterrupt:
             _detach(watches)
             ctx.exit(DETACHED)
@@ -141,17 +144,17 @@ def _detach(watches: list[DrainWatch]) -> None:
 
 
 async def _drain_all(
-    records: StoreRecords, watches: list[DrainWatch], patience: str | None, *, wait: bool
+    records: StoreRecords, watches: list[DrainWatch], asked: Mapping[str, str], *, wait: bool
 ) -> None:
-    async with ControlClient() as control:
-        await asyncio.gather(*(_drain(records, control, w, patience, wait=wait) for w in watches))
+    async with ControlClient(records.run_directory) as control:
+        await asyncio.gather(*(_drain(records, control, w, asked, wait=wait) for w in watches))
 
 
 async def _drain(
     records: StoreRecords,
     control: ControlClient,
     watch: DrainWatch,
-    patience: str | None,
+    asked: Mapping[str, str],
     *,
     wait: bool,
 ) -> None:
@@ -161,7 +164,7 @@ async def _drain(
         "run_id": watch.run.run_id,
     }
     try:
-        await _ask(control, watch, patience)
+        await _ask(control, watch, asked)
     except GracekitError as error:
         ended = isinstance(error, RunEndedError)
         watch.code = UNREACHABLE if ended or isinstance(error, DependencyError) else ERROR
@@ -178,10 +181,10 @@ async def _drain(
         watch.result["phase"] = ServiceState.DRAINING.value
 
 
-async def _ask(control: ControlClient, watch: DrainWatch, patience: str | None) -> None:
+async def _ask(control: ControlClient, watch: DrainWatch, asked: Mapping[str, str]) -> None:
     before = (await control.hear(watch.run, limit=0)).answer
     under_way = before is not None and before.get("phase") == ServiceState.DRAINING.value
-    await control.ask(watch.run, "drain", {"timeout": patience} if patience else {})
+    await control.ask(watch.run, "drain", asked)
     watch.began = time.monotonic()
     if under_way:
         watch.say(f"{label(watch.run)} was draining already; its deadline stands")

@@ -15,9 +15,10 @@ from gracekit.cli.options import (
     common,
     reason_option,
     refuse_options_before_the_verb,
+    who,
 )
 from gracekit.cli.records import StoreRecords
-from gracekit.cli.task_orders import OPERATOR, open_writing, who
+from gracekit.cli.task_orders import OPERATOR, open_writing
 from gracekit.cli.text import duration, json_text, plural, safe, table
 from gracekit.errors import GracekitError
 from gracekit.journal.holds_sql import END_BY_ORDER

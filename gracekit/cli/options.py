@@ -10,7 +10,9 @@ import dataclasses
 import functools
 import inspect
 import os
+import pwd
 import re
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +74,24 @@ def reason_option(meaning: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return click.option(
         "--reason", metavar="TEXT", required=True, callback=_need_words, help=meaning
     )
+
+
+def who() -> str:
+    """The operator, for the record: `uid 1000 (alice)@host`, as the kernel knows it.
+
+    Not by LOGNAME or USER, which whoever calls can set.
+    """
+    uid = os.getuid()
+    try:
+        name = f" ({pwd.getpwuid(uid).pw_name})"
+    except KeyError:  # a container's user often has no name
+        name = ""
+    return f"uid {uid}{name}@{socket.gethostname()}"
+
+
+why_option: Final = click.option(
+    "--reason", metavar="TEXT", default="", help="Why, for the record and the log."
+)
 
 
 def _need_words(_ctx: click.Context, _parameter: click.Parameter, given: str) -> str:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from gracekit.cli.main import ERROR, UNREACHABLE, tell
-from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.options import CommonOptions, common, why_option
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, choose
 from gracekit.cli.text import json_text, safe
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.runs.run import Run
-
-TIMEOUT_S: Final = 10.0
-"""A close of intake waits for the transport's confirmation, 5 s by default."""
 
 _instance = click.argument("name", metavar="[INSTANCE]", required=False)
 _all = click.option("--all", "everyone", is_flag=True, help="Every living run of the store.")
@@ -26,32 +23,36 @@ _all = click.option("--all", "everyone", is_flag=True, help="Every living run of
 @click.command()
 @_instance
 @_all
+@why_option
 @common
-def quiet(options: CommonOptions, /, *, name: str | None, everyone: bool) -> None:
+def quiet(options: CommonOptions, /, *, name: str | None, everyone: bool, reason: str) -> None:
     """Close the intake of a run; what runs goes on, and ops requests are answered.
 
     INSTANCE may be left out where one run lives. `gracekit resume` undoes it.
     """
-    _say("quiet", options, name, everyone=everyone)
+    _say("quiet", options, name, everyone=everyone, reason=reason)
 
 
 @click.command()
 @_instance
 @_all
+@why_option
 @common
-def resume(options: CommonOptions, /, *, name: str | None, everyone: bool) -> None:
+def resume(options: CommonOptions, /, *, name: str | None, everyone: bool, reason: str) -> None:
     """Open the intake of a quiet run, or undo a drain that a command asked for.
 
     A drain cannot be undone once a task was handed over or nothing runs any
     more, nor if a signal asked for it.
     """
-    _say("resume", options, name, everyone=everyone)
+    _say("resume", options, name, everyone=everyone, reason=reason)
 
 
-def _say(verb: str, options: CommonOptions, name: str | None, *, everyone: bool) -> None:
+def _say(
+    verb: str, options: CommonOptions, name: str | None, *, everyone: bool, reason: str
+) -> None:
     with StoreRecords(options.settings) as records:
         runs = asyncio.run(find(records, options, name, everyone=everyone))
-        results = asyncio.run(_ask(verb, runs))
+        results = asyncio.run(_ask(records, verb, runs, reason))
     failed = [code for _, code in results if code]
     if options.as_json:
         click.echo(json_text({"runs": [result for result, _ in results]}))
@@ -84,17 +85,21 @@ async def find(
     return runs
 
 
-async def _ask(verb: str, runs: Sequence[Run]) -> list[tuple[dict[str, Any], int]]:
-    async with ControlClient() as control:
-        return await asyncio.gather(*(_ask_one(control, verb, run) for run in runs))
+async def _ask(
+    records: StoreRecords, verb: str, runs: Sequence[Run], reason: str
+) -> list[tuple[dict[str, Any], int]]:
+    async with ControlClient(records.run_directory) as control:
+        return await asyncio.gather(*(_ask_one(control, verb, run, reason) for run in runs))
 
 
-async def _ask_one(control: ControlClient, verb: str, run: Run) -> tuple[dict[str, Any], int]:
+async def _ask_one(
+    control: ControlClient, verb: str, run: Run, reason: str
+) -> tuple[dict[str, Any], int]:
     result: dict[str, Any] = {
         "service": run.service, "instance": run.instance, "run_id": run.run_id,
     }  # fmt: skip
     try:
-        answer = await control.ask(run, verb, timeout_s=TIMEOUT_S)
+        answer = await control.ask(run, verb, {"reason": reason} if reason else {})
     except (DependencyError, RunEndedError) as error:
         return result | {"error": str(error)}, UNREACHABLE
     except GracekitError as error:

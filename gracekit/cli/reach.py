@@ -1,4 +1,4 @@
-"""Control verbs to living runs, over the ops topic of each.
+"""Control verbs to living runs, by the door of each; to runs of older versions by the ops topic.
 
 Every ask names the run id, so that a verb for a dead run does not hit its
 successor, and expires with its timeout, so that nothing acts on it later.
@@ -10,13 +10,16 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 from gracekit.cli.call import check_transport
+from gracekit.cli.options import who
 from gracekit.cli.records import StoreRecords, label
 from gracekit.clock import Clock
 from gracekit.config.urls import UrlKind, kind_of
+from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
 from gracekit.errors import (
     CallTimeoutError,
     ConfigError,
@@ -33,6 +36,7 @@ from gracekit.rpc.client import RpcClient
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import Transport
 from gracekit.runs.run import Run
+from gracekit.runs.seat import door_name
 
 STATUS_TIMEOUT_S: Final = 2.0
 VERB_TIMEOUT_S: Final = 5.0
@@ -44,7 +48,7 @@ RunAnswer = dict[str, Any]
 
 
 class NotAskedError(DependencyError):
-    """Control verbs are off on a broker."""
+    """A run without a door, on a broker, where control verbs are off."""
 
 
 class SilentError(DependencyError):
@@ -73,9 +77,14 @@ NO_REPORT: Final = RunReport(brief=ServiceState.STARTING.value)
 
 
 class ControlClient:
-    """Asks runs; one connection for each transport. An async context manager."""
+    """Asks runs; an async context manager.
 
-    def __init__(self) -> None:
+    Args:
+        run_directory: Where the doors of a store's runs are, as this process sees it.
+    """
+
+    def __init__(self, run_directory: Path) -> None:
+        self._run_directory = run_directory
         self._stack = contextlib.AsyncExitStack()
         self._connecting = asyncio.Lock()
         self._transports: dict[str, Transport] = {}
@@ -110,11 +119,29 @@ class ControlClient:
             RunEndedError: it has ended, and its instance has another run now.
             GracekitError: it refuses; the message says why.
         """
+        args = {"by": who(), **args}
+        door = self._run_directory / door_name(run.run_id)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await _ask_by_door(door, Ask(run_id=run.run_id, verb=verb, args=args))
+        except TimeoutError as error:
+            raise _silent(run, verb, timeout_s) from error
+        except FileNotFoundError:
+            return await self._ask_by_topic(run, verb, args, timeout_s)
+        except OSError as error:
+            raise DependencyError(
+                f"{label(run)} cannot be reached by its door {door}: {error.strerror or error}; "
+                "see `gracekit status`"
+            ) from error
+
+    async def _ask_by_topic(
+        self, run: Run, verb: str, args: Mapping[str, Any], timeout_s: float
+    ) -> RunAnswer:
         if kind_of(run.transport) is UrlKind.BROKER:
             raise NotAskedError(
-                f"{label(run)} reads {run.transport}, and control verbs are off on a broker, where "
-                f"anybody may send them: on its host, `kill -TERM {run.identity.pid}` drains it, "
-                "-QUIT hands over at once, -USR1 writes its tasks to its log"
+                f"{label(run)} has no door: it has just begun or is about to end, its version is "
+                f"older, or its log says why; on its host, `kill -TERM {run.identity.pid}` drains "
+                "it, -QUIT hands over at once, -USR1 writes its tasks to its log"
             )
         try:
             async with asyncio.timeout(timeout_s + 1.0):
@@ -124,10 +151,7 @@ class ControlClient:
                 )
                 answer = await view.call(verb, run_id=run.run_id, **args)
         except (CallTimeoutError, TimeoutError) as error:
-            raise SilentError(
-                f"{label(run)} (pid {run.identity.pid}) lives and did not answer to "
-                f"{verb!r} within {timeout_s:g} s"
-            ) from error
+            raise _silent(run, verb, timeout_s) from error
         except (ConfigError, DependencyError, StoreError, Undeliverable) as error:
             raise DependencyError(f"{label(run)} cannot be reached: {error}") from error
         except GracekitError:
@@ -192,11 +216,28 @@ class ControlClient:
         return self._transports[url]
 
 
+async def _ask_by_door(door: Path, ask: Ask) -> RunAnswer:
+    with address_of(door) as address:
+        reader, writer = await asyncio.open_unix_connection(address, limit=LONGEST_LINE)
+    try:
+        writer.write(line_of_ask(ask))
+        return read_answer(await reader.readline())
+    finally:
+        writer.transport.abort()
+
+
+def _silent(run: Run, verb: str, timeout_s: float) -> SilentError:
+    return SilentError(
+        f"{label(run)} (pid {run.identity.pid}) lives and did not answer to {verb!r} within "
+        f"{timeout_s:g} s"
+    )
+
+
 def _why_not(error: GracekitError) -> tuple[str, str]:
     """Why a run gave no answer: in a few words, and the sentence where these do not say it."""
     match error:
         case NotAskedError():
-            return "not asked (broker)", ""
+            return "has no door", ""
         case SilentError():
             return "does not answer", ""
         case RunEndedError():

@@ -7,9 +7,8 @@ from typing import Final
 
 import click
 
-from gracekit.cli.options import CommonOptions, HintingGroup, common, reason_option
+from gracekit.cli.options import CommonOptions, HintingGroup, common, reason_option, who
 from gracekit.cli.records import StoreRecords, is_named, label
-from gracekit.cli.task_orders import who
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock
 from gracekit.errors import ConflictError, GracekitError

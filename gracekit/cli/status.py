@@ -120,7 +120,7 @@ def status(options: CommonOptions, /) -> None:
 
 
 async def _look(records: StoreRecords, name: str | None) -> StatusReport:
-    async with ControlClient() as control:
+    async with ControlClient(records.run_directory) as control:
         reports = await control.hear_all(records, name)
     # Read after the answers, so that a run which ended meanwhile is seen as ended.
     runs = await records.runs(name)

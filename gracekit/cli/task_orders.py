@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import pwd
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -23,7 +20,7 @@ import click
 
 from gracekit.cli.chosen_task import ChosenTask, find
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
-from gracekit.cli.options import CommonOptions, common, reason_option
+from gracekit.cli.options import CommonOptions, common, reason_option, who
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, doubt
 from gracekit.cli.text import json_text, safe
@@ -159,19 +156,6 @@ async def open_writing(settings: Settings) -> AsyncIterator[Engine]:
         await engine.stop()
 
 
-def who() -> str:
-    """The operator, for the record: `uid 1000 (alice)@host`, as the kernel knows it.
-
-    Not by LOGNAME or USER, which whoever calls can set.
-    """
-    uid = os.getuid()
-    try:
-        name = f" ({pwd.getpwuid(uid).pw_name})"
-    except KeyError:  # a container's user often has no name
-        name = ""
-    return f"uid {uid}{name}@{socket.gethostname()}"
-
-
 @dataclass(slots=True)
 class OrderProgress:
     """How far an order is.
@@ -251,7 +235,7 @@ class _OrderExecution:
 
     async def settle(self, subject: ChosenTask, progress: OrderProgress) -> OrderProgress:
         """Carry the order out, and wait for its effect as long as we may."""
-        async with ControlClient() as control:
+        async with ControlClient(self._records.run_directory) as control:
             try:
                 if subject.row_id is None:
                     return await self._without_row(control, subject, progress)

@@ -92,7 +92,7 @@ def show(options: CommonOptions, /, *, task_id: str) -> None:
 
 async def _read(records: StoreRecords, subject: ChosenTask) -> Record:
     if subject.row_id is None:
-        return await _without_row(subject)
+        return await _without_row(records, subject)
     rows = await records.engine.query(sql.ROW, subject.row_id)
     if not rows:
         raise GracekitError(f"{subject} was removed meanwhile")
@@ -109,7 +109,7 @@ async def _read(records: StoreRecords, subject: ChosenTask) -> Record:
         lease=next(iter(leases), None),
         incidents=await _all(records, sql.INCIDENTS, "at what detail", accepted, request_id),
         owner=_owner(records, columns["owner"], run),
-        reports=await _hear(subject, run if run and records.judge(run).is_alive else None),
+        reports=await _hear(records, subject, run if run and records.judge(run).is_alive else None),
     )
 
 
@@ -126,8 +126,8 @@ async def _all(records: StoreRecords, sql: str, names: str, *params: Any) -> lis
     return [dict(zip(names.split(), row, strict=True)) for row in rows]
 
 
-async def _without_row(subject: ChosenTask) -> Record:
-    reports = await _hear(subject, subject.run)
+async def _without_row(records: StoreRecords, subject: ChosenTask) -> Record:
+    reports = await _hear(records, subject, subject.run)
     where = subject.run.instance if subject.run else ""
     columns = dict.fromkeys(sql.ROW_NAMES) | {
         "request_id": subject.request_id,
@@ -146,10 +146,10 @@ async def _without_row(subject: ChosenTask) -> Record:
     )
 
 
-async def _hear(subject: ChosenTask, run: Run | None) -> RunReport:
+async def _hear(records: StoreRecords, subject: ChosenTask, run: Run | None) -> RunReport:
     if run is None:
         return RunReport()
-    async with ControlClient() as control:
+    async with ControlClient(records.run_directory) as control:
         return await control.hear(run, task_id=subject.request_id, recipient=subject.recipient)
 
 

@@ -176,7 +176,7 @@ async def _look(
     limit: int,
 ) -> tuple[list[ListedTask], bool, dict[str, str]]:
     """What is listed, whether there is more, and which living runs told nothing, and why."""
-    async with ControlClient() as control:
+    async with ControlClient(records.run_directory) as control:
         reports = await control.hear_all(records, name, every_task=True)
     runs = {run.run_id: run for run in await records.runs()}
     judged = {run_id: records.judge(run) for run_id, run in runs.items()}

@@ -1,16 +1,18 @@
-"""Control verbs: what an operator may ask of one run, over its ops topic.
+"""Control verbs: what an operator may ask of one run.
 
-They are separate from an application's ops methods: their own namespace,
-neither journaled nor tracked. A verb names the run that it is meant for, so
-that a command for a dead run does not hit its successor. Each answer fits into
-one message, however much is in flight. On local files file
-permission decides who may call them.
+They come by its door (`control.door`), and from older command lines by the ops topic
+of a local queue, in a namespace of their own. They are neither journaled nor tracked as
+requests are. A verb names the run that it is meant for, so that a command for a dead run
+does not hit its successor. Each answer fits into one line, however much is in flight.
+What changes something is an incident on record: who, what, when, which run, and why.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -19,7 +21,8 @@ from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.control.orders import Orders, VerbAnswer
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.drain.report import StopRequest
-from gracekit.errors import InvalidArgumentsError, NoSuchMethodError, RunEndedError
+from gracekit.errors import InvalidArgumentsError, NoSuchMethodError, RunEndedError, StoreError
+from gracekit.journal.tasks import Journal
 from gracekit.phase import Phase, ServiceState
 from gracekit.rpc.message import Request
 from gracekit.telemetry.telemetry import Telemetry
@@ -30,8 +33,13 @@ LONGEST_WORD: Final = 100
 LONGEST_REASON: Final = 500
 LONGEST_RESOURCE: Final = 300
 MAX_PAGE: Final = 100
-"""Tasks in one answer: below the limits of a message by number of keys and by bytes, however
-long their names are."""
+"""Tasks in one answer: below the limit of a message by number of keys."""
+PAGE_BYTES: Final = 40_000
+"""Of the tasks in one answer, however long their names are: below `door_wire.LONGEST_LINE`."""
+QUIET_ANSWER_S: Final = 3.0
+"""After it a quiet is answered although the transport has not confirmed it yet."""
+NOTE_TIMEOUT_S: Final = 1.0
+"""An answer does not wait any longer for a store that is to record who asked."""
 
 
 class Control:
@@ -46,6 +54,7 @@ class Control:
         tracker: Tracker,
         coordinator: ShutdownCoordinator,
         orders: Orders,
+        journal: Journal,
         telemetry: Telemetry,
         clock: Clock,
     ) -> None:
@@ -55,10 +64,12 @@ class Control:
         self._tracker = tracker
         self._coordinator = coordinator
         self._orders = orders
+        self._journal = journal
         self._telemetry = telemetry
         self._clock = clock
+        self._closing: set[asyncio.Future[None]] = set()
         self._interrupted = False  # by one SIGINT, at least
-        self._verbs: dict[str, Callable[[dict[str, Any]], Awaitable[VerbAnswer]]] = {
+        self._verbs: dict[str, Callable[[Mapping[str, Any]], Awaitable[VerbAnswer]]] = {
             "status": self._status,
             "drain": self._drain,
             "quiet": self._quiet,
@@ -67,28 +78,32 @@ class Control:
         }
 
     async def __call__(self, request: Request) -> VerbAnswer:
+        """Carry out a verb that came by the ops topic; as `carry_out`."""
+        return await self.carry_out(request.method, request.args.get("run_id"), request.args)
+
+    async def carry_out(self, name: str, run_id: object, args: Mapping[str, Any]) -> VerbAnswer:
         """Carry out one verb.
 
         Raises:
             NoSuchMethodError: there is no such verb.
             InvalidArgumentsError: it names no run.
             RunEndedError: it is meant for another one.
+            GracekitError: it cannot be done now; the message says why.
         """
-        verb = self._verbs.get(request.method)
+        verb = self._verbs.get(name)
         if verb is None:
-            hint = did_you_mean(request.method, self._verbs)
-            raise NoSuchMethodError(f"no control verb {request.method[:50]!r}{hint}")
-        target = request.args.get("run_id")
-        if not isinstance(target, str):
+            hint = did_you_mean(name, self._verbs)
+            raise NoSuchMethodError(f"no control verb {name[:50]!r}{hint}")
+        if not isinstance(run_id, str):
             raise InvalidArgumentsError(
-                f"control verb {request.method!r} names no run: see `gracekit status`"
+                f"control verb {name!r} names no run: see `gracekit status`"
             )
-        if target != self._run_id:
+        if run_id != self._run_id:
             raise RunEndedError(
-                f"run {target[:50]} of {self._instance} ended meanwhile, and this is run "
+                f"run {run_id[:50]} of {self._instance} ended meanwhile, and this is run "
                 f"{self._run_id} now: look at `gracekit status` again"
             )
-        return await verb(request.args)
+        return await verb(args)
 
     def obey_signal(self, number: int, at: float) -> None:
         """A stop signal drains; a second SIGINT, or SIGQUIT, hands over at once.
@@ -108,7 +123,7 @@ class Control:
             StopRequest(source="signal", by=name, reason=f"signal {name}", final=True, at=at)
         )
 
-    async def _status(self, args: dict[str, Any]) -> VerbAnswer:
+    async def _status(self, args: Mapping[str, Any]) -> VerbAnswer:
         """Counts of all tasks in flight, and one page of them.
 
         Args:
@@ -148,17 +163,16 @@ class Control:
             "at_risk": 0 if deadline is None else sum(end > deadline for end in ends),
         }
 
-    def _page(self, args: dict[str, Any], now: float) -> VerbAnswer:
+    def _page(self, args: Mapping[str, Any], now: float) -> VerbAnswer:
         if isinstance(task_id := args.get("task_id"), str):
             task = self._tracker.get(task_id, str(args.get("recipient", "")))
             found, more = ([] if task is None else [task]), False
         else:
             limit = max(0, min(MAX_PAGE, _number(args, "limit", MAX_PAGE)))
             found, more = self._tracker.page(after=_number(args, "after", 0), limit=limit)
-        return {
-            "tasks": [self._task(task, now) for task in found],
-            "next": found[-1].serial if more and found else None,
-        }
+        tasks = _cut_to([self._task(task, now) for task in found], PAGE_BYTES)
+        more = more or len(tasks) < len(found)
+        return {"tasks": tasks, "next": found[len(tasks) - 1].serial if more and tasks else None}
 
     def _task(self, task: TrackedTask, now: float) -> VerbAnswer:
         end = task.expected_end(now)
@@ -177,45 +191,79 @@ class Control:
             "cancelled_by": task.cancel_cause and task.cancel_cause.value,
         }
 
-    async def _drain(self, args: dict[str, Any]) -> VerbAnswer:
+    async def _drain(self, args: Mapping[str, Any]) -> VerbAnswer:
         timeout = args.get("timeout")
         self._coordinator.request_stop(
             StopRequest(
                 source="operator",
-                by=str(args.get("by", "operator"))[:200],
-                reason=str(args.get("reason", "gracekit drain"))[:200],
+                by=_words(args, "by", LONGEST_WORD),
+                reason=_words(args, "reason", LONGEST_REASON),
                 final=False,
                 at=self._clock.loop(),
                 timeout_s=None if timeout is None else parse_duration(timeout),
             )
         )
+        await self._note("drain", args)
         return {"run_id": self._run_id, "phase": ServiceState.DRAINING.value}
 
-    async def _quiet(self, _: dict[str, Any]) -> VerbAnswer:
-        await self._coordinator.quiet()
+    async def _quiet(self, args: Mapping[str, Any]) -> VerbAnswer:
+        closing = asyncio.ensure_future(self._coordinator.quiet())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        # A broker that is away keeps it waiting for longer than whoever asks waits for an answer.
+        await asyncio.wait({closing}, timeout=QUIET_ANSWER_S)
+        if closing.done():
+            closing.result()
+        await self._note("quiet", args)
         return {"run_id": self._run_id, "phase": self._phase.state.value}
 
-    async def _resume(self, _: dict[str, Any]) -> VerbAnswer:
+    async def _resume(self, args: Mapping[str, Any]) -> VerbAnswer:
         await self._coordinator.resume()
+        await self._note("resume", args)
         return {"run_id": self._run_id, "phase": ServiceState.SERVING.value}
 
-    async def _order(self, verb: Verb, args: dict[str, Any]) -> VerbAnswer:
+    async def _note(self, verb: str, args: Mapping[str, Any]) -> None:
+        """Record who asked the run for what, and why; after it was done, as a store may be slow."""
+        by, reason = _words(args, "by", LONGEST_WORD), _words(args, "reason", LONGEST_REASON)
+        self._telemetry.emit("run.ordered", verb=verb, by=by, reason=reason)
+        try:
+            async with asyncio.timeout(NOTE_TIMEOUT_S):
+                await self._journal.tally(f"operator_{verb}", detail=f"{by}: {reason}")
+        except (StoreError, TimeoutError) as error:
+            self._telemetry.emit("store.error", what="incident", error=repr(error))
+
+    async def _order(self, verb: Verb, args: Mapping[str, Any]) -> VerbAnswer:
         task_id = args.get("task_id")
         if not isinstance(task_id, str):
             raise InvalidArgumentsError(f"verb {verb.value!r} needs task_id, the task's request id")
         order = Order(
             verb=verb,
-            by=str(args.get("by", "operator"))[:LONGEST_WORD],
+            by=_words(args, "by", LONGEST_WORD),
             reason=str(args.get("reason", ""))[:LONGEST_REASON],
         )
         answer = await self._orders.carry_out(task_id, str(args.get("recipient", "")), order)
         return {"run_id": self._run_id, "task_id": task_id, **answer}
 
 
+def _cut_to(tasks: list[VerbAnswer], size: int) -> list[VerbAnswer]:
+    """As many of *tasks*, from the first, as fit into *size* bytes of JSON; one at least."""
+    for number, task in enumerate(tasks):
+        size -= len(json.dumps(task))
+        if size < 0:
+            return tasks[: max(1, number)]
+    return tasks
+
+
 def _since(task: TrackedTask) -> float:
     return task.tracked_at if task.started_at is None else task.started_at
 
 
-def _number(args: dict[str, Any], name: str, default: int) -> int:
+def _words(args: Mapping[str, Any], name: str, longest: int) -> str:
+    """Who asks, or why, as far as they say so."""
+    unsaid = {"by": "operator", "reason": "no reason given"}
+    return str(args.get(name) or unsaid[name])[:longest]
+
+
+def _number(args: Mapping[str, Any], name: str, default: int) -> int:
     value = args.get(name)
     return default if value is None or not isinstance(value, int) else value

@@ -171,6 +171,12 @@ def _runs(settings: Settings) -> tuple[runs.Runs, list[Finding]]:
         return nothing, [replace(one, area="store") for one in found]
 
 
+def _run_directory(settings: Settings) -> Path:
+    directory = StoreLocation(settings.store_url).run_directory
+    assert directory is not None, "a store that is a file has one"
+    return directory
+
+
 def _store(settings: Settings, found: runs.Runs) -> Findings:
     path = StoreLocation(settings.store_url).path
     if path is None:
@@ -189,6 +195,7 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
             yield lambda: runs.check_epoch(look)
             yield lambda: runs.check_living(found)
             yield lambda: runs.check_doubtful(found)
+            yield lambda: runs.check_doors(found, _run_directory(settings))
             yield lambda: runs.check_instance(settings, found)
             yield lambda: runs.check_openers(path, found)
             yield lambda: runs.check_left(look, found)

@@ -18,9 +18,10 @@ from gracekit.life import Alive, Liveness, read_note
 from gracekit.process import Point, Process
 from gracekit.runs import runs_sql as sql
 from gracekit.runs.run import Run, judge_run, list_open, run_of
-from gracekit.runs.seat import ENDED, STOPPING, Seat, lock_name
+from gracekit.runs.seat import ENDED, STOPPING, Seat, door_name, lock_name
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
+from gracekit.store.wakeup import pipe_of
 
 OFFERS: Final = 20
 """So many different versions are remembered."""
@@ -251,10 +252,15 @@ class Members:
         return list(map(run_of, rows))
 
     def forget(self, run: Run) -> None:
-        """Remove the lock file of a run that was adopted: nobody asks for it any more."""
-        if (path := self._lock_of(run)) is not None:
-            with contextlib.suppress(OSError):
-                path.unlink()
+        """Remove what a run that was adopted has left beside the store: lock, door, wake-ups."""
+        if (lock := self._lock_of(run)) is not None:
+            for path in (
+                lock,
+                lock.with_name(door_name(run.run_id)),
+                pipe_of(lock.parent, run.run_id),
+            ):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def _evidence_of(self, run: Run) -> ExitEvidence:
         """What its row says; where that says nothing of a stop, the note in its lock file."""

@@ -136,6 +136,11 @@ def instance_lock_name(service: str, instance: str) -> str:
     return f"{name}.lock"
 
 
+def door_name(run_id: str) -> str:
+    """Name of the socket by which operators ask a run; see `control.door`."""
+    return f"{run_id}.sock"
+
+
 def lock_name(run_id: str) -> str:
     """Name of the file whose lock proves the life of a run."""
     return f"{run_id}.lock"

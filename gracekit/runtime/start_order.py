@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from gracekit.background import Background, Work
+from gracekit.control.door import Door
+from gracekit.control.verbs import Control
 from gracekit.drain.coordinator import RECORD, ShutdownCoordinator
 from gracekit.drain.parts import DrainParts
 from gracekit.errors import StoreError
@@ -22,6 +24,7 @@ from gracekit.rpc.foreign_readers import ForeignReaders
 from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import shared_queue
 from gracekit.runs.members import Members
+from gracekit.runs.seat import door_name
 from gracekit.runtime.built import Ground, Records, Requests
 from gracekit.tracker.history import History
 from gracekit.tracker.task import Lane
@@ -34,6 +37,7 @@ def in_order(
     requests: Requests,
     parts: DrainParts,
     coordinator: ShutdownCoordinator,
+    control: Control,
 ) -> PartList:
     """All that starts, from the first line down, and stops, from the last line up."""
     settings, reconciler, seat = ground.settings, parts.reconciler, ground.seat
@@ -56,6 +60,7 @@ def in_order(
             ListedPart("wake-ups", StepPart(_soon(listening), end=_soon(records.wakeups.stop))),
             ListedPart(RECORD, records.own),
             # A Runtime is open. What follows works, and stops before the stop record.
+            ListedPart("door", _door(ground, control)),
             ListedPart("adoption", StepPart(reconciler.adopt_dead_runs)),
             ListedPart("history", StepPart(seed)),
             ListedPart("transport", ground.transport, reserve_s=margin_s / 4),
@@ -114,6 +119,12 @@ async def _seed_history(ground: Ground, journal: Journal, history: History) -> N
         history.seed(await journal.last_attempts(), methods)
     except StoreError as error:  # nothing is expected then, and that is safe
         ground.telemetry.emit("store.error", what="history", error=str(error))
+
+
+def _door(ground: Ground, control: Control) -> Door:
+    directory = ground.location.run_directory
+    path = None if directory is None else directory / door_name(ground.seat.run_id)
+    return Door(path, control, ground.telemetry, ground.clock)
 
 
 def _readers(ground: Ground) -> Part:

@@ -95,7 +95,7 @@ def wire(ground: Ground) -> Wired:
         servers=servers,
         coordinator=coordinator,
         control=verbs.control,
-        parts=in_order(ground, records, requests, parts, coordinator),
+        parts=in_order(ground, records, requests, parts, coordinator, verbs.control),
     )
 
 
@@ -305,7 +305,8 @@ class _Verbs:
         if not self._is_local:
             raise ControlOffError(
                 f"control verb {request.method[:50]!r} is off on a broker, where anybody may send "
-                f"it: on host {self._host}, `kill -TERM {os.getpid()}` drains this run"
+                f"it: on host {self._host}, `gracekit drain` asks this run (pid {os.getpid()}) by "
+                "its door"
             )
         return await self.control(request)
 
@@ -330,6 +331,7 @@ def _control(
             ground.telemetry,
             trigger=requests.trigger,
         ),
+        journal=records.journal,
         telemetry=ground.telemetry,
         clock=ground.clock,
     )

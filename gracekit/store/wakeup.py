@@ -99,11 +99,8 @@ class Wakeups:
     def __init__(self, directory: Path | None, run_id: str | None) -> None:
         self._directory = directory
         self._own = (
-            None if directory is None or run_id is None else Wakeup(self._path(directory, run_id))
+            None if directory is None or run_id is None else Wakeup(pipe_of(directory, run_id))
         )
-
-    def _path(self, directory: Path, run_id: str) -> Path:
-        return directory / f"{run_id}.bell"
 
     def start(self, on_wake: Callable[[], None], *, on_nudge: Callable[[], None]) -> None:
         """Listen by ours; as `Wakeup.start`."""
@@ -119,12 +116,17 @@ class Wakeups:
         """Have those runs look: something was left for others to claim."""
         for run_id in run_ids:
             if self._directory is not None:
-                wake(self._path(self._directory, run_id))
+                wake(pipe_of(self._directory, run_id))
 
     def nudge(self, run_id: str) -> None:
         """Wake that run, which waits for a lease that is free now."""
         if self._directory is not None:
-            nudge(self._path(self._directory, run_id))
+            nudge(pipe_of(self._directory, run_id))
+
+
+def pipe_of(directory: Path, run_id: str) -> Path:
+    """The wake-up pipe of a run, in the directory of its store's runs."""
+    return directory / f"{run_id}.bell"
 
 
 def nudge(path: Path) -> bool:

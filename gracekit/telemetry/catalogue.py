@@ -205,6 +205,15 @@ _EVENTS: Final = (
         "Its handler was begun and cut; it has no row, and its message goes back to the queue.",
         f"{_TASK} cut running_s safe_point_s",
     ),
+    # operators
+    _event(
+        "door.missing",
+        _W,
+        "The run has no door; commands reach it by a local queue, or not at all.",
+        "path error",
+    ),
+    _event("door.refused", _W, "Somebody came to it who may not ask.", "uid pid", kind="uid"),
+    _event("run.ordered", _I, "An operator's word about the run.", "verb by reason"),
     # recovery
     _event(
         "run.classified",

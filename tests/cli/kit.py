@@ -86,6 +86,12 @@ def write_service(directory: Path, name: str = "compute", text: str = SERVICE) -
     (directory / f"{name}.py").write_text(text)
 
 
+def door_of(directory: Path) -> Path:
+    """The door of the one run of the default store in *directory*."""
+    (door,) = (directory / "gracekit-store.db-runs").glob("*.sock")
+    return door
+
+
 class Answer:
     """One finished command."""
 

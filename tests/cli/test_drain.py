@@ -7,7 +7,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from tests.cli.kit import Running, Started, gracekit, write_service
+from tests.cli.kit import Running, Started, door_of, gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -150,17 +150,19 @@ def test_quiet_closes_intake_and_resume_opens_it(directory):
 @pytest.mark.parametrize("verb", ["quiet", "resume"])
 def test_a_run_that_is_not_asked_is_named_once(directory, verb):
     """
-    Verbs are off on a broker, and the sentence that says so begins with the run's name.
+    One on a broker that has no door: the sentence that says so begins with the run's name.
     """
     with Running(directory, "--instance", "api-1"):
         store = apsw.Connection(str(directory / "gracekit-store.db"))
         store.set_busy_timeout(10_000)
         store.execute("UPDATE run SET transport = 'amqp://broker/'")
         store.close()
+        door_of(directory).unlink()
         answer = gracekit(directory, verb)
 
     assert answer.code == 4
-    assert answer.err.startswith("compute@api-1 reads amqp://broker/, and control verbs are off")
+    assert answer.err.startswith("compute@api-1 has no door: ")
+    assert answer.err.count("compute@api-1") == 1
 
 
 def test_several_runs_need_a_name_or_all(directory):

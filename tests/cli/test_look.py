@@ -25,7 +25,7 @@ from gracekit.process import Process
 from gracekit.runs.run import Run
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
-from tests.cli.kit import PATIENCE_S, Running, Started, gracekit, write_service
+from tests.cli.kit import PATIENCE_S, Running, Started, door_of, gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -547,3 +547,22 @@ def test_a_run_that_cannot_read_is_said_not_to_be_ready():
     assert not_ready({"phase": "draining", "not_ready": "it is draining"}) == ""
     assert not_ready({"phase": "serving", "not_ready": None}) == ""
     assert not_ready({"phase": "serving"}) == ""  # an older version
+
+
+def test_a_dead_run_leaves_no_door_behind(directory):
+    """
+    Whoever adopts it removes its lock, its door and its wake-up pipe, and a command says "gone".
+    """
+    with Running(directory) as killed:
+        killed.kill()
+    stale = door_of(directory)
+    gone = gracekit(directory, "quiet")
+    with Running(directory) as run:
+        assert any("run.classified" in line for line in run.seen)
+        files = {path.name for path in stale.parent.iterdir()}
+        asked = gracekit(directory, "status")
+
+    assert gone.code == 4
+    assert "no process of" in gone.err
+    assert not {name for name in files if name.startswith(stale.stem)}
+    assert asked.out.splitlines()[1].split()[1] == "serving"

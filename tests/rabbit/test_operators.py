@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gracekit import ControlOffError
+from gracekit.cli.options import who
 from tests.process import served
 from tests.process.helpers import ROOT, ServiceProcess
 from tests.rabbit.broker import Broker
@@ -45,6 +47,12 @@ def gracekit(site: RabbitSite, *arguments: str) -> subprocess.CompletedProcess[s
     )
 
 
+def incidents(site: RabbitSite, what: str) -> list[str]:
+    """What is on record of that kind."""
+    rows = site.rows("SELECT detail FROM incident WHERE what = ?", what)
+    return [row["detail"] for row in rows]
+
+
 @pytest.fixture
 async def service(site: RabbitSite) -> ServiceProcess:
     return await site.start().serving()
@@ -52,8 +60,7 @@ async def service(site: RabbitSite) -> ServiceProcess:
 
 async def test_the_command_line_sees_and_asks_a_service_on_a_broker(site, service) -> None:
     """
-    The store tells what is on record; a call goes by the broker; no output has the password. A run
-    that nobody may ask is not said to be silent.
+    The store tells what is on record; a call goes by the broker; no output has the password.
     """
     asked = gracekit(site, "call", "shop", "ping", "--ops")
     cast = gracekit(site, "cast", "shop", "slow", "key=k", "s=0")
@@ -63,31 +70,46 @@ async def test_the_command_line_sees_and_asks_a_service_on_a_broker(site, servic
     assert (asked.returncode, asked.stdout.strip()) == (0, str(service.pid)), asked.stderr
     assert status.returncode == 0
     assert "node-a-0" in status.stdout
-    assert "not asked (broker)" in status.stdout
-    assert "does not answer" not in status.stdout + tasks.stdout + tasks.stderr
-    assert "what shop@node-a-0 runs without a row is not listed: not asked (broker)" in tasks.stderr
+    assert "serving" in status.stdout
+    assert (tasks.returncode, tasks.stderr) == (0, "")
     everything = asked.stdout + asked.stderr + cast.stderr + status.stdout + status.stderr
     assert site.broker.password not in everything
     assert site.broker.password.encode() not in site.store.read_bytes()
 
 
-async def test_control_by_the_broker_is_off_and_the_command_line_says_what_to_do(
-    site, service
-) -> None:
+async def test_every_verb_works_by_the_door_of_a_service_on_a_broker(site, service) -> None:
     """
-    Whoever may publish could stop the service: until verbs are signed a drain is asked for by
-    signal.
+    No verb goes through the broker: the door is in the store's directory.
     """
-    told = gracekit(site, "drain")
+    cast = gracekit(site, "cast", "shop", "slow", "key=k", "s=60")
+    task_id = cast.stdout.strip()
+    await site.in_state(task_id, "running")
+    status = gracekit(site, "status", "--json")
+    quiet = gracekit(site, "quiet", "--reason", "a look")
+    resumed = gracekit(site, "resume")
+    cancelled = gracekit(site, "tasks", "cancel", task_id, "--reason", "not needed", "--yes")
+    drained = gracekit(site, "drain", "--timeout", "20s")
+
+    (instance,) = json.loads(status.stdout)["runs"]
+    assert instance["status"]["running"] == 1, instance
+    assert (quiet.returncode, quiet.stdout) == (0, "shop@node-a-0: quiet\n"), quiet.stderr
+    assert (resumed.returncode, resumed.stdout) == (0, "shop@node-a-0: serving\n"), resumed.stderr
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert drained.returncode == 0, drained.stdout + drained.stderr
+    assert incidents(site, "operator_quiet") == [f"{who()}: a look"]
+    assert incidents(site, "operator_drain") == [f"{who()}: no reason given"]
+
+
+async def test_control_by_the_broker_is_off(site, service) -> None:
+    """
+    Whoever may publish could stop the service: verbs come by the door.
+    """
     async with served.svc.client(site.url) as client:
         view = client.prepare(ops=True, host="node-a-0", namespace="gracekit", timeout=20)
-        with pytest.raises(ControlOffError, match="kill -TERM"):
+        with pytest.raises(ControlOffError, match="gracekit drain"):
             await view.call("drain", run_id=service.run["run_id"])
         pong = await client.call(served.ping)
 
-    assert told.returncode != 0
-    assert f"kill -TERM {service.pid}" in told.stderr
-    assert site.broker.password not in told.stderr
     assert pong == service.pid
     assert service.run["stop_at"] is None
 

@@ -15,6 +15,7 @@ from gracekit import (
     Service,
     ServiceState,
 )
+from gracekit.control.door_wire import LONGEST_LINE, line_of_answer
 from gracekit.control.verbs import MAX_PAGE
 from gracekit.drain.report import StopRequest
 from gracekit.errors import RunEndedError
@@ -421,20 +422,22 @@ async def test_the_status_of_many_tasks_is_paged_and_each_page_fits(world: World
         await named.cast(hold, thing=f"{n}{chr(34) * 250}")
     await world.until(lambda: len(life.runtime.wired.tracker) == number)
 
-    first = await world.verb(life, "status")
-    await world.verb(life, "cancel", task_id=first["tasks"][0]["task_id"])
+    pages = [await world.verb(life, "status")]
+    await world.verb(life, "cancel", task_id=pages[0]["tasks"][0]["task_id"])
     await world.until(lambda: len(life.runtime.wired.tracker) == number - 1)
-    second = await world.verb(life, "status", after=first["next"])
-    third = await world.verb(life, "status", after=second["next"], limit=10**9)
-    one = await world.verb(life, "status", task_id=second["tasks"][3]["task_id"])
+    while (after := pages[-1]["next"]) is not None:
+        pages.append(await world.verb(life, "status", after=after, limit=10**9))
+    some = pages[1]["tasks"][3]["task_id"]
+    one = await world.verb(life, "status", task_id=some)
     none = await world.verb(life, "status", limit=0)
     gate.set()
 
-    seen = [task["task_id"] for page in (first, second, third) for task in page["tasks"]]
+    seen = [task["task_id"] for page in pages for task in page["tasks"]]
     assert len(seen) == len(set(seen)) == number
-    assert (first["in_flight"], second["in_flight"]) == (number, number - 1)
-    assert (third["next"], none["tasks"], none["longest"]["task_id"]) == (None, [], seen[1])
-    assert one["tasks"][0]["task_id"] == second["tasks"][3]["task_id"]
+    assert (pages[0]["in_flight"], pages[1]["in_flight"]) == (number, number - 1)
+    assert (none["tasks"], none["longest"]["task_id"]) == ([], seen[1])
+    assert one["tasks"][0]["task_id"] == some
+    assert all(len(line_of_answer(page)) <= LONGEST_LINE for page in (*pages, one, none))
 
 
 async def test_a_resume_whose_first_consume_fails_tries_again(world: World, svc: Service):

@@ -20,6 +20,7 @@ from gracekit.life import Liveness
 from gracekit.process import Process
 from gracekit.request.suspects import SUSPECTED
 from gracekit.runs.run import Run, judge_run, list_runs
+from gracekit.runs.seat import door_name
 from gracekit.store.open_rows import IS_OPEN
 from gracekit.store.reader import StoreReader
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
@@ -155,6 +156,21 @@ def check_doubtful(runs: Runs) -> Finding:
         "alone",
         "look from where it ran; if it is gone, say so: "
         f"gracekit runs gone {first.run_id} --reason '...'",
+    )
+
+
+def check_doors(runs: Runs, directory: Path) -> Finding:
+    """Whether each run can be asked by commands."""
+    check = "doors"
+    without = [run for run in runs.living if not (directory / door_name(run.run_id)).is_socket()]
+    if not without:
+        return ok(check, "each run that lives has one")
+    names = ", ".join(_label(run) for run in without[:SHOWN])
+    return warn(
+        check,
+        f"{len(without)} without: {names}: commands cannot ask it, or only by a local queue",
+        f"look for door.missing in its log; do not let others tidy {directory}; a run that begins "
+        "or ends at this moment has none, nor one of an older version",
     )
 
 

@@ -1,0 +1,203 @@
+"""The door of one run: a unix socket in its run directory, for operators of the same host.
+
+It depends on no queue. A connection is one ask: a line comes (`door_wire`), the verb is carried
+out, a line goes back. Whoever asks must be this process's user, or root: the kernel says who it
+is. An ask whose sender has gone meanwhile, because the loop was blocked for longer than it
+waits, is not carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import socket
+import struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from gracekit import background
+from gracekit.clock import Clock
+from gracekit.control.door_wire import (
+    LONGEST_LINE,
+    Ask,
+    address_of,
+    line_of_answer,
+    line_of_error,
+    read_ask,
+)
+from gracekit.control.verbs import Control
+from gracekit.errors import BadMessageError, GracekitError
+from gracekit.telemetry.telemetry import Telemetry
+
+LINE_TIMEOUT_S: Final = 5.0
+"""For a line to come whole, and for one to be taken."""
+MAX_ASKS: Final = 64
+"""At one time. Whoever comes then is told so, and no line of it is read."""
+LONGEST_BY: Final = 200
+
+_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who is at the other end of a connection, as the kernel knows it."""
+
+    pid: int
+    uid: int
+
+    @classmethod
+    def of(cls, connection: socket.socket) -> Asker:
+        """Whoever made *connection*."""
+        size = _CREDENTIALS.size
+        found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        pid, uid, _ = _CREDENTIALS.unpack(found)
+        return cls(pid, uid)
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether it is the user of this process, or root."""
+        return self.uid in {0, os.geteuid()}
+
+    def named(self, claim: object) -> str:
+        """`uid 1000 (alice)@host`: its own words, if they begin with the uid that is proven."""
+        proven = f"uid {self.uid}"
+        words = claim if isinstance(claim, str) else ""
+        return words[:LONGEST_BY] if words.startswith((f"{proven} ", f"{proven}@")) else proven
+
+
+class Door:
+    """Listens, and carries out what is asked.
+
+    Args:
+        path: Of the socket; None for a run that has no directory, and so no door.
+        control: The verbs.
+    """
+
+    def __init__(
+        self, path: Path | None, control: Control, telemetry: Telemetry, clock: Clock
+    ) -> None:
+        self._path = path
+        self._control = control
+        self._telemetry = telemetry
+        self._clock = clock
+        self._listening: tuple[socket.socket, asyncio.Task[None]] | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Open the door. A run whose door cannot be made goes on without it, and says so."""
+        if self._path is None or self._listening is not None:
+            return
+        try:
+            listener = _listener(self._path)
+        except OSError as error:
+            self._telemetry.emit("door.missing", path=str(self._path), error=str(error))
+            return
+
+        async def take_asks() -> None:
+            await self._take_asks(listener)
+
+        work = background.start(
+            take_asks, "gracekit-door", telemetry=self._telemetry, clock=self._clock
+        )
+        self._listening = listener, work
+
+    async def stop(self) -> None:
+        """Close it: nobody comes in any more, and what is being answered is cut."""
+        if self._listening is not None:
+            (listener, work), self._listening = self._listening, None
+            work.cancel()
+            assert self._path is not None
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            self._answering.add(work)
+            work.add_done_callback(lambda _: listener.close())
+        for task in self._answering:
+            task.cancel()
+        if self._answering:
+            await asyncio.wait(self._answering, timeout=background.LONGEST_END_S)
+
+    async def _take_asks(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            task = asyncio.create_task(self._serve(connection), name="gracekit-door-ask")
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        """One ask, whatever comes."""
+        with connection, contextlib.suppress(OSError, TimeoutError):  # who asked has gone
+            connection.setblocking(False)
+            try:
+                ask = await self._admit(connection)
+            except GracekitError as error:
+                await _send(connection, line_of_error(error))
+                return
+            if not _has_gone(connection):
+                await _send(connection, await self._carry_out(ask))
+
+    async def _admit(self, connection: socket.socket) -> Ask:
+        """What is asked, and by whom; raises GracekitError for what is refused."""
+        asker = Asker.of(connection)
+        if not asker.may_ask:
+            self._telemetry.emit("door.refused", uid=asker.uid, pid=asker.pid)
+            raise GracekitError(
+                f"uid {asker.uid} may not ask this run: it answers uid {os.geteuid()}, which it "
+                "runs as, and root"
+            )
+        if len(self._answering) > MAX_ASKS:
+            raise GracekitError(f"{MAX_ASKS} asks are being answered now: try again")
+        ask = read_ask(await _read_line(connection))
+        return replace(ask, args={**ask.args, "by": asker.named(ask.args.get("by"))})
+
+    async def _carry_out(self, ask: Ask) -> bytes:
+        try:
+            return line_of_answer(await self._control.carry_out(ask.verb, ask.run_id, ask.args))
+        except GracekitError as error:
+            return line_of_error(error)
+        except Exception as error:  # noqa: BLE001 - a fault of a verb; the run goes on
+            self._telemetry.emit("dispatch.failed", cause=error, error=repr(error))
+            return line_of_error(error)
+
+
+def _listener(path: Path) -> socket.socket:
+    """A socket that listens at *path*, for this user alone."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        os.fchmod(listener.fileno(), 0o600)  # Linux makes the file with the mode of its socket
+        with address_of(path) as address:
+            listener.bind(address)
+        listener.listen(MAX_ASKS)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+async def _read_line(connection: socket.socket) -> bytes:
+    loop, line = asyncio.get_running_loop(), b""
+    async with asyncio.timeout(LINE_TIMEOUT_S):
+        while not line.endswith(b"\n"):
+            piece = await loop.sock_recv(connection, LONGEST_LINE)
+            line += piece
+            if not piece or len(line) > LONGEST_LINE:
+                raise BadMessageError(
+                    f"an ask is one line of at most {LONGEST_LINE:,} bytes, with its line end"
+                )
+    return line
+
+
+async def _send(connection: socket.socket, line: bytes) -> None:
+    async with asyncio.timeout(LINE_TIMEOUT_S):
+        await asyncio.get_running_loop().sock_sendall(connection, line)
+
+
+def _has_gone(connection: socket.socket) -> bool:
+    """Whether the other end was closed altogether; one that only writes no more still listens."""
+    poll = select.poll()
+    poll.register(connection, 0)  # POLLHUP comes unasked
+    return any(events & select.POLLHUP for _, events in poll.poll(0))

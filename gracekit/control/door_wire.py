@@ -1,0 +1,140 @@
+"""What goes through the door of a run: one line of JSON each way.
+
+    {"run_id": "4f…", "verb": "drain", "args": {"timeout": "60s"}}
+    {"answer": {"run_id": "4f…", "phase": "draining"}}
+    {"error": {"class": "RunEndedError", "message": "run 4f… of api-1 ended meanwhile…"}}
+
+Both sides read this module; whoever only asks needs nothing else of `control`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
+
+from gracekit import errors
+from gracekit.errors import BadMessageError, GracekitError
+
+LONGEST_LINE: Final = 65_536
+"""Bytes of a line, its end included. What is longer is asked for page by page."""
+LONGEST_ADDRESS: Final = 107
+"""Bytes of a path that the kernel takes as the address of a socket (`man 7 unix`)."""
+
+_CLASSES: Final = MappingProxyType(
+    {
+        name: kind
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, GracekitError)
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One verb, for one run."""
+
+    run_id: str
+    verb: str
+    args: Mapping[str, Any]
+
+
+def line_of_ask(ask: Ask) -> bytes:
+    """*ask* as a line.
+
+    Raises:
+        BadMessageError: it is longer than `LONGEST_LINE`.
+    """
+    return _line({"run_id": ask.run_id, "verb": ask.verb, "args": dict(ask.args)})
+
+
+def read_ask(line: bytes) -> Ask:
+    """What a line asks.
+
+    Raises:
+        BadMessageError: it is none, and why.
+    """
+    found = _read(line)
+    run_id, verb, args = found.get("run_id"), found.get("verb"), found.get("args", {})
+    if not (isinstance(run_id, str) and isinstance(verb, str) and isinstance(args, dict)):
+        raise BadMessageError(
+            'an ask is a line of JSON: {"run_id": "…", "verb": "status", "args": {}}'
+        )
+    return Ask(run_id=run_id, verb=verb, args=args)
+
+
+def line_of_answer(answer: Mapping[str, Any]) -> bytes:
+    """*answer* as a line.
+
+    Raises:
+        BadMessageError: it is longer than `LONGEST_LINE`.
+    """
+    return _line({"answer": dict(answer)})
+
+
+def line_of_error(error: Exception) -> bytes:
+    """A refusal as a line; its text is cut where it is very long."""
+    message = str(error)[: LONGEST_LINE // 16]  # \u escapes take 6 bytes of a UTF-16 unit
+    return _line({"error": {"class": type(error).__name__, "message": message}})
+
+
+def read_answer(line: bytes) -> dict[str, Any]:
+    """What a run answered.
+
+    Raises:
+        GracekitError: of the class and with the message of the run's refusal; or BadMessageError,
+            if the line is no answer.
+    """
+    found = _read(line)
+    answer, refusal = found.get("answer"), found.get("error")
+    if isinstance(answer, dict):
+        return answer
+    if isinstance(refusal, dict):
+        raise _CLASSES.get(str(refusal.get("class")), GracekitError)(str(refusal.get("message")))
+    raise BadMessageError("what came is neither an answer nor a refusal")
+
+
+@contextlib.contextmanager
+def address_of(path: Path) -> Iterator[str]:
+    """The address of the socket at *path*, however long that is; it holds inside the block.
+
+    Raises:
+        OSError: the directory of a long path cannot be opened.
+    """
+    if len(os.fsencode(path)) <= LONGEST_ADDRESS:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    line = json.dumps(value, allow_nan=False).encode() + b"\n"
+    if len(line) > LONGEST_LINE:
+        raise BadMessageError(
+            f"a line of {len(line):,} bytes does not go through the door, which takes "
+            f"{LONGEST_LINE:,}; ask for less at a time"
+        )
+    return line
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadMessageError(f"the line is no JSON: {str(error)[:200]}") from None
+    if not isinstance(found, dict):
+        raise BadMessageError(f"the line is a JSON {type(found).__name__}, and no object")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
