@@ -34,6 +34,7 @@ from gracekit import streams
 from gracekit.errors import ConfigError, DependencyError
 from gracekit.exits import ExitCode
 from gracekit.life import Identity, Liveness, RecordedLife, judge, look, read_identity
+from gracekit.notify import Notify
 from gracekit.signals import SignalWatch, SignalWatcher, watched_signals
 
 BEFORE_ALARM_S: Final = 0.1
@@ -199,9 +200,11 @@ class Process:
 
     Attributes:
         safe_points: Nobody in a real process; a played one may have itself asked.
+        notify: Tells the platform how the service is.
     """
 
     safe_points: SafePoints | None = None
+    notify: Notify = Notify()
 
     def __init__(self) -> None:
         self._stop_at, self._remaining = _failpoint(os.environ)

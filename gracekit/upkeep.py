@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Final
 
-from gracekit import background, sdnotify
+from gracekit import background
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
 from gracekit.drain.coordinator import ShutdownCoordinator
@@ -15,6 +15,7 @@ from gracekit.errors import DependencyError, StoreError
 from gracekit.journal.retention import Retention
 from gracekit.leases.epoch import Epoch
 from gracekit.leases.leases import Leases
+from gracekit.notify import Notify
 from gracekit.parts import PartList
 from gracekit.phase import Phase, ServiceState
 from gracekit.recovery.reconciler import Reconciler
@@ -105,11 +106,13 @@ class StoreChanges:
         self,
         coordinator: ShutdownCoordinator,
         phase: Phase,
+        notify: Notify,
         telemetry: Telemetry,
         clock: Clock,
     ) -> None:
         self._coordinator = coordinator
         self._phase = phase
+        self._notify = notify
         self._telemetry = telemetry
         self._clock = clock
         self._lost_at = 0.0
@@ -147,7 +150,7 @@ class StoreChanges:
 
     def _show(self, cut_off: str | None) -> None:
         self._phase.cut_off = cut_off
-        sdnotify.status(self._phase.trouble or self._phase.state.value)
+        self._notify.status(self._phase.trouble or self._phase.state.value)
 
 
 class Watchdog:
@@ -157,9 +160,10 @@ class Watchdog:
     loop does.
     """
 
-    def __init__(self, telemetry: Telemetry, *, beat_s: float) -> None:
+    def __init__(self, notify: Notify, telemetry: Telemetry, *, beat_s: float) -> None:
+        self._notify = notify
         self._telemetry = telemetry
-        self._half_s = sdnotify.watchdog_interval_s()
+        self._half_s = notify.watchdog_interval_s()
         self._every_s = max(SHORTEST_FEED_S, min(beat_s, self._half_s or beat_s))
 
     async def feed(self) -> None:
@@ -171,7 +175,7 @@ class Watchdog:
                 "watchdog.short", allowed_s=2 * self._half_s, every_s=self._every_s
             )
         while True:
-            sdnotify.watchdog()
+            self._notify.watchdog()
             await asyncio.sleep(self._every_s)
 
 
@@ -183,9 +187,15 @@ class Starting:
     """
 
     def __init__(
-        self, phase: Phase, settings: Settings, telemetry: Telemetry, clock: Clock
+        self,
+        phase: Phase,
+        notify: Notify,
+        settings: Settings,
+        telemetry: Telemetry,
+        clock: Clock,
     ) -> None:
         self._phase = phase
+        self._notify = notify
         self._every_s = settings.progress_every_s
         self._telemetry = telemetry
         self._clock = clock
@@ -212,7 +222,7 @@ class Starting:
     def end_ready(self) -> None:
         """Show nothing more, but that the service takes requests."""
         self._end()
-        sdnotify.ready(ServiceState.SERVING.value)
+        self._notify.ready(ServiceState.SERVING.value)
 
     def _end(self) -> None:
         if self._showing is not None:
@@ -222,7 +232,7 @@ class Starting:
         await asyncio.sleep(self._every_s)
         while not self._phase.draining:
             what = "store and seat" if self.order is None else self.order.starting
-            sdnotify.status(f"starting: {what}", extend_s=3 * self._every_s)
+            self._notify.extend(3 * self._every_s, f"starting: {what}")
             await asyncio.sleep(self._every_s)
 
 
@@ -235,6 +245,7 @@ class RunWatch:
         servers: Mapping[Lane, RpcServer],
         signals: StopSignals | None,
         phase: Phase,
+        notify: Notify,
         telemetry: Telemetry,
         clock: Clock,
         *,
@@ -243,6 +254,7 @@ class RunWatch:
         self._signs = signs
         self._servers = servers
         self._phase = phase
+        self._notify = notify
         self._telemetry = telemetry
         self._clock = clock
         self._signals = signals
@@ -275,7 +287,7 @@ class RunWatch:
         self._deaf = deaf
         self._phase.deaf = "; ".join(deaf.values()) or None
         if changed:
-            sdnotify.status(self._phase.trouble or self._phase.state.value)
+            self._notify.status(self._phase.trouble or self._phase.state.value)
 
 
 class Tidying:

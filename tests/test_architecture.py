@@ -21,10 +21,10 @@ PACKAGE: Final = Path(__file__).resolve().parent.parent / "gracekit"
 
 _GROUND: Final = {
     "errors", "exits", "version", "clock", "backoff", "phase", "signals", "streams", "life",
-    "process", "parts",
+    "process", "parts", "notify",
 }  # fmt: skip
 _BESIDE_ALL: Final = {
-    "background", "config", "telemetry", "tracing", "sdnotify", "stop_signals",
+    "background", "config", "telemetry", "tracing", "stop_signals",
 }  # fmt: skip
 _ABOVE_REQUESTS: Final = {"dispatcher", "periodic", "hooks"}
 _FACE: Final = {"service", "runtime"}

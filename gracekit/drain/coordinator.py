@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from gracekit import background, sdnotify
+from gracekit import background
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
 from gracekit.drain.hand_over import HandOver
@@ -76,6 +76,7 @@ class ShutdownCoordinator:
         self._steps = BoundedSteps(telemetry)
         self._forecast = Forecast(clock)
         self._finished_before = 0  # tasks, when the drain began
+        self._progress = self._new_progress()  # of this drain
 
     # -- what others ask ----------------------------------------------------------------
 
@@ -136,7 +137,7 @@ class ShutdownCoordinator:
             raise GracekitError(f"the service is {state.value}: there is no intake to close")
         self._phase.advance(ServiceState.QUIET)
         self._telemetry.emit("service.quieted")
-        sdnotify.status(self._phase.state.value)
+        self._parts.process.notify.status(self._phase.state.value)
         await self._close_intake()
 
     async def resume(self) -> None:
@@ -173,7 +174,7 @@ class ShutdownCoordinator:
             The report; None if the drain was resumed and the service goes on.
         """
         await self._insist(partial(self._announce, request))  # 1
-        progress = self._show_progress()
+        progress = self._show(self._progress)
         try:
             await self._insist(self._close_intake)  # 2, and 3: periodic jobs and recovery
             if not await self._insist(partial(self._wait_idle, request)):  # 4
@@ -234,6 +235,7 @@ class ShutdownCoordinator:
         )
         for task in running[:MOST_AWAITED]:
             self._tell_awaited(task)
+        self._progress = self._new_progress()
         self._tell_platform(stopping=request.final)
 
     def _tell_awaited(self, task: TrackedTask) -> None:
@@ -426,7 +428,7 @@ class ShutdownCoordinator:
 
     async def _reopen(self) -> None:
         self._phase.advance(ServiceState.SERVING)
-        sdnotify.status(self._phase.trouble or self._phase.state.value)
+        self._parts.process.notify.status(self._phase.trouble or self._phase.state.value)
         self._phase.asked_at = self._phase.deadline = None
         self._report = DrainReport()
         self._parts.dispatcher.open_gate(Lane.REQUESTS)
@@ -439,18 +441,19 @@ class ShutdownCoordinator:
 
     # -- the small print ----------------------------------------------------------------
 
-    def _show_progress(self) -> asyncio.Task[None]:
-        every_s = self._settings.progress_every_s
-        progress = DrainProgress(
+    def _new_progress(self) -> DrainProgress:
+        return DrainProgress(
             self._report,
             self._steps,
             self._forecast,
+            self._times,
             self._parts.tracker,
-            self._phase,
+            self._parts.process.notify,
             self._telemetry,
-            self._clock,
-            every_s=every_s,
+            every_s=self._settings.progress_every_s,
         )
+
+    def _show(self, progress: DrainProgress) -> asyncio.Task[None]:
         name = "gracekit-progress"
         return background.start(progress.show, name, telemetry=self._telemetry, clock=self._clock)
 
@@ -471,6 +474,9 @@ class ShutdownCoordinator:
         )
 
     def _tell_platform(self, *, stopping: bool) -> None:
-        text = self._forecast.status([task for task in self._parts.tracker if task.running])
-        tell = sdnotify.stopping if stopping else sdnotify.status
-        tell(text=text, extend_s=3 * self._settings.progress_every_s)
+        """The state at once; a final drain also that it is one. Progress asks for time later."""
+        notify, text = self._parts.process.notify, self._progress.status()
+        if stopping:
+            notify.stopping(text, extend_s=self._progress.extension_s())
+        else:
+            notify.status(text)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from gracekit import sdnotify
 from gracekit.clock import Clock
 from gracekit.drain.report import DrainReport
 from gracekit.drain.steps import BoundedSteps
-from gracekit.phase import Phase
+from gracekit.drain.times import Times
+from gracekit.notify import Notify
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import TrackedTask
 from gracekit.tracker.tracker import Tracker
 
 LISTED_TASKS: Final = 5
+LOOK_S: Final = 1.0
+"""Between two looks whether a drain comes further: below the shortest patience of a platform."""
+EXTENSION_TICKS: Final = 3
+"""What is asked for at once, in times of a progress line; further progress asks again."""
 
 
 class Forecast:
@@ -62,11 +66,36 @@ class Forecast:
         return " ".join(words) + ("" if left_s is None else f" (expected finish {left_s}s)")
 
 
+class Movement:
+    """Whether a drain has come any further since it was last asked.
+
+    It has if a task has left, an ops request among them, if one has reached a safe point, or, once
+    nothing holds it any more, if a step of the drain itself was taken.
+    """
+
+    def __init__(self, tracker: Tracker, steps: BoundedSteps) -> None:
+        self._tracker = tracker
+        self._steps = steps
+        self._seen = self._marks()
+
+    def has_come_further(self) -> bool:
+        """Ask, and begin anew."""
+        before, self._seen = self._seen, self._marks()
+        return before != self._seen
+
+    def _marks(self) -> tuple[object, ...]:
+        reached = max((task.safe_point_at or 0.0 for task in self._tracker), default=0.0)
+        # The steps before the wait for tasks say nothing of these.
+        steps = 0 if self._tracker.running else self._steps.taken
+        return self._tracker.removed, steps, reached
+
+
 class DrainProgress:
-    """Shows how far one drain is.
+    """Shows how far one drain is, and asks the platform for more time while it comes further.
 
     Args:
         report: Of the drain; it grows meanwhile.
+        times: Of the drain; nothing is asked for beyond its hard limit.
         every_s: Seconds between two lines.
     """
 
@@ -75,37 +104,74 @@ class DrainProgress:
         report: DrainReport,
         steps: BoundedSteps,
         forecast: Forecast,
+        times: Times,
         tracker: Tracker,
-        phase: Phase,
+        notify: Notify,
         telemetry: Telemetry,
-        clock: Clock,
         *,
         every_s: float,
     ) -> None:
         self._report = report
         self._steps = steps
         self._forecast = forecast
+        self._times = times
         self._tracker = tracker
-        self._phase = phase
+        self._notify = notify
         self._telemetry = telemetry
-        self._clock = clock
         self._every_s = every_s
+        self._movement = Movement(tracker, steps)
+        self._moved_at = times.now
+
+    def extension_s(self) -> float | None:
+        """Seconds that the platform is asked for; None while nothing says that they would help.
+
+        So a drain in which nothing moves is ended when the platform's own patience is, and one
+        whose tasks go on ending, or are expected to end before the deadline, by itself.
+        """
+        now = self._times.now
+        moved = self._movement.has_come_further()
+        if moved:
+            self._moved_at = now
+        ends = (task.expected_end(now) for task in self._tracker if task.holds_drain)
+        hopeful = any(end is not None and end <= self._times.deadline for end in ends)
+        if not (moved or hopeful):
+            return None
+        return max(0.0, min(EXTENSION_TICKS * self._every_s, self._times.hard_limit - now))
 
     async def show(self) -> None:
-        """Show it until cancelled, and ask systemd for more time while that is of use."""
+        """Show it until cancelled."""
+        look_s = min(LOOK_S, self._every_s)
+        next_line_at = self._times.now + self._every_s
         while True:
-            await asyncio.sleep(self._every_s)
-            running = [task for task in self._tracker if task.running]
-            deadline = self._phase.deadline or 0.0
-            self._telemetry.emit(
-                "drain.progress",
-                step=self._steps.under_way,
-                in_flight=len(self._tracker),
-                running=len(running),
-                open_holds=self._report.open_holds,
-                holds=self._report.named_holds,
-                tasks=self._forecast.listed(running),
-                left_s=round(max(0.0, deadline - self._clock.loop()), 1),
-                expected_s=self._forecast.all_left_s(running),
-            )
-            sdnotify.status(self._forecast.status(running), extend_s=3 * self._every_s)
+            await asyncio.sleep(look_s)
+            extension_s = self.extension_s()
+            if extension_s is not None:
+                self._notify.extend(extension_s, self.status())
+            if self._times.now >= next_line_at:
+                next_line_at += self._every_s
+                self._emit()
+                if extension_s is None:
+                    self._notify.status(self.status())
+
+    def status(self) -> str:
+        """`draining: 2 running, expected finish 8s`, or `…, no progress for 12s`."""
+        text = self._forecast.status(self._running())
+        idle_s = self._times.now - self._moved_at
+        return text if idle_s < self._every_s else f"{text}, no progress for {idle_s:.0f}s"
+
+    def _running(self) -> list[TrackedTask]:
+        return [task for task in self._tracker if task.running]
+
+    def _emit(self) -> None:
+        running = self._running()
+        self._telemetry.emit(
+            "drain.progress",
+            step=self._steps.under_way,
+            in_flight=len(self._tracker),
+            running=len(running),
+            open_holds=self._report.open_holds,
+            holds=self._report.named_holds,
+            tasks=self._forecast.listed(running),
+            left_s=round(max(0.0, self._times.deadline - self._times.now), 1),
+            expected_s=self._forecast.all_left_s(running),
+        )

@@ -17,11 +17,13 @@ class BoundedSteps:
 
     Attributes:
         under_way: Name of the step that is being taken; None between steps.
+        taken: How many have been taken, well or not.
     """
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self.under_way: str | None = None
+        self.taken = 0
 
     async def bounded(self, what: str, step: Awaitable[Any], timeout_s: float) -> Any:
         """Take a step; if it fails or takes too long that is logged, and None is returned."""
@@ -37,6 +39,7 @@ class BoundedSteps:
         finally:
             slow.cancel()
             self.under_way = None
+            self.taken += 1
         return None
 
     def _report_slow(self, step: str, limit_s: float) -> None:

@@ -86,8 +86,9 @@ class Runtime:
             telemetry=telemetry,
         )
         self.wired: Wired | None = None
+        ground = self.ground
         self._starting = Starting(
-            self.ground.phase, self.ground.settings, self.ground.telemetry, self.ground.clock
+            ground.phase, ground.process.notify, ground.settings, ground.telemetry, ground.clock
         )
         self._opening: asyncio.Event | None = None  # set when it has ended, either way
         self._ending: Ending | None = None

@@ -68,7 +68,9 @@ async def _join(ground: Ground, starting: Starting) -> Wired:
     except BaseException:
         await wired.parts.undo()
         raise
-    changes = StoreChanges(wired.coordinator, ground.phase, ground.telemetry, ground.clock)
+    changes = StoreChanges(
+        wired.coordinator, ground.phase, ground.process.notify, ground.telemetry, ground.clock
+    )
     ground.engine.on_status(changes.follow)
     ground.transport.on_broken(partial(changes.end_broken, "queue"))
     return wired

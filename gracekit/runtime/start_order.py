@@ -47,7 +47,7 @@ def in_order(
     watch = _watch(ground, signs, parts.servers)
     tidying = _tidying(ground, records, epoch, reconciler)
     work = partial(_work, ground)
-    feeding = work(Watchdog(ground.telemetry, beat_s=settings.beat_s).feed)
+    feeding = work(Watchdog(ground.process.notify, ground.telemetry, beat_s=settings.beat_s).feed)
     seed = partial(_seed_history, ground, records.journal, requests.history)
     gate = reconciler.gate if settings.startup_reconciliation_enabled else None
     listening = partial(records.wakeups.start, requests.trigger.poke, on_nudge=requests.waits.wake)
@@ -175,6 +175,7 @@ def _watch(ground: Ground, signs: LifeSigns, servers: Mapping[Lane, RpcServer]) 
         servers,
         ground.signals,
         ground.phase,
+        ground.process.notify,
         ground.telemetry,
         ground.clock,
         every_s=ground.settings.beat_s,

@@ -30,6 +30,7 @@ class Tracker:
 
     Attributes:
         finished: How many tasks that hold a drain have left after an attempt that was not cut.
+        removed: How many tasks have left, of any kind and in any way.
     """
 
     def __init__(self) -> None:
@@ -44,6 +45,7 @@ class Tracker:
         self._changed: dict[asyncio.Event, None] = {}
         self._following: dict[TrackedTask, None] = {}  # the next of a key, still to be added
         self.finished = 0
+        self.removed = 0
 
     # -- changes ---------------------------------------------------------------
 
@@ -85,6 +87,7 @@ class Tracker:
         key = (task.request_id, task.recipient) if task.recipient else task.request_id
         if self._tasks.pop(key, None) is not None:
             self._by_lane[task.lane] -= 1
+            self.removed += 1
             if task.holds_drain and task.started_at is not None and task.cut is None:
                 self.finished += 1
         if self._changed:
