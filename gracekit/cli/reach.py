@@ -21,6 +21,7 @@ from gracekit.clock import Clock
 from gracekit.config.urls import UrlKind, kind_of
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
 from gracekit.errors import (
+    BadMessageError,
     CallTimeoutError,
     ConfigError,
     DependencyError,
@@ -221,9 +222,14 @@ async def _ask_by_door(door: Path, ask: Ask) -> RunAnswer:
         reader, writer = await asyncio.open_unix_connection(address, limit=LONGEST_LINE)
     try:
         writer.write(line_of_ask(ask))
-        return read_answer(await reader.readline())
+        line = await reader.readline()
+    except ValueError as error:
+        raise BadMessageError(f"its answer is no line of {LONGEST_LINE:,} bytes") from error
     finally:
         writer.transport.abort()
+    if not line:
+        raise ConnectionResetError("it was closed before an answer came")
+    return read_answer(line)
 
 
 def _silent(run: Run, verb: str, timeout_s: float) -> SilentError:

@@ -19,18 +19,19 @@ from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from gracekit import errors
-from gracekit.errors import BadMessageError, GracekitError
+from gracekit.errors import BadMessageError, ConflictError, GracekitError
 
 LONGEST_LINE: Final = 65_536
 """Bytes of a line, its end included. What is longer is asked for page by page."""
 LONGEST_ADDRESS: Final = 107
 """Bytes of a path that the kernel takes as the address of a socket (`man 7 unix`)."""
 
+# A ConflictError says of which statement, so a message alone makes none.
 _CLASSES: Final = MappingProxyType(
     {
         name: kind
         for name, kind in vars(errors).items()
-        if isinstance(kind, type) and issubclass(kind, GracekitError)
+        if isinstance(kind, type) and issubclass(kind, GracekitError) and kind is not ConflictError
     }
 )
 
@@ -95,8 +96,14 @@ def read_answer(line: bytes) -> dict[str, Any]:
     if isinstance(answer, dict):
         return answer
     if isinstance(refusal, dict):
-        raise _CLASSES.get(str(refusal.get("class")), GracekitError)(str(refusal.get("message")))
+        raise _error_named(str(refusal.get("class")), str(refusal.get("message")))
     raise BadMessageError("what came is neither an answer nor a refusal")
+
+
+def _error_named(name: str, message: str) -> GracekitError:
+    """One of gracekit's own errors; of any other class the name stands in the message."""
+    kind = _CLASSES.get(name)
+    return GracekitError(f"{name}: {message}") if kind is None else kind(message)
 
 
 @contextlib.contextmanager

@@ -14,11 +14,18 @@ from typing import Any
 
 import pytest
 
-from gracekit import Runtime, Service, Settings
+from gracekit import Runtime, Service, Settings, errors
 from gracekit.clock import Clock
 from gracekit.control import door
 from gracekit.control.door import MAX_ASKS, Door
-from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
+from gracekit.control.door_wire import (
+    LONGEST_LINE,
+    Ask,
+    address_of,
+    line_of_ask,
+    line_of_error,
+    read_answer,
+)
 from gracekit.errors import BadMessageError, GracekitError, NoSuchMethodError, RunEndedError
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.runs.seat import door_name
@@ -147,6 +154,22 @@ async def test_a_line_that_is_no_ask_is_refused(tmp_path: Path, svc: Service, da
         with pytest.raises(BadMessageError, match=said):
             read_answer(await house.send(data, end=True))
         assert (await house.ask("status"))["phase"] == "serving"
+
+
+def test_each_refusal_comes_through_as_an_error_of_gracekit():
+    """
+    Of its own class where gracekit has it; of any other the name stands in the message.
+    """
+    kinds = [one for one in vars(errors).values() if isinstance(one, type)]
+    own = [kind for kind in kinds if kind is not errors.ConflictError]
+    for kind in own:
+        with pytest.raises(kind, match="as it was said") as raised:
+            read_answer(line_of_error(kind("as it was said")))
+        assert type(raised.value) is kind
+
+    assert len(own) > 30
+    with pytest.raises(GracekitError, match=r"^OSError: disk$"):
+        read_answer(line_of_error(OSError("disk")))
 
 
 async def test_many_who_say_nothing_keep_nobody_out_for_long(
