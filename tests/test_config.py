@@ -119,6 +119,7 @@ def test_describe_lists_every_setting_with_its_origin():
     assert set(shown) == {option_name(f) for f in Settings.__dataclass_fields__} - {
         "origins",
         "service_defaults",
+        "doubts",
     }
 
 

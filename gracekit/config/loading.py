@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from gracekit.config.oslo import read_oslo
 from gracekit.config.settings import (
     BY_OPTION,
     BY_VARIABLE,
@@ -43,6 +44,7 @@ def load(
     file: Path | None = None,
     *,
     defaults: Mapping[str, object] = MappingProxyType({}),
+    oslo: Any = None,
 ) -> Settings:
     """Settings from three places, over the defaults of a service and of gracekit.
 
@@ -51,11 +53,13 @@ def load(
         env: The environment; None for this process's own.
         file: A TOML file of `name = value` lines; None for none.
         defaults: Those of the service, `Service.defaults`.
+        oslo: A parsed `cfg.ConfigOpts` of oslo.config, which stands in the file's place if there
+            is none; see `Settings.from_oslo`.
 
     Raises:
         ConfigError: at least one value is wrong or unknown; names them all.
     """
-    reader = _read(flags, env, file, defaults)
+    reader = _read(flags, env, file, defaults, oslo)
     return reader.finish()
 
 
@@ -77,9 +81,12 @@ def _read(
     env: Mapping[str, str] | None,
     file: Path | None,
     defaults: Mapping[str, object],
+    oslo: Any = None,
 ) -> _Reader:
     reader = _Reader()
     reader.read_defaults(defaults)
+    if oslo is not None:
+        reader.read_oslo(oslo)
     if file is not None:
         reader.read_file(file)
     reader.read_environment(os.environ if env is None else env)
@@ -123,6 +130,7 @@ class _Reader:
         self._values: dict[str, Any] = {}
         self._origins: dict[str, str] = {}
         self._problems: list[str] = []
+        self._doubts: list[str] = []
         self._defaults: Mapping[str, object] = MappingProxyType({})
 
     def read_defaults(self, defaults: Mapping[str, object]) -> None:
@@ -136,6 +144,16 @@ class _Reader:
                 )
             else:
                 self._take_option(key, value, "service", f"{key} in the service's defaults")
+
+    def read_oslo(self, conf: Any) -> None:
+        try:
+            found = read_oslo(conf)
+        except ConfigError as error:
+            self._problems.append(f"oslo.config: {error}")
+            return
+        self._doubts += found.doubts
+        for name, value in found.values.items():
+            self._take(name, value, found.origins[name], found.origins[name])
 
     def read_file(self, file: Path) -> None:
         try:
@@ -203,6 +221,7 @@ class _Reader:
                 **values,
                 origins=MappingProxyType(self._origins),
                 service_defaults=self._defaults,
+                doubts=tuple(self._doubts),
             )
         except ConfigError as error:
             self._problems.append(str(error))

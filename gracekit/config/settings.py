@@ -153,6 +153,7 @@ class Settings:
             id), `traceback` with it, or `off`.
         origins: Field name to the place that its value came from.
         service_defaults: What the service gave as its own defaults.
+        doubts: What was set elsewhere and means nothing here, a sentence each; see `from_oslo`.
     """
 
     transport_url: str = _url(TRANSPORT)
@@ -211,6 +212,37 @@ class Settings:
     service_defaults: Mapping[str, object] = field(
         default_factory=dict, repr=False, compare=False, metadata={"parse": None}
     )
+
+    doubts: tuple[str, ...] = field(default=(), repr=False, compare=False, metadata={"parse": None})
+
+    @classmethod
+    def from_oslo(
+        cls,
+        conf: Any,
+        *,
+        defaults: Mapping[str, object] = MappingProxyType({}),
+        env: Mapping[str, str] | None = None,
+        **given: object,
+    ) -> Settings:
+        """What an OpenStack service has in its oslo.config, as settings.
+
+        Read are `host`, `transport_url`, `control_exchange`, `graceful_shutdown_timeout`,
+        `rpc_ping_enabled`, and of [oslo_messaging_rabbit] durable and quorum flags, TLS, heartbeat
+        and prefetch. What is given here goes before GRACEKIT_ variables, these before *conf*, and
+        *conf* before the service's defaults. `doubts` names what is set there and not used.
+
+        Args:
+            conf: A `cfg.ConfigOpts` that has parsed its files, and knows oslo.messaging's options.
+            defaults: Those of the service, `svc.defaults`.
+            env: The environment; None for this process's own.
+            given: Settings by name, `"5m"` for durations.
+
+        Raises:
+            ConfigError: at least one value is wrong or unknown; names them all.
+        """
+        from gracekit.config.loading import load  # noqa: PLC0415 - it reads this table
+
+        return load(given, env, defaults=defaults, oslo=conf)
 
     def __new__(cls, **given: object) -> Self:
         """Refuse names that are no field in words of their own, before `__init__` does."""

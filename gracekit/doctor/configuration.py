@@ -18,6 +18,8 @@ def check_settings(settings: Settings) -> Iterator[Finding]:
     """They were read and judged one by one already, or there would be none."""
     changed = [name for name, _, origin in settings.describe() if origin != "default"]
     yield ok("settings", f"all are valid; not the default: {', '.join(changed) or 'none'}")
+    for text in settings.doubts:
+        yield warn("oslo.config", text, "mend the file, so that nobody believes what is in it")
 
 
 def check_secrets(settings: Settings) -> Iterator[Finding]:

@@ -98,5 +98,5 @@ def _report(ground: Ground) -> None:
         run=seat.run_id,
         hard_limit_s=settings.hard_limit_s,
     )
-    for text in ground.service.doubts():
+    for text in (*settings.doubts, *ground.service.doubts()):
         telemetry.emit("service.doubted", text=text)

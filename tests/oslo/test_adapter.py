@@ -24,16 +24,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oslo_config import cfg
+from oslo_messaging import opts
 from oslo_messaging._drivers import common
 
 from gracekit import (
+    ConfigError,
     Context,
     Done,
     NoSuchMethodError,
     Service,
+    Settings,
     TaskInterruptedError,
     UnsupportedVersionError,
 )
+from gracekit.doctor import configuration
+from gracekit.doctor.finding import Level
 from gracekit.errors import DeclarationError
 from gracekit.rpc.amqp.url import read_url
 from gracekit.rpc.oslo_adapter import include_endpoints
@@ -685,6 +690,122 @@ def test_settings_come_from_oslo_config_as_the_page_shows(tmp_path: Path):
     assert (url.vhost, made.exchange, made.host) == ("cloud", "cinder", "host1@lvm")
     assert url.heartbeat_s == 30
     assert made.declare_profile == "oslo-durable"
+    assert made.origin("host") == "oslo.config [DEFAULT] host"
+
+
+SITE = """
+[DEFAULT]
+host = node-1
+transport_url = rabbit://ann:pw@one:5671/cloud
+control_exchange = {exchange}
+graceful_shutdown_timeout = {timeout}
+executor_thread_pool_size = 64
+[oslo_messaging_rabbit]
+{rabbit}
+"""
+
+
+def site_of(tmp_path: Path, **options: object) -> cfg.ConfigOpts:
+    """The oslo.config of one service, whose options are registered."""
+    conf = cfg.ConfigOpts()
+    conf.register_opts([cfg.StrOpt("host"), cfg.IntOpt("graceful_shutdown_timeout", default=60)])
+    for group, found in opts.list_opts():
+        conf.register_opts(found, group)
+    file = tmp_path / "service.conf"
+    file.write_text(SITE.format(**options))
+    conf(["--config-file", str(file)])
+    return conf
+
+
+@pytest.mark.parametrize(
+    ("exchange", "timeout", "rabbit", "profile", "query"),
+    [
+        ("nova", 180, "rabbit_quorum_queue = true", "oslo-quorum", ""),
+        ("neutron", 80, "amqp_durable_queues = true\nssl = true", "oslo-durable", "?ssl=true"),
+        (
+            "cinder",
+            80,
+            "ssl = true\nssl_ca_file = /etc/ca.pem\nheartbeat_timeout_threshold = 30",
+            "oslo-transient",
+            "?ssl=true&ssl_ca_file=/etc/ca.pem&heartbeat_timeout_threshold=30",
+        ),
+    ],
+)
+def test_the_services_of_a_compute_site_become_settings(
+    tmp_path: Path, exchange, timeout, rabbit, profile, query
+):
+    """
+    Each with the time that its drain had, and what nobody reads any more is named.
+    """
+    conf = site_of(tmp_path, exchange=exchange, timeout=timeout, rabbit=rabbit)
+
+    made = Settings.from_oslo(conf, env={})
+
+    assert (made.drain_timeout_s, made.exchange, made.host) == (timeout, exchange, "node-1")
+    assert made.declare_profile == profile
+    assert made.transport_url == f"rabbit://ann:pw@one:5671/cloud{query}"
+    assert made.origin("drain_timeout_s") == "oslo.config [DEFAULT] graceful_shutdown_timeout"
+    assert made.origin("prefetch") == "default"
+    (doubt,) = made.doubts
+    assert "executor_thread_pool_size is set and not used: see GRACEKIT_MAX_RUNNING" in doubt
+    levels = {finding.check: finding.level for finding in configuration.check_settings(made)}
+    assert levels["oslo.config"] is Level.WARN
+
+
+def test_what_is_given_goes_before_variables_and_these_before_oslo_config(tmp_path: Path):
+    """
+    And that before the defaults of the service.
+    """
+    conf = site_of(tmp_path, exchange="nova", timeout=180, rabbit="rabbit_qos_prefetch_count = 7")
+
+    made = Settings.from_oslo(
+        conf,
+        env={"GRACEKIT_DRAIN_TIMEOUT": "90s", "GRACEKIT_EXCHANGE": "mine"},
+        defaults={"drain_timeout": "10s", "max_running": 3},
+        drain_timeout="2m",
+    )
+
+    assert (made.drain_timeout_s, made.exchange, made.max_running) == (120, "mine", 3)
+    assert (made.prefetch, made.origin("exchange")) == (7, "GRACEKIT_EXCHANGE")
+
+
+@pytest.mark.parametrize(
+    ("timeout", "rabbit", "doubt"),
+    [
+        (0, "", "graceful_shutdown_timeout = 0 means a drain without end"),
+        (60, "heartbeat_timeout_threshold = 0", "heartbeats off"),
+        (
+            60,
+            "kombu_reconnect_delay = 2",
+            "kombu_reconnect_delay is set",
+        ),
+    ],
+)
+def test_what_cannot_be_mapped_is_named(tmp_path: Path, timeout, rabbit, doubt):
+    """
+    Nobody should believe what stands in a file and does nothing.
+    """
+    conf = site_of(tmp_path, exchange="nova", timeout=timeout, rabbit=rabbit)
+
+    made = Settings.from_oslo(conf, env={})
+
+    assert [text for text in made.doubts if re.search(doubt, text)]
+    assert made.drain_timeout_s == (timeout or 25)
+
+
+def test_options_that_mean_no_profile_are_refused_with_the_others(tmp_path: Path):
+    """
+    All that is wrong is told at once, wherever it stands.
+    """
+    conf = site_of(
+        tmp_path, exchange="nova", timeout=-1, rabbit="rabbit_transient_quorum_queue = true"
+    )
+
+    with pytest.raises(ConfigError) as refused:
+        Settings.from_oslo(conf, env={"GRACEKIT_MAX_RUNING": "3"})
+
+    assert "oslo.config: rabbit_transient_quorum_queue alone has no profile" in str(refused.value)
+    assert "did you mean GRACEKIT_MAX_RUNNING" in str(refused.value)
 
 
 # -- declarations that cannot work ------------------------------------------------------

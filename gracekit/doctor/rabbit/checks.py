@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
+from gracekit.config.oslo import DURABLE_OPTIONS
 from gracekit.config.settings import Settings
 from gracekit.doctor.files.queues import judge
 from gracekit.doctor.files.runs import Runs
@@ -18,7 +19,6 @@ from gracekit.doctor.rabbit.entities import BrokerEntity, Topic, entities_of, li
 from gracekit.doctor.rabbit.fits import check_profile, fitting
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
-from gracekit.rpc.amqp.profiles import OSLO_OPTIONS
 from gracekit.rpc.amqp.url import Broker, read_url
 from gracekit.service import Service
 from gracekit.store.location import StoreLocation
@@ -29,7 +29,7 @@ ALLOW: Final = (
     "(rabbitmqctl set_permissions)"
 )
 _UNKNOWN: Final = BrokerAnswer(fit=Fit.UNCLEAR)
-_IN_URL: Final = frozenset({"profile", *OSLO_OPTIONS})
+_IN_URL: Final = frozenset({"profile", *DURABLE_OPTIONS})
 
 
 def topics_of(settings: Settings, runs: Runs, service: Service | None) -> list[Topic]:

@@ -23,13 +23,6 @@ from gracekit.rpc.transport import Queue, QueueKind
 EXPIRES_MS: Final = 1_800_000
 """A fanout or reply queue that nobody reads goes after half an hour, as oslo's do."""
 
-OSLO_OPTIONS: Final = (
-    "amqp_durable_queues",
-    "rabbit_quorum_queue",
-    "rabbit_transient_quorum_queue",
-)
-"""Options of oslo.messaging that choose one of its profiles."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFlags:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import ipaddress
 import re
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from gracekit.config.oslo import DURABLE_OPTIONS, oslo_profile
 from gracekit.config.urls import shown_url
 from gracekit.config.values import NAME_CHARACTERS, did_you_mean, parse_duration
 from gracekit.errors import ConfigError
-from gracekit.rpc.amqp.profiles import OSLO_OPTIONS, PROFILES, Profile, profile_named
+from gracekit.rpc.amqp.profiles import PROFILES, Profile, profile_named
 
 PORT: Final = 5672
 TLS_PORT: Final = 5671
@@ -269,7 +269,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _options(query: str, scheme: str) -> dict[str, str]:
-    known = _OPTIONS + ((*OSLO_OPTIONS, *_OSLO_NAMES, "ssl") if scheme == "rabbit" else ())
+    known = _OPTIONS + ((*DURABLE_OPTIONS, *_OSLO_NAMES, "ssl") if scheme == "rabbit" else ())
     options: dict[str, str] = {}
     for key, value in parse_qsl(query, keep_blank_values=True):
         if key not in known:
@@ -297,7 +297,7 @@ def _tls(scheme: str, options: dict[str, str]) -> Tls | None:
 
 def _profile(options: dict[str, str], default: str) -> Profile:
     asked: dict[str, bool] = {
-        name: _truth(options, name) for name in OSLO_OPTIONS if name in options
+        name: _truth(options, name) for name in DURABLE_OPTIONS if name in options
     }
     if not asked:
         if "profile" in options and (name := options["profile"]) not in PROFILES:
@@ -306,21 +306,7 @@ def _profile(options: dict[str, str], default: str) -> Profile:
         return profile_named(options.pop("profile", default))
     if "profile" in options:
         raise ConfigError(f"profile and {', '.join(asked)} say the same thing: leave out one")
-    return PROFILES[_oslo_profile(asked)]
-
-
-def _oslo_profile(asked: Mapping[str, bool]) -> str:
-    durable, quorum, transient_quorum = (asked.get(name, False) for name in OSLO_OPTIONS)
-    if quorum:
-        return "oslo-quorum-all" if transient_quorum else "oslo-quorum"
-    if transient_quorum and not durable:
-        raise ConfigError(
-            "rabbit_transient_quorum_queue alone has no profile here; set amqp_durable_queues or "
-            "rabbit_quorum_queue too, as RabbitMQ 4.3 wants"
-        )
-    if transient_quorum:
-        return "oslo-durable-all"
-    return "oslo-durable" if durable else "oslo-transient"
+    return PROFILES[oslo_profile(asked)]
 
 
 def _own_frames(options: dict[str, str]) -> bool:

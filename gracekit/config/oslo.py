@@ -1,0 +1,174 @@
+"""Settings out of oslo.config: what an OpenStack service has in its files, option by option.
+
+Nothing of oslo is imported here: what is read is a `cfg.ConfigOpts` that has parsed its files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from gracekit.errors import ConfigError
+
+RABBIT: Final = "oslo_messaging_rabbit"
+DEFAULT: Final = "DEFAULT"
+
+DURABLE_OPTIONS: Final = (
+    "amqp_durable_queues",
+    "rabbit_quorum_queue",
+    "rabbit_transient_quorum_queue",
+)
+"""Options of oslo.messaging that choose one of its profiles."""
+
+_TAKEN: Final = (
+    ("host", "host"),
+    ("control_exchange", "exchange"),
+    ("rpc_ping_enabled", "rpc_ping_enabled"),
+)
+"""Options of [DEFAULT], and the settings that they are."""
+_IN_URL: Final = ("ssl_ca_file", "ssl_cert_file", "ssl_key_file")
+_ELSEWHERE: Final = MappingProxyType(
+    {
+        "rpc_response_timeout": "each caller says it: client.prepare(timeout=...)",
+        "executor_thread_pool_size": "see GRACEKIT_MAX_RUNNING and GRACEKIT_THREADS",
+        "rpc_conn_pool_size": "a process has two connections, whatever it does",
+        "conn_pool_min_size": "a process has two connections, whatever it does",
+        "conn_pool_ttl": "a process has two connections, whatever it does",
+    }
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class OsloOptions:
+    """What was found.
+
+    Attributes:
+        values: Setting to value, as `load` takes them.
+        origins: Setting to the option that it came from.
+        doubts: What somebody has set and gracekit cannot do, a sentence each.
+    """
+
+    values: dict[str, object] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
+
+    def take(self, setting: str, value: object, *options: str, group: str = DEFAULT) -> None:
+        """One setting, and where it came from."""
+        self.values[setting] = value
+        self.origins[setting] = f"oslo.config [{group}] {', '.join(options)}"
+
+
+def read_oslo(conf: Any) -> OsloOptions:
+    """What *conf* says of the settings; options that it does not know are left out.
+
+    Raises:
+        ConfigError: together its options are none of the declare profiles.
+    """
+    found = OsloOptions()
+    for option, setting in _TAKEN:
+        if (value := _value(conf, option)) is not None:
+            found.take(setting, value, option)
+    _take_timeout(conf, found)
+    _take_url(conf, found)
+    _take_rabbit(conf, found)
+    found.doubts += _left_out(conf)
+    return found
+
+
+def oslo_profile(asked: Mapping[str, bool]) -> str:
+    """The declare profile that is meant by `DURABLE_OPTIONS`.
+
+    Raises:
+        ConfigError: none is.
+    """
+    durable, quorum, transient_quorum = (asked.get(name, False) for name in DURABLE_OPTIONS)
+    if quorum:
+        return "oslo-quorum-all" if transient_quorum else "oslo-quorum"
+    if transient_quorum and not durable:
+        raise ConfigError(
+            "rabbit_transient_quorum_queue alone has no profile here; set amqp_durable_queues or "
+            "rabbit_quorum_queue too, as RabbitMQ 4.3 wants"
+        )
+    if transient_quorum:
+        return "oslo-durable-all"
+    return "oslo-durable" if durable else "oslo-transient"
+
+
+def _take_timeout(conf: Any, found: OsloOptions) -> None:
+    timeout = _value(conf, "graceful_shutdown_timeout")
+    if timeout:
+        found.take("drain_timeout_s", timeout, "graceful_shutdown_timeout")
+    elif timeout == 0:
+        found.doubts.append(
+            "graceful_shutdown_timeout = 0 means a drain without end, and here every drain has "
+            "one: set it, or GRACEKIT_DRAIN_TIMEOUT, to seconds"
+        )
+
+
+def _take_url(conf: Any, found: OsloOptions) -> None:
+    url = _value(conf, "transport_url")
+    if not url:
+        return
+    more: dict[str, object] = {}
+    if _value(conf, "ssl", RABBIT):
+        more["ssl"] = "true"
+        more |= {name: value for name in _IN_URL if (value := _value(conf, name, RABBIT))}
+    if _is_given(conf, "heartbeat_timeout_threshold", RABBIT):
+        if seconds := _value(conf, "heartbeat_timeout_threshold", RABBIT):
+            more["heartbeat_timeout_threshold"] = seconds
+        else:
+            found.doubts.append(
+                "heartbeat_timeout_threshold = 0 switches heartbeats off, and without them a dead "
+                "broker is not noticed: the default of gracekit stays"
+            )
+    missing = {name: value for name, value in more.items() if f"{name}=" not in url}
+    mark = "&" if "?" in url else "?"
+    text = f"{url}{mark}{urlencode(missing, safe='/')}" if missing else url
+    found.take("transport_url", text, "transport_url")
+
+
+def _take_rabbit(conf: Any, found: OsloOptions) -> None:
+    asked = {name: bool(_value(conf, name, RABBIT)) for name in DURABLE_OPTIONS}
+    if any(_value(conf, name, RABBIT) is not None for name in DURABLE_OPTIONS):
+        found.take("declare_profile", oslo_profile(asked), *DURABLE_OPTIONS, group=RABBIT)
+    if prefetch := _value(conf, "rabbit_qos_prefetch_count", RABBIT):
+        found.take("prefetch", prefetch, "rabbit_qos_prefetch_count", group=RABBIT)
+
+
+def _left_out(conf: Any) -> Iterator[str]:
+    """What somebody has set, and nothing here reads."""
+    known = {*DURABLE_OPTIONS, *_IN_URL, "ssl", "heartbeat_timeout_threshold"}
+    known.add("rabbit_qos_prefetch_count")
+    options = [(name, DEFAULT) for name in _ELSEWHERE]
+    options += [(name, RABBIT) for name in _names(conf, RABBIT) if name not in known]
+    for name, group in options:
+        if _is_given(conf, name, group):
+            why = _ELSEWHERE.get(name, "gracekit has nothing like it, see docs/oslo.md")
+            yield f"[{group}] {name} is set and not used: {why}"
+
+
+def _names(conf: Any, group: str) -> list[str]:
+    try:
+        return sorted(conf[group])
+    except (AttributeError, KeyError):  # of oslo.config's own classes, which are both
+        return []
+
+
+def _value(conf: Any, name: str, group: str = DEFAULT) -> Any:
+    """The option's value; None if *conf* does not know it."""
+    try:
+        return conf[name] if group == DEFAULT else conf[group][name]
+    except (AttributeError, KeyError):
+        return None
+
+
+def _is_given(conf: Any, name: str, group: str) -> bool:
+    """Whether a file, a command line or the environment says it, and no default."""
+    try:
+        place = conf.get_location(name, None if group == DEFAULT else group)
+    except (AttributeError, KeyError):
+        return False
+    return place is not None and place.location.is_user_controlled
