@@ -17,6 +17,7 @@ from tests.rabbit.machine import process
 from tests.scale import scale
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.skipif(scale(True, False), reason="three nodes need much: in a soak only"),
     pytest.mark.timeout(600),
 ]
