@@ -1,4 +1,4 @@
-"""What the platform is told: one object, which speaks systemd's notification protocol.
+"""Tells the platform how the service is, by systemd's notification protocol: one object.
 
 Nothing here raises, blocks or keeps state; without NOTIFY_SOCKET nothing is sent.
 STOPPING is irrevocable from systemd 259 on: only a final drain sends it, never quiet.
@@ -20,7 +20,7 @@ _LONGEST_STATUS: Final = 256
 
 
 class Notify:
-    """Tells the platform how the service is. Each of its verbs returns whether it was told.
+    """Tells the platform how the service is. Each method returns whether the message was sent.
 
     Args:
         env: The environment; None for this process's own, as it is at each call.

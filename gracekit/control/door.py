@@ -1,7 +1,7 @@
 """The door of one run: a unix socket in its run directory, for operators of the same host.
 
 It depends on no queue. A connection is one ask: a line comes (`door_wire`), the verb is carried
-out, a line goes back. Whoever asks must be this process's user, or root: the kernel says who it
+out, a line goes back. The asker must be this process's user, or root: the kernel says who it
 is. An ask whose sender has gone meanwhile, because the loop was blocked for longer than it
 waits, is not carried out.
 """
@@ -16,7 +16,7 @@ import socket
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gracekit import background
 from gracekit.clock import Clock
@@ -35,8 +35,10 @@ from gracekit.telemetry.telemetry import Telemetry
 LINE_TIMEOUT_S: Final = 5.0
 """For a line to come whole, and for one to be taken."""
 MAX_ASKS: Final = 64
-"""At one time. Whoever comes then is told so, and no line of it is read."""
+"""At one time. Those who come then are refused before their line is read."""
 LONGEST_BY: Final = 200
+LAST_ANSWERS_S: Final = 0.5
+"""What asks that were admitted get for their answers when the door closes."""
 
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -50,7 +52,7 @@ class Asker:
 
     @classmethod
     def of(cls, connection: socket.socket) -> Asker:
-        """Whoever made *connection*."""
+        """The process that made *connection*."""
         size = _CREDENTIALS.size
         found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         pid, uid, _ = _CREDENTIALS.unpack(found)
@@ -85,6 +87,7 @@ class Door:
         self._clock = clock
         self._listening: tuple[socket.socket, asyncio.Task[None]] | None = None
         self._answering: set[asyncio.Task[None]] = set()
+        self._admitted: set[asyncio.Task[Any]] = set()  # those of them whose verb is carried out
 
     async def start(self) -> None:
         """Open the door. A run whose door cannot be made goes on without it, and says so."""
@@ -105,7 +108,7 @@ class Door:
         self._listening = listener, work
 
     async def stop(self) -> None:
-        """Close it: nobody comes in any more, and what is being answered is cut."""
+        """Close the door: no new ask is taken, and answers that take long are cut."""
         if self._listening is not None:
             (listener, work), self._listening = self._listening, None
             work.cancel()
@@ -114,6 +117,8 @@ class Door:
                 self._path.unlink()
             self._answering.add(work)
             work.add_done_callback(lambda _: listener.close())
+        if self._admitted:  # an order that was accepted is answered, if that takes no time
+            await asyncio.wait(self._admitted, timeout=LAST_ANSWERS_S)
         for task in self._answering:
             task.cancel()
         if self._answering:
@@ -137,7 +142,16 @@ class Door:
                 await _send(connection, line_of_error(error))
                 return
             if not _has_gone(connection):
-                await _send(connection, await self._carry_out(ask))
+                await self._obey(ask, connection)
+
+    async def _obey(self, ask: Ask, connection: socket.socket) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._admitted.add(task)
+        try:
+            await _send(connection, await self._carry_out(ask))
+        finally:
+            self._admitted.discard(task)
 
     async def _admit(self, connection: socket.socket) -> Ask:
         """What is asked, and by whom; raises GracekitError for what is refused."""

@@ -4,7 +4,7 @@
     {"answer": {"run_id": "4f…", "phase": "draining"}}
     {"error": {"class": "RunEndedError", "message": "run 4f… of api-1 ended meanwhile…"}}
 
-Both sides read this module; whoever only asks needs nothing else of `control`.
+Both sides use this module; the command line needs nothing else of `control`.
 """
 
 from __future__ import annotations

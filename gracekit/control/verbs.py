@@ -210,7 +210,7 @@ class Control:
         closing = asyncio.ensure_future(self._coordinator.quiet())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
-        # A broker that is away keeps it waiting for longer than whoever asks waits for an answer.
+        # A broker that is away keeps it waiting for longer than the command line waits.
         await asyncio.wait({closing}, timeout=QUIET_ANSWER_S)
         if closing.done():
             closing.result()

@@ -19,7 +19,7 @@ def check_settings(settings: Settings) -> Iterator[Finding]:
     changed = [name for name, _, origin in settings.describe() if origin != "default"]
     yield ok("settings", f"all are valid; not the default: {', '.join(changed) or 'none'}")
     for text in settings.doubts:
-        yield warn("oslo.config", text, "mend the file, so that nobody believes what is in it")
+        yield warn("oslo.config", text, "take the option out of the file, where it has no effect")
 
 
 def check_secrets(settings: Settings) -> Iterator[Finding]:

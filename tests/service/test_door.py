@@ -27,6 +27,7 @@ from gracekit.control.door_wire import (
     read_answer,
 )
 from gracekit.errors import BadMessageError, GracekitError, NoSuchMethodError, RunEndedError
+from gracekit.journal.tasks import Journal
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.runs.seat import door_name
 from gracekit.telemetry.telemetry import Telemetry
@@ -108,6 +109,24 @@ async def test_it_is_open_from_before_the_hooks_until_the_stop_record(tmp_path: 
     assert seen == ["starting", "serving", "draining"]
     assert mode & 0o777 == 0o600
     assert not house.path.exists()
+
+
+async def test_an_order_to_drain_is_answered_although_the_run_ends_at_once(
+    tmp_path: Path, svc: Service, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    A store that is slow to record who asked must not make an accepted order look refused.
+    """
+
+    async def tally(*_: object, **__: object) -> None:
+        await asyncio.sleep(0.3)
+
+    monkeypatch.setattr(Journal, "tally", tally)
+    async with open_house(tmp_path, svc) as house:
+        asking = asyncio.create_task(house.ask("drain"))
+        await house.runtime.serve()
+
+    assert (await asking)["phase"] == "draining"
 
 
 async def test_a_path_that_no_address_can_hold_is_reached(tmp_path: Path, svc: Service):
