@@ -29,6 +29,7 @@ RUNTIME_LOCK: Final = ROOT / "requirements" / "runtime.lock"
 DEV_LOCK: Final = ROOT / "requirements" / "dev.lock"
 MUTATE_LOCK: Final = ROOT / "requirements" / "mutate.lock"
 OSLO_LOCK: Final = ROOT / "requirements" / "oslo.lock"
+API_LOCK: Final = ROOT / "requirements" / "api.lock"
 PEERS_LOCK: Final = ROOT / "requirements" / "peers.lock"
 
 # oslo.service asks for eventlet although its threads do without; a peer that cannot import it
@@ -237,8 +238,14 @@ def demo(arguments: Sequence[str]) -> int:
 def test(arguments: Sequence[str]) -> int:
     """Run the tests; arguments go to pytest."""
     servers(arguments)
-    python(OSLO_LOCK)  # now, and not in a test, whose time is short
+    others()
     return run(DEV_LOCK, "pytest", *WORKERS, *arguments)
+
+
+def others() -> None:
+    """The environments of the tests' peers: made now, and not in a test, whose time is short."""
+    for lock_of_peers in (OSLO_LOCK, API_LOCK):
+        python(lock_of_peers)
 
 
 def quick(arguments: Sequence[str]) -> int:
@@ -259,7 +266,7 @@ def soak(arguments: Sequence[str]) -> int:
     servers(arguments)
     # Large numbers compute more and wait less, so fewer workers have enough to do.
     options = (*WORKERS, "-n", "3", "--timeout=7200", *arguments)
-    python(OSLO_LOCK)
+    others()
     return run(DEV_LOCK, "pytest", *options, GRACEKIT_SOAK="1")
 
 
@@ -322,6 +329,7 @@ def lock(arguments: Sequence[str]) -> int:
     left_out = [option for name in LEFT_OUT for option in ("--unsafe-package", name)]
     options = ("--no-allow-unsafe", *left_out, *arguments)
     code = code or _compile([*runtime, *_group(project, "oslo")], OSLO_LOCK, options)
+    code = code or _compile(_group(project, "api"), API_LOCK, arguments)
     return code or _compile(_group(project, "peers"), PEERS_LOCK, arguments)
 
 
