@@ -626,3 +626,56 @@ def test_memory_store_needs_a_memory_transport():
     assert Settings(transport_url="memory://")
     with pytest.raises(ConfigError, match="forgets at exit"):
         Settings(store_url="memory://")
+
+
+# -- the HTTP endpoint ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("off", "off"),
+        ("unix:/run/api/admin.sock", "unix:/run/api/admin.sock"),
+        ("127.0.0.1:9701", "127.0.0.1:9701"),
+        ("localhost:0", "localhost:0"),
+        ("[::1]:9701", "[::1]:9701"),
+    ],
+)
+def test_the_http_endpoint_listens_on_this_host_without_a_token(text, said):
+    """
+    A socket of the file system and loopback addresses need nothing else.
+    """
+    assert load({"admin": text}, env={}).admin == said
+
+
+@pytest.mark.parametrize(
+    "text", ["9701", "unix:relative", "127.0.0.1", "1.2.3:80", "[nonsense]:80", "h:70000", "h:-1"]
+)
+def test_what_is_no_address_to_listen_at_is_refused_with_the_ways_to_write_one(text):
+    """
+    The message shows what was written and every form that is taken.
+    """
+    (problem,) = problems(flags={"admin": text})
+
+    assert problem.startswith(f"--admin: {text!r} ")
+    assert "off, unix:/run/api/admin.sock, 127.0.0.1:9701" in problem
+
+
+def test_beyond_this_host_the_http_endpoint_needs_tokens(tmp_path):
+    """
+    An address that other hosts reach is refused without a token file, before anything starts.
+    """
+    (problem,) = problems(flags={"admin": "0.0.0.0:9701"})
+
+    assert "set GRACEKIT_ADMIN_TOKEN_FILE" in problem
+    settings = load({"admin": "0.0.0.0:9701", "admin_token_file": str(tmp_path)}, env={})
+    assert settings.admin == "0.0.0.0:9701"
+
+
+def test_an_endpoint_that_lets_nobody_in_is_refused():
+    """
+    Probes that need a token, where there is none, could never pass.
+    """
+    (problem,) = problems(flags={"admin": "127.0.0.1:1", "admin_open": "nothing"})
+
+    assert problem.startswith("admin_open = nothing lets nobody in")

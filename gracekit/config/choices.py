@@ -17,6 +17,8 @@ InDrain = Literal["answer", "refuse"]
 """What the ops server does with a method's requests in a drain."""
 StopSource = Literal["signal", "operator", "user", "error"]
 """What the record tells stops apart by."""
+AdminOpen = Literal["probes", "nothing"]
+"""What the HTTP endpoint answers without a token."""
 ErrorDetails = Literal["full", "message", "none"]
 """What callers are shown of an exception."""
 LogFormat = Literal["auto", "text", "json"]

@@ -16,7 +16,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from gracekit.config.choices import ErrorDetails, LogFailures, LogFormat, LogLevel, choices_of
+from gracekit.config.admin import OFF, admin_problems, parse_admin, parse_certificate
+from gracekit.config.choices import (
+    AdminOpen,
+    ErrorDetails,
+    LogFailures,
+    LogFormat,
+    LogLevel,
+    choices_of,
+)
 from gracekit.config.urls import (
     STORE,
     STORES,
@@ -145,6 +153,14 @@ class Settings:
             a request id comes again; those that a context does not have do not count.
         reply_queues: Names of queues that answers may go to beside `reply_...`, with * for any
             characters, separated by commas.
+        admin: Where the HTTP endpoint listens: `off`, `unix:/path`, `127.0.0.1:9701`, or
+            `0.0.0.0:9701`, which needs `admin_token_file`. It needs `gracekit[web]`.
+        admin_token_file: A file of mode 0600 with `name:token` lines: who may use the HTTP API.
+        admin_tls: Certificate and key of the endpoint: `cert.pem,key.pem`.
+        admin_open: What it answers without a token: `probes` (they and metrics), or `nothing`.
+        admin_hosts: Names, separated by commas, by which it may be called beside IP addresses,
+            localhost and the name of the host.
+        admin_read_only: Whether it shows only, and carries no verb out.
         log_format: `text`, `json`, or `auto`: text on a terminal. Given, it replaces the
             logging that the service's module has configured.
         log_level: Lowest level that `gracekit run` logs: `debug`, `info`, `warning`, `error` or
@@ -202,6 +218,12 @@ class Settings:
     error_details: ErrorDetails = _choice(ErrorDetails, "full")
     dedupe_context: str = _setting("user_id,project_id", parse_words)
     reply_queues: str = _setting("", parse_words)
+    admin: str = _setting(OFF, parse_admin)
+    admin_token_file: str | None = _setting(None, parse_optional_name)
+    admin_tls: str | None = _setting(None, parse_certificate)
+    admin_open: AdminOpen = _choice(AdminOpen, "probes")
+    admin_hosts: str = _setting("", parse_words)
+    admin_read_only: bool = _setting(default=False, parse=parse_truth)
     log_format: LogFormat = _choice(LogFormat, "auto", parse_text)
     log_level: LogLevel = _choice(LogLevel, "info")
     log_failures: LogFailures = _choice(LogFailures, "line")
@@ -376,6 +398,11 @@ def _problems(settings: Settings) -> Iterator[str]:
     yield from _names(settings)
     yield from _urls(settings)
     yield from _deadlines(settings)
+    yield from admin_problems(
+        settings.admin,
+        token_file=settings.admin_token_file,
+        needs_token=settings.admin_open == "nothing",
+    )
 
 
 def _numbers(settings: Settings) -> Iterator[str]:

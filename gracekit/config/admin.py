@@ -1,0 +1,141 @@
+"""Where a run's HTTP endpoint listens, as `GRACEKIT_ADMIN` says it, and what must go with it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gracekit.errors import ConfigError
+
+OFF: Final = "off"
+_UNIX: Final = "unix:"
+_SAID: Final = (
+    "write off, unix:/run/api/admin.sock, 127.0.0.1:9701, [::1]:9701 or 0.0.0.0:9701 (all "
+    "addresses of the host)"
+)
+_TCP: Final = re.compile(
+    r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[0-9A-Za-z.-]+)):(?P<port>\d{1,5})"
+)
+_LAST_PORT: Final = 65_535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminAddress:
+    """One place to listen at.
+
+    Attributes:
+        path: Of a unix socket; None for TCP.
+        host: Name or IP address; empty for a unix socket.
+        port: 0 lets the system choose one.
+    """
+
+    path: Path | None = None
+    host: str = ""
+    port: int = 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only processes of this host come here."""
+        if self.path is not None or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return f"{_UNIX}{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def admin_address(text: str) -> AdminAddress | None:
+    """Where to listen; None for `off`.
+
+    Raises:
+        ConfigError: *text* names no place.
+    """
+    if text == OFF:
+        return None
+    if text.startswith(_UNIX):
+        path = Path(text.removeprefix(_UNIX))
+        if not path.is_absolute():
+            raise ConfigError(f"{text!r} names no absolute path; {_SAID}")
+        return AdminAddress(path=path)
+    found = _TCP.fullmatch(text)
+    if found is None or int(found["port"]) > _LAST_PORT or not _is_host(found):
+        raise ConfigError(f"{text[:100]!r} is no address to listen at; {_SAID}")
+    return AdminAddress(host=found["six"] or found["name"], port=int(found["port"]))
+
+
+def _is_host(found: re.Match[str]) -> bool:
+    """An IPv6 address in brackets, an IPv4 address, or a name that cannot pass for one."""
+    try:
+        ipaddress.ip_address(found["six"] or found["name"])
+    except ValueError:
+        return found["six"] is None and not found["name"].replace(".", "").isdigit()
+    return True
+
+
+def parse_admin(value: object) -> str:
+    """The address as text, in its one spelling."""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{value!r} is no address to listen at; {_SAID}")
+    address = admin_address(value)
+    return OFF if address is None else str(address)
+
+
+def parse_certificate(value: object) -> str | None:
+    """`cert.pem,key.pem`: two files; empty for none."""
+    if value == "":
+        return None
+    if not isinstance(value, str) or len(files_of(value)) != 2:  # noqa: PLR2004 - the two of them
+        raise ConfigError(f"{value!r} names no certificate and its key; write cert.pem,key.pem")
+    return value
+
+
+def files_of(certificate: str) -> tuple[str, ...]:
+    """Certificate and key of a setting `admin_tls`."""
+    return tuple(name for part in certificate.split(",") if (name := part.strip()))
+
+
+def admin_problems(text: str, *, token_file: str | None, needs_token: bool) -> Iterator[str]:
+    """What is wrong with an address and what goes with it, a sentence each.
+
+    Args:
+        text: The address, as in `GRACEKIT_ADMIN`.
+        token_file: Where the tokens are; None for none.
+        needs_token: Whether probes and metrics ask for one, too.
+    """
+    try:
+        address = admin_address(text)
+    except ConfigError as error:
+        yield f"admin: {error}"
+        return
+    if address is None or token_file is not None:
+        return
+    if not address.is_local:
+        yield (
+            f"admin = {text} can be reached from other hosts, so it must ask who comes: set "
+            "GRACEKIT_ADMIN_TOKEN_FILE to a file of `name:token` lines with mode 0600, or "
+            "GRACEKIT_ADMIN=127.0.0.1:9701"
+        )
+    if needs_token:
+        yield (
+            "admin_open = nothing lets nobody in without a token, and there is none: set "
+            "GRACEKIT_ADMIN_TOKEN_FILE, or GRACEKIT_ADMIN_OPEN=probes"
+        )
+
+
+def admin_doubts(text: str, *, tls: str | None) -> Iterator[str]:
+    """What can be served, and is not safe."""
+    address = admin_address(text)
+    if address is not None and not address.is_local and tls is None:
+        yield (
+            f"admin = {text} is reached from other hosts without TLS: tokens cross the network in "
+            "the clear; set GRACEKIT_ADMIN_TLS=cert.pem,key.pem"
+        )
