@@ -36,6 +36,7 @@ class Phase:
 
     Attributes:
         state: Changed only by `advance()`.
+        has_served: Whether it has ever been SERVING.
         asked_at: Loop time at which the drain was asked for; None outside one.
         deadline: Loop time at which a drain cancels what still runs; None outside one.
         deaf: Why requests cannot be read, once that has lasted; None while they can.
@@ -44,6 +45,7 @@ class Phase:
 
     def __init__(self) -> None:
         self.state = ServiceState.STARTING
+        self.has_served = False
         self.asked_at: float | None = None
         self.deadline: float | None = None
         self.deaf: str | None = None
@@ -84,3 +86,4 @@ class Phase:
                 f"the service cannot go from {self.state.value} to {to.value}"
             )
         self.state = to
+        self.has_served = self.has_served or to is ServiceState.SERVING

@@ -31,8 +31,10 @@ from gracekit.tracker.task import Lane
 
 DISCARD_S: Final = 1800.0
 """Age of adoptions whose fanout queues are removed; older ones are gone by themselves."""
-DEAF_AFTER_S: Final = 30.0
+DEAF_AFTER_S: Final = 5.0
 """A service that could not read its queues for so long is not ready."""
+HELD_AFTER_S: Final = 30.0
+"""As above, where it reads nothing because too much of what it has read is not accepted yet."""
 SHORTEST_FEED_S: Final = 0.1
 """systemd's watchdog is fed no more often, so its time must be at least twice as long."""
 
@@ -277,7 +279,8 @@ class RunWatch:
         now, deaf = self._clock.loop(), {}
         for lane, server in self._servers.items():
             failure = server.failure
-            if failure is not None and now - failure.since >= DEAF_AFTER_S:
+            patience_s = HELD_AFTER_S if server.is_held else DEAF_AFTER_S
+            if failure is not None and now - failure.since >= patience_s:
                 deaf[lane] = f"{lane.value} cannot be read: {failure.why}"
                 if lane not in self._deaf:
                     self._telemetry.emit("service.deaf", channel=lane.value, error=failure.why)

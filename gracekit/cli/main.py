@@ -50,6 +50,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "drain": ("gracekit.cli.drain:drain", "Drain a run and watch until it is gone."),
         "quiet": ("gracekit.cli.quiet:quiet", "Close a run's intake; `resume` undoes it."),
         "resume": ("gracekit.cli.quiet:resume", "Undo quiet, or a drain by command."),
+        "health": ("gracekit.cli.health:health", "Ask a run one probe: ready, live or started."),
         "runs": ("gracekit.cli.runs:runs", "Say that a run is gone."),
         "doctor": ("gracekit.cli.doctor:doctor", "Look for what would go wrong."),
         "prune": ("gracekit.cli.prune:prune", "Remove what hosts that are gone have left."),

@@ -22,8 +22,8 @@ from gracekit.life import LifeLock, Lock, LockFile, look_at_lock
 from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import Queue, Transport, directed_queue
+from gracekit.runs.files import instance_lock_name
 from gracekit.runs.run import Run
-from gracekit.runs.seat import instance_lock_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

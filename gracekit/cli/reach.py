@@ -36,8 +36,8 @@ from gracekit.request.arrivals import CONTROL_NAMESPACE
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import Transport
+from gracekit.runs.files import door_name
 from gracekit.runs.run import Run
-from gracekit.runs.seat import door_name
 
 STATUS_TIMEOUT_S: Final = 2.0
 VERB_TIMEOUT_S: Final = 5.0

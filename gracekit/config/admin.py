@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
+import contextlib
 import re
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,10 @@ _SAID: Final = (
     "addresses of the host)"
 )
 _TCP: Final = re.compile(
-    r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[0-9A-Za-z.-]+)):(?P<port>\d{1,5})"
+    r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[0-9A-Za-z.-]+)):(?P<port>\d{1,5})", re.ASCII
 )
 _LAST_PORT: Final = 65_535
+_LOOPBACK_6: Final = b"\x00" * 15 + b"\x01"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +44,12 @@ class AdminAddress:
         """Whether only processes of this host come here."""
         if self.path is not None or self.host == "localhost":
             return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        match family_of(self.host):
+            case socket.AF_INET:
+                return self.host.startswith("127.")
+            case socket.AF_INET6:
+                return socket.inet_pton(socket.AF_INET6, self.host) == _LOOPBACK_6
+        return False
 
     def __str__(self) -> str:
         if self.path is not None:
@@ -72,13 +76,21 @@ def admin_address(text: str) -> AdminAddress | None:
     return AdminAddress(host=found["six"] or found["name"], port=int(found["port"]))
 
 
+def family_of(host: str) -> socket.AddressFamily | None:
+    """Of which family *host* is an address; None for a name."""
+    for family in (socket.AF_INET, socket.AF_INET6):  # `ipaddress` takes 5 ms to load
+        with contextlib.suppress(OSError, ValueError):
+            socket.inet_pton(family, host)
+            return family
+    return None
+
+
 def _is_host(found: re.Match[str]) -> bool:
     """An IPv6 address in brackets, an IPv4 address, or a name that cannot pass for one."""
-    try:
-        ipaddress.ip_address(found["six"] or found["name"])
-    except ValueError:
-        return found["six"] is None and not found["name"].replace(".", "").isdigit()
-    return True
+    if found["six"] is not None:
+        return family_of(found["six"]) is socket.AF_INET6
+    name = found["name"]
+    return family_of(name) is not None or not name.replace(".", "").isdigit()
 
 
 def parse_admin(value: object) -> str:

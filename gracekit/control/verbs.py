@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config.values import did_you_mean, parse_duration
+from gracekit.control.health import HealthCheck, Probe
 from gracekit.control.orders import Orders, VerbAnswer
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.drain.report import StopRequest
@@ -43,7 +44,7 @@ NOTE_TIMEOUT_S: Final = 1.0
 
 
 class Control:
-    """The verbs of one run: status, drain, quiet, resume; of a task cancel, fail, retry."""
+    """The verbs of one run: status, health, drain, quiet, resume; of a task cancel, fail, retry."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Control:
         tracker: Tracker,
         coordinator: ShutdownCoordinator,
         orders: Orders,
+        health: HealthCheck,
         journal: Journal,
         telemetry: Telemetry,
         clock: Clock,
@@ -64,6 +66,7 @@ class Control:
         self._tracker = tracker
         self._coordinator = coordinator
         self._orders = orders
+        self._health = health
         self._journal = journal
         self._telemetry = telemetry
         self._clock = clock
@@ -71,6 +74,7 @@ class Control:
         self._interrupted = False  # by one SIGINT, at least
         self._verbs: dict[str, Callable[[Mapping[str, Any]], Awaitable[VerbAnswer]]] = {
             "status": self._status,
+            "health": self._answer_probe,
             "drain": self._drain,
             "quiet": self._quiet,
             "resume": self._resume,
@@ -145,6 +149,18 @@ class Control:
             **self._expectation(now),
             **self._page(args, now),
         }
+
+    async def _answer_probe(self, args: Mapping[str, Any]) -> VerbAnswer:
+        """Args: `probe`, "live", "ready" or "started"."""
+        probes = {probe.value: probe for probe in Probe}
+        asked = args.get("probe", Probe.READY.value)
+        if asked not in probes:
+            raise InvalidArgumentsError(
+                f"probe {str(asked)[:50]!r} is none of {', '.join(probes)}"
+                f"{did_you_mean(str(asked)[:50], probes)}"
+            )
+        health = await self._health.ask(probes[str(asked)])
+        return {"run_id": self._run_id, "instance": self._instance, **health.as_json()}
 
     def _expectation(self, now: float) -> VerbAnswer:
         """Of the tasks that run: which has run longest, and when all are expected to have ended.

@@ -122,6 +122,11 @@ class ShutdownCoordinator:
         return self._request
 
     @property
+    def stop_request(self) -> StopRequest | None:
+        """What asked for the stop that stands; None if nothing has."""
+        return self._request
+
+    @property
     def stop_requested(self) -> bool:
         """Whether a stop was asked for and stands."""
         return self._request is not None

@@ -162,6 +162,11 @@ class RpcServer:
         return self._open
 
     @property
+    def is_held(self) -> bool:
+        """Whether reading pauses because too many bytes are read and not accepted yet."""
+        return self._open and self._held is not None
+
+    @property
     def failure(self) -> ReadFailure | None:
         """Why an open intake reads nothing now; None also while it pauses for want of places."""
         if not self._open:

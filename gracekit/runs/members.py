@@ -17,8 +17,9 @@ from gracekit.exits import ExitEvidence, Verdict, classify
 from gracekit.life import Alive, Liveness, read_note
 from gracekit.process import Point, Process
 from gracekit.runs import runs_sql as sql
+from gracekit.runs.files import door_name, lock_name
 from gracekit.runs.run import Run, judge_run, list_open, run_of
-from gracekit.runs.seat import ENDED, STOPPING, Seat, door_name, lock_name
+from gracekit.runs.seat import ENDED, STOPPING, Seat
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
 from gracekit.store.wakeup import pipe_of

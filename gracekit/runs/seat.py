@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 from gracekit.errors import AlreadyRunningError
 from gracekit.life import Identity, LifeLock
 from gracekit.process import Process
+from gracekit.runs.files import instance_lock_name, lock_name
 from gracekit.runs.run import judge_run, list_open
 from gracekit.store.engine import Engine
 from gracekit.store.files import make_directory
 
 MAX_INSTANCES: Final = 1000
-_LONGEST_SLOT: Final = 200
 # Notes in a lock file.
 STOPPING: Final = "stopping"
 ENDED: Final = "ended with "
@@ -121,26 +119,3 @@ async def take_seat(
     raise AlreadyRunningError(
         f"all {MAX_INSTANCES} instances of service {service!r} on {host!r} live"
     )
-
-
-def instance_lock_name(service: str, instance: str) -> str:
-    """Name of the file whose lock keeps a second run of the instance out.
-
-    Names of services and instances hold what no file name may; `%40` stands
-    for `@`, and a digest for the rest of what is too long.
-    """
-    name = f"{quote(service, safe='')}@{quote(instance, safe='')}"
-    if len(name) > _LONGEST_SLOT:
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        name = f"{name[: _LONGEST_SLOT - len(digest)]}%-{digest}"  # `quote` writes no "%-"
-    return f"{name}.lock"
-
-
-def door_name(run_id: str) -> str:
-    """Name of the socket by which operators ask a run; see `control.door`."""
-    return f"{run_id}.sock"
-
-
-def lock_name(run_id: str) -> str:
-    """Name of the file whose lock proves the life of a run."""
-    return f"{run_id}.lock"

@@ -237,7 +237,7 @@ class Runtime:
         """Why no new requests should be sent here now; None if it is ready.
 
         Ready is a service that is SERVING, unless it has not been able to read its queues for
-        half a minute.
+        five seconds.
         """
         return self.ground.phase.not_ready
 

@@ -23,8 +23,8 @@ from gracekit.recovery.reconciler import Reconciler
 from gracekit.rpc.foreign_readers import ForeignReaders
 from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import shared_queue
+from gracekit.runs.files import door_name
 from gracekit.runs.members import Members
-from gracekit.runs.seat import door_name
 from gracekit.runtime.built import Ground, Records, Requests
 from gracekit.tracker.history import History
 from gracekit.tracker.task import Lane

@@ -9,6 +9,8 @@ import asyncio
 import os
 from typing import Any
 
+from gracekit.control.facts import StoreFacts
+from gracekit.control.health import HealthCheck
 from gracekit.control.orders import Orders
 from gracekit.control.verbs import Control
 from gracekit.dispatcher import Dispatcher
@@ -82,7 +84,9 @@ def wire(ground: Ground) -> Wired:
     coordinator = ShutdownCoordinator(
         ground.phase, parts, ground.settings, ground.telemetry, ground.clock
     )
-    verbs.control = _control(ground, records, requests, coordinator)
+    facts = StoreFacts(ground.engine, ground.clock, service=ground.service.topic)
+    health = HealthCheck(ground.phase, coordinator, servers, ground.engine, facts, ground.clock)
+    verbs.control = _control(ground, records, requests, coordinator, health)
     return Wired(
         record=records.own,
         tracker=requests.services.tracker,
@@ -316,6 +320,7 @@ def _control(
     records: Records,
     requests: Requests,
     coordinator: ShutdownCoordinator,
+    health: HealthCheck,
 ) -> Control:
     tracker = requests.services.tracker
     return Control(
@@ -331,6 +336,7 @@ def _control(
             ground.telemetry,
             trigger=requests.trigger,
         ),
+        health=health,
         journal=records.journal,
         telemetry=ground.telemetry,
         clock=ground.clock,

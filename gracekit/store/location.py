@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
-from gracekit.config.urls import UrlKind, file_of, kind_of, shown_url
 from gracekit.errors import ConfigError
 from gracekit.process import Process
 from gracekit.store.backup import Backup, back_up
 from gracekit.store.engine import Engine, MemoryEngine, SqliteEngine
 from gracekit.store.files import identity_of
 from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.store.place import StorePlace
 from gracekit.store.reader import StoreReader
 from gracekit.store.wakeup import Wakeups
 
 
-class StoreLocation:
-    """Where a store is, and what stands beside it.
-
-    Attributes:
-        url: As messages show it: without secrets.
-        name: What it is called on this machine, also in the marks that queues keep; None for one
-            in memory.
-        path: Its file, through no symbolic link of its directory; None for one in memory.
-        run_directory: Where its runs have their locks and wake-up pipes; None for one in
-            memory, which no other process sees.
-    """
-
-    def __init__(self, url: str) -> None:
-        self.url: Final = shown_url(url)
-        self.path: Final[Path | None] = (
-            None if kind_of(url) is UrlKind.MEMORY else file_of(url).absolute()
-        )
-        self.name: Final = None if self.path is None else str(self.path)
-        self.run_directory: Final[Path | None] = (
-            None if self.path is None else self.path.with_name(f"{self.path.name}-runs")
-        )
+class StoreLocation(StorePlace):
+    """A place of a store, and how it is opened, read and copied."""
 
     @property
     def schema(self) -> int:

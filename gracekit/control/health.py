@@ -1,0 +1,144 @@
+"""What probes ask of a run: whether it lives, whether it is ready, whether it has started.
+
+Asked by the run's door (`gracekit health`) and by its HTTP endpoint. A check asks no broker and
+no application: it reads what the run knows anyway, and of the store what `StoreFacts` looked up
+less than 5 seconds before. Its words name no request, resource or operator, because a probe
+needs no token.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from gracekit.clock import Clock
+from gracekit.control.facts import StoreFacts
+from gracekit.drain.coordinator import ShutdownCoordinator
+from gracekit.phase import Phase, ServiceState
+from gracekit.rpc.server import RpcServer
+from gracekit.store.engine import Engine
+from gracekit.store.status import StoreState
+from gracekit.tracker.task import Lane
+
+LONG_UNFINISHED_S: Final = 3600.0
+"""A request that is unfinished for longer deserves a look."""
+
+HealthStatus = Literal["pass", "warn", "fail"]
+
+
+class Probe(enum.Enum):
+    """What may be asked."""
+
+    LIVE = "live"  # restart it if not
+    READY = "ready"  # send it no requests if not
+    STARTED = "started"  # ask nothing else before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The answer to one probe.
+
+    Attributes:
+        status: `pass`; `warn`, which also passes: it serves, and somebody should look; `fail`.
+        phase: Of the service.
+        why: What keeps it from passing, a few words each; empty if nothing does.
+    """
+
+    status: HealthStatus
+    phase: ServiceState
+    why: tuple[str, ...] = ()
+
+    @classmethod
+    def judged(cls, phase: ServiceState, failures: list[str], warnings: list[str]) -> Health:
+        """Of what is wrong: a failure outweighs any number of warnings."""
+        status: HealthStatus = "fail" if failures else "warn" if warnings else "pass"
+        return cls(status=status, phase=phase, why=tuple(failures + warnings))
+
+    @property
+    def passes(self) -> bool:
+        """Whether the probe succeeds."""
+        return self.status != "fail"
+
+    def as_json(self) -> dict[str, Any]:
+        """`{"status": "fail", "phase": "draining", "why": ["drain by SIGTERM, 18s left"]}`."""
+        return {"status": self.status, "phase": self.phase.value, "why": list(self.why)}
+
+
+class HealthCheck:
+    """Answers the probes of one run."""
+
+    def __init__(
+        self,
+        phase: Phase,
+        coordinator: ShutdownCoordinator,
+        servers: Mapping[Lane, RpcServer],
+        engine: Engine,
+        facts: StoreFacts,
+        clock: Clock,
+    ) -> None:
+        self._phase = phase
+        self._coordinator = coordinator
+        self._servers = servers
+        self._engine = engine
+        self._facts = facts
+        self._clock = clock
+
+    async def ask(self, probe: Probe) -> Health:
+        """Whether *probe* passes now; within 1 second, also when the store hangs."""
+        match probe:
+            case Probe.LIVE:
+                return self._live()
+            case Probe.STARTED:
+                return self._started()
+            case Probe.READY:
+                return await self._ready()
+
+    def _live(self) -> Health:
+        """That the loop turns is proven by the answer; a new process helps a broken store."""
+        broken = self._engine.status.state is StoreState.BROKEN
+        return Health.judged(self._phase.state, ["the store is broken"] if broken else [], [])
+
+    def _started(self) -> Health:
+        starting = [] if self._phase.has_served else ["it is starting"]
+        return Health.judged(self._phase.state, starting, [])
+
+    async def _ready(self) -> Health:
+        failures = list(self._not_serving()) or list(self._cut_off())
+        facts = await self._facts.fresh()
+        if not facts.answers:
+            failures.append("the store does not answer")
+        warnings = [] if failures else list(self._worth_a_look())
+        if facts.oldest_s is not None and facts.oldest_s > LONG_UNFINISHED_S:
+            warnings.append(f"the oldest unfinished request is {facts.oldest_s / 3600:.0f}h old")
+        return Health.judged(self._phase.state, failures, warnings)
+
+    def _not_serving(self) -> Iterator[str]:
+        """Why it takes no new requests, of its own will."""
+        request, state = self._coordinator.stop_request, self._phase.state
+        if state is ServiceState.STOPPED:
+            yield "it has stopped"
+        elif request is not None:  # before the phase says so: the record of the stop comes first
+            by = request.by if request.source == "signal" else request.source
+            yield f"drain by {by}{self._left()}"
+        elif state is not ServiceState.SERVING:
+            yield f"it is {state.value}"
+
+    def _left(self) -> str:
+        deadline = self._phase.deadline
+        if deadline is None:
+            return ""
+        return f", {max(0.0, deadline - self._clock.loop()):.0f}s left"
+
+    def _cut_off(self) -> Iterator[str]:
+        if self._phase.cut_off is not None:
+            yield "the store cannot be reached"
+        if self._phase.deaf is not None:
+            yield "requests cannot be read"
+
+    def _worth_a_look(self) -> Iterator[str]:
+        now = self._clock.loop()
+        for lane, server in self._servers.items():
+            if (failure := server.failure) is not None:
+                yield f"{lane.value} cannot be read for {now - failure.since:.0f}s"

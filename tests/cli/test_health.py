@@ -1,0 +1,111 @@
+"""`gracekit health`: what an exec probe gets, from the real command and real processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.kit import Running, environment, gracekit, write_service
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_service(tmp_path)
+    return tmp_path
+
+
+def test_a_run_that_serves_passes_every_probe(directory):
+    """
+    In a word for people, and as JSON with what it is about.
+    """
+    with Running(directory, "--instance", "api-1"):
+        for probe in ((), ("--ready",), ("--live",), ("--started",)):
+            answer = gracekit(directory, "health", *probe)
+            assert (answer.code, answer.out, answer.err) == (0, "pass\n", ""), probe
+
+        seen = gracekit(directory, "health", "api-1", "--json")
+
+    assert seen.code == 0
+    assert seen.json.keys() == {"run_id", "instance", "status", "phase", "why"}
+    assert (seen.json["instance"], seen.json["phase"], seen.json["why"]) == ("api-1", "serving", [])
+
+
+def test_a_quiet_run_fails_readiness_alone(directory):
+    """
+    The exit status is what a platform reads; the words are for people.
+    """
+    with Running(directory):
+        gracekit(directory, "quiet")
+
+        ready, live = gracekit(directory, "health"), gracekit(directory, "health", "--live")
+
+    assert (ready.code, ready.out) == (1, "fail: it is quiet\n")
+    assert (live.code, live.out) == (0, "pass\n")
+
+
+def test_where_nobody_answers_a_probe_ends_in_time_with_4(directory):
+    """
+    A run that hangs, one that was killed, and a store that never had any.
+    """
+    none = gracekit(directory, "health")
+    with Running(directory) as run:
+        run.process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        hanging = gracekit(directory, "health", "--live")
+        took_s = time.monotonic() - began
+        run.kill()
+        dead = gracekit(directory, "health", "--live")
+
+    assert [answer.code for answer in (none, hanging, dead)] == [4, 4, 4]
+    assert hanging.err == "Error: a run lives and did not answer within 5 s\n"
+    assert took_s < 8
+    assert dead.err.startswith("Error: no run of ")
+    assert dead.err.endswith(" answers\n")
+
+
+def test_of_several_runs_one_must_be_named(directory):
+    """
+    By argument, or as the variable that names the run itself.
+    """
+    with Running(directory, "--instance", "api-1"), Running(directory, "--instance", "api-2"):
+        gracekit(directory, "quiet", "api-2")
+
+        several = gracekit(directory, "health")
+        named = gracekit(directory, "health", "api-1")
+        by_variable = gracekit(directory, "health", GRACEKIT_INSTANCE="api-2")
+        wrong = gracekit(directory, "health", "api-3")
+
+    assert (several.code, several.err.splitlines()[-1]) == (
+        *(2, "Error: several runs live (api-1, api-2): name one as INSTANCE"),
+    )
+    assert (named.code, by_variable.code) == (0, 1)
+    assert (wrong.code, "did you mean api-" in wrong.err) == (4, True)
+
+
+def test_a_probe_loads_neither_the_broker_s_client_nor_the_store(directory):
+    """
+    It runs every few seconds for as long as the pod lives.
+    """
+    loaded = (
+        "import sys, gracekit.cli.health; "
+        "print([name for name in ('asyncio', 'apsw', 'aio_pika', 'msgspec', 'opentelemetry') "
+        "if name in sys.modules])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", loaded],
+        cwd=directory,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == "[]\n"

@@ -1,0 +1,177 @@
+"""Probes: what a run says of its life, its readiness and its start."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gracekit import Context, Service
+from gracekit.errors import InvalidArgumentsError
+from gracekit.testing.faults import Fault
+from tests.service.kit import Doors, Life, World
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+def doors() -> Doors:
+    return Doors()
+
+
+@pytest.fixture
+def svc(doors: Doors) -> Service:
+    made = Service("compute")
+
+    @made.rpc(on_interrupt="retry")
+    async def work(ctx: Context) -> str:
+        await doors.pass_("work")
+        return "done"
+
+    return made
+
+
+async def probe(life: Life, which: str) -> tuple[str, list[str]]:
+    """Status and reasons, as the door and the HTTP endpoint give them."""
+    answer = await life.runtime.wired.control.carry_out(
+        "health", life.runtime.run_id, {"probe": which}
+    )
+    assert answer["phase"] == life.runtime.state.value
+    return answer["status"], answer["why"]
+
+
+async def every(life: Life) -> dict[str, Any]:
+    return {which: (await probe(life, which))[0] for which in ("live", "ready", "started")}
+
+
+async def test_a_service_that_serves_passes_every_probe(world: World, svc: Service):
+    """
+    Nothing is wrong, so there is no reason to give.
+    """
+    life = await world.start(svc)
+
+    assert await every(life) == dict.fromkeys(("live", "ready", "started"), "pass")
+    assert await probe(life, "ready") == ("pass", [])
+
+
+async def test_a_service_is_neither_started_nor_ready_before_its_hooks_are_done(
+    world: World, svc: Service
+):
+    """
+    It lives meanwhile: a long start is no reason to be restarted.
+    """
+
+    @svc.on_start
+    async def warm_up() -> None:
+        await asyncio.sleep(12)
+
+    life = world.life(svc)
+    starting = asyncio.create_task(life.start())
+    await asyncio.sleep(6)
+
+    assert await every(life) == {"live": "pass", "ready": "fail", "started": "fail"}
+    assert await probe(life, "ready") == ("fail", ["it is starting"])
+
+    await starting
+    assert await every(life) == dict.fromkeys(("live", "ready", "started"), "pass")
+
+
+async def test_a_drain_is_not_ready_from_its_first_moment_and_says_what_is_left(
+    world: World, svc: Service, doors: Doors
+):
+    """
+    Also while the record of the stop is still being written, and it lives and has started.
+    """
+    life = await world.start(svc, signals=True, drain_timeout_s=20)
+    await (await world.client(svc)).cast("work")
+    await doors.wait(1)
+    life.faults.delay_s = 1.0
+    life.plan("stop_intent", Fault.DELAY)
+
+    life.runtime.request_stop(source="signal", by="SIGTERM")
+    assert await probe(life, "ready") == ("fail", ["drain by SIGTERM"])
+    await asyncio.sleep(5)
+
+    assert await every(life) == {"live": "pass", "ready": "fail", "started": "pass"}
+    assert await probe(life, "ready") == ("fail", ["drain by SIGTERM, 15s left"])
+    doors.open("work")
+
+
+async def test_who_asked_for_a_drain_is_not_told_to_a_probe(
+    world: World, svc: Service, doors: Doors
+):
+    """
+    A probe needs no token, so it names a kind of operator and no person.
+    """
+    life = await world.start(svc)
+    await (await world.client(svc)).cast("work")
+    await doors.wait(1)
+
+    await world.verb(life, "drain", by="uid 1000 (alice)@host", reason="secret plan")
+
+    status, (why,) = await probe(life, "ready")
+    assert status == "fail"
+    assert why.startswith("drain by operator")
+    doors.open("work")
+
+
+async def test_a_quiet_service_is_not_ready_until_it_is_resumed(world: World, svc: Service):
+    """
+    Its intake is closed on purpose, and it lives.
+    """
+    life = await world.start(svc)
+
+    await world.verb(life, "quiet")
+    assert await every(life) == {"live": "pass", "ready": "fail", "started": "pass"}
+    assert await probe(life, "ready") == ("fail", ["it is quiet"])
+
+    await world.verb(life, "resume")
+    assert await probe(life, "ready") == ("pass", [])
+
+
+async def test_a_store_that_is_away_is_seen_by_readiness_alone(world: World, svc: Service):
+    """
+    A restart would not bring it back; and it is ready again at once when the store is.
+    """
+    world.expects_faults = True
+    life = await world.start(svc)
+
+    life.engine.disconnect()
+    await life.hears("store.unreachable")
+    assert await every(life) == {"live": "pass", "ready": "fail", "started": "pass"}
+    assert (await probe(life, "ready"))[1][0] == "the store cannot be reached"
+
+    life.engine.reconnect()
+    await life.hears("store.reachable")
+    await asyncio.sleep(5)
+    assert await probe(life, "ready") == ("pass", [])
+
+
+async def test_a_request_that_is_unfinished_for_hours_is_worth_a_look(
+    world: World, svc: Service, doors: Doors
+):
+    """
+    The probe passes with a warning, because other requests are served.
+    """
+    life = await world.start(svc)
+    await (await world.client(svc)).cast("work")
+    await doors.wait(1)
+    assert await probe(life, "ready") == ("pass", [])
+
+    await asyncio.sleep(2 * 3600)
+
+    assert await probe(life, "ready") == ("warn", ["the oldest unfinished request is 2h old"])
+    doors.open("work")
+
+
+async def test_a_probe_that_does_not_exist_is_refused_with_those_that_do(
+    world: World, svc: Service
+):
+    """
+    The message names the nearest one.
+    """
+    life = await world.start(svc)
+
+    with pytest.raises(InvalidArgumentsError, match="did you mean ready"):
+        await probe(life, "reday")
