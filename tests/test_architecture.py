@@ -38,6 +38,7 @@ FLOORS: Final = (
     {"rpc", "tracker", "leases", "runs"},
     {"journal"},  # of what the tracker knows
     {"request"},  # here rpc, journal and leases meet
+    {"listings"},  # what is on record, for whoever shows it
     _ABOVE_REQUESTS,
     {"recovery"},
     {"drain"},

@@ -14,17 +14,19 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli import listings_sql as sql
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
 from gracekit.cli.options import CommonOptions, common, why_option
 from gracekit.cli.quiet import find
-from gracekit.cli.reach import ControlClient, RunAnswer, RunReport
-from gracekit.cli.records import StoreRecords, doubt, label, verdict_of
+from gracekit.cli.reach import ControlClient
+from gracekit.cli.records import StoreRecords, doubt
 from gracekit.cli.status import forecast, longest
 from gracekit.cli.text import clock, duration, json_text, plural, safe
 from gracekit.config.values import parse_duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.exits import Verdict
+from gracekit.listings import listings_sql as sql
+from gracekit.listings.reports import RunAnswer, RunReport
+from gracekit.listings.store_view import label, verdict_of
 from gracekit.phase import ServiceState
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.runs.run import Run

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli import listings_sql as sql
 from gracekit.cli.options import (
     CommonOptions,
     HintingGroup,
@@ -23,6 +22,7 @@ from gracekit.cli.text import duration, json_text, plural, safe, table
 from gracekit.errors import GracekitError
 from gracekit.journal.holds_sql import END_BY_ORDER
 from gracekit.journal.tasks_sql import COUNT, NOTE
+from gracekit.listings import listings_sql as sql
 from gracekit.process import Point
 from gracekit.store.batch import Batch
 

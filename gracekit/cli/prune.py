@@ -10,15 +10,16 @@ from pathlib import Path
 
 import click
 
-from gracekit.cli import listings_sql as sql
 from gracekit.cli.call import check_transport
 from gracekit.cli.options import CommonOptions, common
-from gracekit.cli.records import StoreRecords, gone_at
+from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock, age_s
 from gracekit.config.values import parse_duration
 from gracekit.errors import GracekitError
 from gracekit.life import LifeLock, Lock, LockFile, look_at_lock
+from gracekit.listings import listings_sql as sql
+from gracekit.listings.store_view import gone_at
 from gracekit.process import Process
 from gracekit.rpc.connect import open_transport
 from gracekit.rpc.transport import Queue, Transport, directed_queue

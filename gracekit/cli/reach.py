@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 from gracekit.cli.call import check_transport
 from gracekit.cli.options import who
-from gracekit.cli.records import StoreRecords, label
+from gracekit.cli.records import StoreRecords
 from gracekit.clock import Clock
 from gracekit.config.urls import UrlKind, kind_of
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
@@ -30,7 +29,9 @@ from gracekit.errors import (
     StoreError,
     Undeliverable,
 )
-from gracekit.phase import ServiceState
+from gracekit.listings.chosen_task import ChosenTask, find
+from gracekit.listings.reports import RunAnswer, RunReport
+from gracekit.listings.store_view import StoreView, label
 from gracekit.process import Process
 from gracekit.request.arrivals import CONTROL_NAMESPACE
 from gracekit.rpc.client import RpcClient
@@ -45,8 +46,6 @@ VERB_TIMEOUT_S: Final = 5.0
 ROUNDS: Final = 3
 """Runs that start while others are asked are asked too, so often."""
 
-RunAnswer = dict[str, Any]
-
 
 class NotAskedError(DependencyError):
     """A run without a door, on a broker, where control verbs are off."""
@@ -54,27 +53,6 @@ class NotAskedError(DependencyError):
 
 class SilentError(DependencyError):
     """A living run did not answer in time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunReport:
-    """What a run says of itself.
-
-    Attributes:
-        answer: Its status; None if it gave none.
-        tasks: Its tasks in flight, as far as they were asked for.
-        brief: Why it gave none, or not all of its tasks, in a few words; else empty.
-        why: The sentence behind that, where there is more to say.
-    """
-
-    answer: RunAnswer | None = None
-    tasks: Sequence[RunAnswer] = ()
-    brief: str = ""
-    why: str = ""
-
-
-NO_REPORT: Final = RunReport(brief=ServiceState.STARTING.value)
-"""Of a run that began after the others were asked."""
 
 
 class ControlClient:
@@ -187,7 +165,7 @@ class ControlClient:
         return RunReport(answer=answer, tasks=tasks)
 
     async def hear_all(
-        self, records: StoreRecords, name: str | None, *, every_task: bool = False
+        self, records: StoreView, name: str | None, *, every_task: bool = False
     ) -> dict[str, RunReport]:
         """What each living run says, by run id; those that begin meanwhile are asked too."""
         reports: dict[str, RunReport] = {}
@@ -215,6 +193,20 @@ class ControlClient:
             self._stack.push_async_callback(transport.stop)
             self._transports[url] = transport
         return self._transports[url]
+
+
+async def find_task(records: StoreRecords, word: str, instance: str | None) -> ChosenTask:
+    """The task that *word* means; living runs are asked if no row has that id.
+
+    Raises:
+        GracekitError: no task is meant, or more than one.
+    """
+
+    async def hear_all() -> dict[str, RunReport]:
+        async with ControlClient(records.run_directory) as control:
+            return await control.hear_all(records, instance, every_task=True)
+
+    return await find(records, word, instance, hear_all)
 
 
 async def _ask_by_door(door: Path, ask: Ask) -> RunAnswer:

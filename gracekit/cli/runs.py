@@ -8,11 +8,12 @@ from typing import Final
 import click
 
 from gracekit.cli.options import CommonOptions, HintingGroup, common, reason_option, who
-from gracekit.cli.records import StoreRecords, is_named, label
+from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock
 from gracekit.errors import ConflictError, GracekitError
 from gracekit.life import Alive, Liveness
+from gracekit.listings.store_view import is_named, label
 from gracekit.process import Process
 from gracekit.runs.run import Run, gone
 from gracekit.store.location import StoreLocation

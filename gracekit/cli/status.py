@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from gracekit.cli.main import UNREACHABLE
 from gracekit.cli.options import CommonOptions, common
-from gracekit.cli.reach import NO_REPORT, ControlClient, RunAnswer, RunReport
-from gracekit.cli.records import (
-    Accounts,
-    StoreRecords,
-    UnfinishedCounts,
-    doubt,
-    gone_at,
-    verdict_of,
-)
+from gracekit.cli.reach import ControlClient
+from gracekit.cli.records import StoreRecords, balance, doubt
 from gracekit.cli.text import counts, duration, json_text, paint, safe, table
 from gracekit.clock import age_s
-from gracekit.errors import DependencyError
-from gracekit.life import Alive, Liveness
+from gracekit.life import Alive
+from gracekit.listings.reports import RunAnswer
+from gracekit.listings.status import RunStatus, StatusReport, look
+from gracekit.listings.store_view import gone_at, verdict_of
 from gracekit.phase import ServiceState
-from gracekit.runs.run import Run, run_as_json
+from gracekit.runs.run import Run
 
-LAST_EXITS: Final = 5
-SHOW_GONE_S: Final = 3600.0
-"""An instance without a process is shown so long, and for ever while it left something."""
 LONGEST_WHY: Final = 1024
 
 _ON_ITS_WAY: Final = (ServiceState.DRAINING.value, ServiceState.QUIET.value)
@@ -38,68 +28,6 @@ _HEADERS: Final = ("INSTANCE", "PHASE", "UP", "IN-FLIGHT", "OPS", "LONGEST", "DR
 _EXIT_HEADERS: Final = (
     "INSTANCE", "ENDED", "VERDICT", "EXIT", "FINISHED", "HANDED OVER", "NOT STARTED", "REASON",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus:
-    """One run as `status` shows it.
-
-    Attributes:
-        judgement: Whether it lives, and why we think so.
-        reports: Its own words, or why there are none; None of a run that is not proven alive.
-        unfinished: What the store says it owns, by state.
-    """
-
-    run: Run
-    judgement: Liveness
-    reports: RunReport | None
-    unfinished: UnfinishedCounts
-
-    @property
-    def answer(self) -> RunAnswer | None:
-        """What it says; None if it says nothing."""
-        return None if self.reports is None else self.reports.answer
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
-        return run_as_json(self.run) | {
-            "alive": self.judgement.is_alive,
-            "life": self.judgement.answer.value,
-            "life_reason": self.judgement.reason,
-            "answers": self.answer is not None,
-            "why_not": (self.reports and (self.reports.why or self.reports.brief)) or None,
-            "status": self.answer,
-            "unfinished": dict(self.unfinished),
-            "reconcile_pending": bool(self.judgement.is_dead and self.unfinished),
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusReport:
-    """All that `status` shows.
-
-    Attributes:
-        entries: Living runs, those of which nothing is proven, then gone ones that matter.
-        exits: The last runs that ended, newest first.
-        ownerless: Transient rows that nobody owns, by state.
-    """
-
-    store: str
-    entries: Sequence[RunStatus]
-    exits: Sequence[Run]
-    ownerless: UnfinishedCounts
-    accounts: Accounts
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
-        exits = [run_as_json(run) | {"verdict": verdict_of(run).value} for run in self.exits]
-        return {
-            "store": self.store,
-            "runs": [entry.as_json() for entry in self.entries],
-            "last_exits": exits,
-            "ownerless": dict(self.ownerless),
-            "accounts": self.accounts.as_json(),
-        }
 
 
 @click.command()
@@ -122,46 +50,8 @@ def status(options: CommonOptions, /) -> None:
 async def _look(records: StoreRecords, name: str | None) -> StatusReport:
     async with ControlClient(records.run_directory) as control:
         reports = await control.hear_all(records, name)
-    # Read after the answers, so that a run which ended meanwhile is seen as ended.
-    runs = await records.runs(name)
-    if name is not None and not runs:
-        raise DependencyError(await records.what_is_known(name))
-    unfinished = await records.unfinished()
-    judged = {run.run_id: records.judge(run) for run in runs}
-    entries = [
-        RunStatus(
-            run=run,
-            judgement=judged[run.run_id],
-            reports=reports.get(run.run_id, NO_REPORT) if judged[run.run_id].is_alive else None,
-            unfinished=unfinished.get(run.run_id, {}),
-        )
-        for run in _shown(runs, judged, unfinished.keys())
-    ]
-    return StatusReport(
-        store=str(records.location.name),
-        entries=entries,
-        exits=[run for run in runs if judged[run.run_id].is_dead][:LAST_EXITS],
-        ownerless=unfinished.get(None, {}),
-        accounts=await records.accounts(),
-    )
-
-
-def _shown(runs: Sequence[Run], judged: Mapping[str, Liveness], owners: Any) -> list[Run]:
-    """Living and doubtful runs by name; then gone ones with rows, or gone lately."""
-    by_name = sorted(runs, key=lambda run: (run.instance, run.service))
-    living = [run for run in by_name if judged[run.run_id].is_alive]
-    doubtful = [run for run in by_name if judged[run.run_id].answer is Alive.NOT_PROVEN]
-    filled = {(run.service, run.instance) for run in living}
-    gone = []
-    for run in runs:
-        if not judged[run.run_id].is_dead:
-            continue
-        instance = (run.service, run.instance)
-        lately = age_s(time.time(), gone_at(run)) < SHOW_GONE_S
-        if run.run_id in owners or (instance not in filled and lately):
-            gone.append(run)
-        filled.add(instance)
-    return [*living, *doubtful, *gone]
+    await records.need(name)
+    return await look(records, reports, name, store=str(records.location.name))
 
 
 def _text(report: StatusReport) -> str:
@@ -180,7 +70,7 @@ def _text(report: StatusReport) -> str:
         parts.append(f"without owner: {left}; a living run of the service takes them, or the next")
     if report.exits:
         parts.append("last exits\n" + table(_EXIT_HEADERS, [_exit_row(r) for r in report.exits]))
-    accounts = str(report.accounts)
+    accounts = balance(report.accounts)
     parts.append(accounts if report.accounts.off_by == 0 else paint(accounts, "red"))
     return "\n\n".join(parts)
 

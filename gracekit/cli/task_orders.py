@@ -18,10 +18,9 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.chosen_task import ChosenTask, find
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
 from gracekit.cli.options import CommonOptions, common, reason_option, who
-from gracekit.cli.reach import ControlClient
+from gracekit.cli.reach import ControlClient, find_task
 from gracekit.cli.records import StoreRecords, doubt
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock
@@ -46,6 +45,7 @@ from gracekit.journal.order_rows import (
     target_of,
 )
 from gracekit.leases.leases import Leases
+from gracekit.listings.chosen_task import ChosenTask
 from gracekit.process import Point, Process
 from gracekit.request.outcomes import ordered
 from gracekit.runs.run import Run
@@ -184,7 +184,7 @@ def _carry_out(
 ) -> None:
     progress = OrderProgress()
     with StoreRecords(options.settings) as records:
-        subject = asyncio.run(find(records, word, options.instance))
+        subject = asyncio.run(find_task(records, word, options.instance))
         _confirm(subject, order.verb, word, yes=yes)
         try:
             asyncio.run(

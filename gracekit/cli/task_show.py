@@ -9,64 +9,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import click
 
-from gracekit.cli import listings_sql as sql
-from gracekit.cli.chosen_task import ChosenTask, find
 from gracekit.cli.options import CommonOptions, common
-from gracekit.cli.reach import ControlClient, RunReport
+from gracekit.cli.reach import ControlClient, find_task
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import duration, json_text, safe
 from gracekit.clock import age_s
-from gracekit.errors import GracekitError
-from gracekit.request.outcomes import failure_from
+from gracekit.listings.one_task import TaskRecord, read_task
+from gracekit.listings.reports import RunReport
 from gracekit.runs.run import Run
 
 _LONGEST: Final = 2048
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """What is on record of one task.
-
-    Attributes:
-        columns: Of its row; `failure` as plain data.
-        kept: Bytes of arguments, context and result; None for what is purged.
-        replies: Queue, wall time until which its caller waits, and since when the answer is due.
-        lease: Of its resource; None without one.
-        incidents: Moment, kind and sentence of each.
-        owner: Instance of the run that owns it, and whether that lives; empty for nobody.
-        reports: What that says of it.
-    """
-
-    columns: dict[str, Any]
-    kept: dict[str, int | None]
-    replies: list[dict[str, Any]]
-    lease: dict[str, Any] | None
-    incidents: list[dict[str, Any]]
-    owner: str
-    reports: RunReport
-
-    @property
-    def live(self) -> dict[str, Any] | None:
-        """The task in the words of its process."""
-        return next(iter(self.reports.tasks), None)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
-        return {
-            "task": self.columns,
-            "kept_bytes": self.kept,
-            "replies": self.replies,
-            "lease": self.lease,
-            "incidents": self.incidents,
-            "owner": self.owner or None,
-            "live": self.live,
-            "not_heard": self.reports.why or self.reports.brief or None,
-        }
 
 
 @click.command()
@@ -82,87 +38,28 @@ def show(options: CommonOptions, /, *, task_id: str) -> None:
     ID is a request id or its unmistakable beginning.
     """
     with StoreRecords(options.settings) as records:
-        subject = asyncio.run(find(records, task_id, options.instance))
-        record = asyncio.run(_read(records, subject))
+        record = asyncio.run(_look(records, task_id, options.instance))
     if options.as_json:
         click.echo(json_text(record.as_json()))
     else:
         click.echo("\n".join(_text(record)))
 
 
-async def _read(records: StoreRecords, subject: ChosenTask) -> Record:
-    if subject.row_id is None:
-        return await _without_row(records, subject)
-    rows = await records.engine.query(sql.ROW, subject.row_id)
-    if not rows:
-        raise GracekitError(f"{subject} was removed meanwhile")
-    columns: dict[str, Any] = dict(zip(sql.ROW_NAMES, rows[0], strict=False))
-    columns["failure"] = _failure_of(columns["failure"])
-    run = next((r for r in await records.runs() if r.run_id == columns["owner"]), None)
-    key = (columns["resource_kind"], columns["resource_id"])
-    leases = await _all(records, sql.LEASE, "token owner request_id acquired_at not_before", *key)
-    accepted, request_id = columns["accepted_at"], columns["request_id"]
-    return Record(
-        columns=columns,
-        kept=dict(zip(sql.KEPT_NAMES, rows[0][-3:], strict=True)),  # type: ignore[arg-type]  # lengths
-        replies=await _all(records, sql.REPLIES, "queue expires_at due_at", subject.row_id),
-        lease=next(iter(leases), None),
-        incidents=await _all(records, sql.INCIDENTS, "at what detail", accepted, request_id),
-        owner=_owner(records, columns["owner"], run),
-        reports=await _hear(records, subject, run if run and records.judge(run).is_alive else None),
-    )
+async def _look(records: StoreRecords, word: str, instance: str | None) -> TaskRecord:
+    subject = await find_task(records, word, instance)
 
+    async def hear(run: Run) -> RunReport:
+        async with ControlClient(records.run_directory) as control:
+            named: Any = {"task_id": subject.request_id, "recipient": subject.recipient}
+            return await control.hear(run, **named)
 
-def _failure_of(text: Any) -> Any:
-    """Class, module, message and traceback; what the exception was made of may be secret."""
-    if text is None:
-        return None
-    failure = failure_from(str(text))
-    return {name: getattr(failure, name) for name in ("exc_class", "module", "message", "tb")}
-
-
-async def _all(records: StoreRecords, sql: str, names: str, *params: Any) -> list[dict[str, Any]]:
-    rows = await records.engine.query(sql, *params)
-    return [dict(zip(names.split(), row, strict=True)) for row in rows]
-
-
-async def _without_row(records: StoreRecords, subject: ChosenTask) -> Record:
-    reports = await _hear(records, subject, subject.run)
-    where = subject.run.instance if subject.run else ""
-    columns = dict.fromkeys(sql.ROW_NAMES) | {
-        "request_id": subject.request_id,
-        "method": subject.method,
-        "state": subject.state,
-    }
-    none = dict.fromkeys(sql.KEPT_NAMES)
-    return Record(
-        columns=columns,
-        kept=none,
-        replies=[],
-        lease=None,
-        incidents=[],
-        owner=where,
-        reports=reports,
-    )
-
-
-async def _hear(records: StoreRecords, subject: ChosenTask, run: Run | None) -> RunReport:
-    if run is None:
-        return RunReport()
-    async with ControlClient(records.run_directory) as control:
-        return await control.hear(run, task_id=subject.request_id, recipient=subject.recipient)
-
-
-def _owner(records: StoreRecords, run_id: Any, run: Run | None) -> str:
-    if run is None:
-        return "" if run_id is None else f"run {run_id}, which is not on record"
-    return f"{run.instance} (run {run.run_id}, {records.judge(run)})"
+    return await read_task(records, subject, hear)
 
 
 # -- as text ----------------------------------------------------------------------------
 
 
-def _text(record: Record) -> Iterator[str]:
+def _text(record: TaskRecord) -> Iterator[str]:
     for name, words in _facts(record):
         if words:
             yield f"{name:<10}{safe(words, longest=_LONGEST)}"
@@ -174,7 +71,7 @@ def _text(record: Record) -> Iterator[str]:
         yield from _failure(failure)
 
 
-def _facts(record: Record) -> Iterator[tuple[str, str]]:
+def _facts(record: TaskRecord) -> Iterator[tuple[str, str]]:
     columns = record.columns
     place = f"{columns['namespace']}." if columns["namespace"] else ""
     yield "task", columns["request_id"] + _said(" for ", columns["recipient"])
@@ -198,7 +95,7 @@ def _facts(record: Record) -> Iterator[tuple[str, str]]:
     yield "now", _now(record)
 
 
-def _lease(record: Record) -> str:
+def _lease(record: TaskRecord) -> str:
     lease, columns = record.lease, record.columns
     mine = _said("; its last token was ", columns["token"])
     if lease is None:
@@ -210,7 +107,7 @@ def _lease(record: Record) -> str:
     return f"held for {whose} since {_moment(lease['acquired_at'])}, token {lease['token']}{mine}"
 
 
-def _due(record: Record) -> Iterator[str]:
+def _due(record: TaskRecord) -> Iterator[str]:
     columns, now = record.columns, time.time()
     for reply in record.replies:
         until = _said(
@@ -229,7 +126,7 @@ def _due(record: Record) -> Iterator[str]:
             yield "its probe is being asked"
 
 
-def _now(record: Record) -> str:
+def _now(record: TaskRecord) -> str:
     if record.reports.brief:
         return f"its process says nothing: {record.reports.why or record.reports.brief}"
     if (live := record.live) is None:
@@ -241,7 +138,7 @@ def _now(record: Record) -> str:
     return ", ".join(words)
 
 
-def _history(record: Record) -> list[tuple[float, str]]:
+def _history(record: TaskRecord) -> list[tuple[float, str]]:
     """The last moment of each state, and incidents, in order of time."""
     columns = record.columns
     states = [

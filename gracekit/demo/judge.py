@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gracekit.cli import listings_sql as sql
 from gracekit.demo.files import (
     CONFIRMED,
     EFFECTS,
@@ -25,6 +24,7 @@ from gracekit.demo.files import (
 from gracekit.demo.service import START
 from gracekit.exits import ExitCode
 from gracekit.journal.rows import from_json
+from gracekit.listings import listings_sql as sql
 from gracekit.store.batch import Row
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.store.reader import StoreReader

@@ -16,7 +16,7 @@ from gracekit.journal import order_rows_sql as sql
 from gracekit.journal.rows import Outcome, from_json
 from gracekit.journal.tasks_sql import COUNT, HOOK_DONE, NOTE
 from gracekit.store.batch import Batch, Row
-from gracekit.store.engine import Engine
+from gracekit.store.engine import Queries
 from gracekit.tracker.task import RETRIED, TERMINAL, Order, TaskState, Verb
 
 # A task that a handler works on has failed; one that nobody works on is given up: ERRORED, as
@@ -117,24 +117,24 @@ def _target(row: Row) -> OrderTarget:
     )
 
 
-async def target_of(engine: Engine, row_id: int) -> OrderTarget | None:
+async def target_of(engine: Queries, row_id: int) -> OrderTarget | None:
     """The row of that id as it stands; None if there is none."""
     rows = await engine.query(sql.TARGET_OF_ID, row_id)
     return _target(rows[0]) if rows else None
 
 
-async def target_named(engine: Engine, request_id: str, recipient: str) -> OrderTarget | None:
+async def target_named(engine: Queries, request_id: str, recipient: str) -> OrderTarget | None:
     """The row of that request as it stands; None if there is none."""
     rows = await engine.query(sql.TARGET_OF_KEY, request_id, recipient)
     return _target(rows[0]) if rows else None
 
 
-async def targets_of(engine: Engine, request_id: str) -> list[OrderTarget]:
+async def targets_of(engine: Queries, request_id: str) -> list[OrderTarget]:
     """Rows of that request, newest first; each copy of a fanout has one."""
     return [_target(row) for row in await engine.query(sql.TARGETS_OF_REQUEST, request_id)]
 
 
-async def targets_between(engine: Engine, first: str, end: str) -> list[OrderTarget]:
+async def targets_between(engine: Queries, first: str, end: str) -> list[OrderTarget]:
     """Rows with a request id from *first* up to, and without, *end*: newest first, 100 at most."""
     return [_target(row) for row in await engine.query(sql.TARGETS_BETWEEN, first, end)]
 
@@ -205,7 +205,7 @@ class OrderIncident:
         batch.add(COUNT, self.what, 1)
         batch.add(NOTE, self.at, self.run_id, self.what, self.request_id, self.method, self.detail)
 
-    async def stands(self, engine: Engine) -> bool:
+    async def stands(self, engine: Queries) -> bool:
         """Whether the commit that it was part of was done."""
         return bool(
             await engine.query(

@@ -16,7 +16,7 @@ from gracekit.life import Alive, Identity, Liveness, LockFile, RecordedLife
 from gracekit.process import Point, Process
 from gracekit.runs import runs_sql as sql
 from gracekit.store.batch import Batch, Row
-from gracekit.store.engine import Engine
+from gracekit.store.engine import Engine, Queries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def judge_run(run: Run, process: Process, directory: Path | None) -> Liveness:
     return process.judge(run.life, directory)
 
 
-async def list_runs(engine: Engine, *, service: str | None = None, limit: int = 100) -> list[Run]:
+async def list_runs(engine: Queries, *, service: str | None = None, limit: int = 100) -> list[Run]:
     """Runs on record, newest first; of one service, or of all."""
     if service is None:
         rows = await engine.query(sql.ALL, limit)

@@ -39,6 +39,14 @@ from gracekit.store.worker import Worker
 Rows = list[list[Row]]
 
 
+class Queries(Protocol):
+    """What answers queries: an `Engine`, or a `StoreReader`."""
+
+    async def query(self, sql: str, *params: Value) -> list[Row]:
+        """See `Engine.query`."""
+        ...
+
+
 class Engine(Protocol):
     """Where rows are kept."""
 

@@ -20,7 +20,7 @@ from gracekit import RpcClient
 from gracekit.cli.main import cli
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.status import not_ready
-from gracekit.cli.tasks import ListedTask
+from gracekit.listings.tasks import ListedTask
 from gracekit.process import Process
 from gracekit.runs.run import Run
 from gracekit.store.engine import SqliteEngine
@@ -331,7 +331,7 @@ def test_the_age_of_a_task_is_what_the_help_says():
         columns = dict.fromkeys(("started_at", "finished_at")) | {"state": state, **moments}
         said = None if live is None else {"state": state, "age_s": live}
         return ListedTask(
-            columns=columns, owner=None, orphaned=False, doubtful=False, live=said
+            columns=columns, owner=None, orphaned=False, doubtful=False, live=said, now=now
         ).age_s
 
     assert age("accepted", accepted_at=now - 300) == pytest.approx(300, abs=60)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gracekit.cli.reach import ControlClient, RunAnswer
-from gracekit.cli.records import StoreRecords, label
-from gracekit.cli.text import plural, safe
 from gracekit.errors import GracekitError
 from gracekit.journal.order_rows import OrderTarget, targets_between, targets_of
+from gracekit.listings.reports import Reports, RunAnswer
+from gracekit.listings.store_view import StoreView, label
 from gracekit.runs.run import Run
+from gracekit.telemetry.safe_text import LONGEST_TEXT, escape
 from gracekit.tracker.task import TaskState
+
+HearAll = Callable[[], Awaitable[Reports]]
+"""Asks living runs for every task that they have in flight."""
 
 LISTED: Final = 5
 _ABOVE_ALL: Final = chr(0x10FFFF)
@@ -55,58 +59,59 @@ class ChosenTask:
 
     def __str__(self) -> str:
         words = [self.method, *([self.resource] if self.resource else [])]
-        return f"{safe(self.request_id)} ({safe(' '.join(words))})"
+        return f"{_safe(self.request_id)} ({_safe(' '.join(words))})"
 
 
-async def find(records: StoreRecords, word: str, instance: str | None) -> ChosenTask:
+async def find(view: StoreView, word: str, instance: str | None, hear_all: HearAll) -> ChosenTask:
     """The task that *word* means.
 
     Args:
-        records: The store.
+        view: The store.
         word: As typed.
         instance: Which copy of a fanout, or whose work.
+        hear_all: Called if no row has just that id.
 
     Raises:
         GracekitError: no task is meant, or more than one.
     """
     if not word:
         raise GracekitError("an empty ID names no task; see `gracekit tasks`")
-    found = await _rows(records, word, instance, exactly=True)
+    found = await _rows(view, word, instance, exactly=True)
     if not found:
-        live, silent = await _live(records, instance)
+        live, silent = await _live(view, await hear_all())
         found = [subject for subject in live if subject.request_id == word]
         if not found:
-            found = await _rows(records, word, instance)
+            found = await _rows(view, word, instance)
             found += [subject for subject in live if subject.request_id.startswith(word)]
         if not found:
             raise GracekitError(
-                f"no task {safe(word)} is on record{silent}; see `gracekit tasks --state all`. "
+                f"no task {_safe(word)} is on record{silent}; see `gracekit tasks --state all`. "
                 "A periodic job is no task, and a `requeue` request is known while it runs only"
             )
     if len(found) > 1:
         shown = ", ".join(_name(subject) for subject in found[:LISTED])
         more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
         raise GracekitError(
-            f"{safe(word)} stands for {plural(len(found), 'task')}: {shown}{more}; write more of "
+            f"{_safe(word)} stands for {len(found)} tasks: {shown}{more}; write more of "
             "the ID, and --instance NAME for one copy of a fanout"
         )
     return found[0]
 
 
 def _name(subject: ChosenTask) -> str:
-    return f"{subject}{f' for {safe(subject.recipient)}' if subject.recipient else ''}"
+    return f"{subject}{f' for {_safe(subject.recipient)}' if subject.recipient else ''}"
 
 
 async def _rows(
-    records: StoreRecords, word: str, instance: str | None, *, exactly: bool = False
+    view: StoreView, word: str, instance: str | None, *, exactly: bool = False
 ) -> list[ChosenTask]:
     if exactly:
-        found = await targets_of(records.engine, word)
+        found = await targets_of(view.engine, word)
     else:
-        found = await targets_between(records.engine, word, word + _ABOVE_ALL)
+        found = await targets_between(view.engine, word, word + _ABOVE_ALL)
     # A refused request may have had the id of a task, which is the one that is meant.
     found = [target for target in found if target.state is not TaskState.REJECTED] or found
-    runs = {run.run_id: run for run in await records.runs()}
+    runs = {run.run_id: run for run in await view.runs()}
     if instance is not None:
         found = [target for target in found if _is_of(target, instance, runs)]
     return [_subject(target, runs) for target in found]
@@ -132,11 +137,9 @@ def _subject(target: OrderTarget, runs: dict[str, Run]) -> ChosenTask:
     )
 
 
-async def _live(records: StoreRecords, instance: str | None) -> tuple[list[ChosenTask], str]:
+async def _live(view: StoreView, reports: Reports) -> tuple[list[ChosenTask], str]:
     """What processes run without a row; and which of them did not say, for a message."""
-    async with ControlClient(records.run_directory) as control:
-        reports = await control.hear_all(records, instance, every_task=True)
-    runs = {run.run_id: run for run in await records.runs()}
+    runs = {run.run_id: run for run in await view.runs()}
     found = [
         ChosenTask(
             request_id=str(task.get("task_id")),
@@ -159,3 +162,7 @@ async def _live(records: StoreRecords, instance: str | None) -> tuple[list[Chose
         found,
         f" (what runs without a row is not known of {'; '.join(silent)})" if silent else "",
     )
+
+
+def _safe(text: str) -> str:
+    return escape(text, longest=LONGEST_TEXT)

@@ -1,4 +1,4 @@
-"""What the command line asks of a store, besides orders."""
+"""What readers of a store ask of it: the command line, and a service about itself."""
 
 from __future__ import annotations
 

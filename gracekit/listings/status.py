@@ -1,0 +1,151 @@
+"""The runs of a store: living ones by their own words, others by what they left."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gracekit.clock import age_s
+from gracekit.life import Alive, Liveness
+from gracekit.listings.reports import NO_REPORT, Reports, RunAnswer, RunReport
+from gracekit.listings.store_view import Accounts, StoreView, UnfinishedCounts, gone_at, verdict_of
+from gracekit.runs.run import Run, run_as_json
+
+LAST_EXITS: Final = 5
+SHOW_GONE_S: Final = 3600.0
+"""An instance without a process is shown so long, and for ever while it left something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """One run as it is shown.
+
+    Attributes:
+        judgement: Whether it lives, and why we think so.
+        reports: Its own words, or why there are none; None of a run that is not proven alive.
+        unfinished: What the store says it owns, by state.
+    """
+
+    run: Run
+    judgement: Liveness
+    reports: RunReport | None
+    unfinished: UnfinishedCounts
+
+    @property
+    def answer(self) -> RunAnswer | None:
+        """What it says; None if it says nothing."""
+        return None if self.reports is None else self.reports.answer
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return run_as_json(self.run) | {
+            "alive": self.judgement.is_alive,
+            "life": self.judgement.answer.value,
+            "life_reason": self.judgement.reason,
+            "answers": self.answer is not None,
+            "why_not": (self.reports and (self.reports.why or self.reports.brief)) or None,
+            "status": self.answer,
+            "unfinished": dict(self.unfinished),
+            "reconcile_pending": bool(self.judgement.is_dead and self.unfinished),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusReport:
+    """All that `gracekit status` shows.
+
+    Attributes:
+        entries: Living runs, those of which nothing is proven, then gone ones that matter.
+        exits: The last runs that ended, newest first.
+        ownerless: Transient rows that nobody owns, by state.
+    """
+
+    store: str
+    entries: Sequence[RunStatus]
+    exits: Sequence[Run]
+    ownerless: UnfinishedCounts
+    accounts: Accounts
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {
+            "store": self.store,
+            "runs": [entry.as_json() for entry in self.entries],
+            "last_exits": [exit_as_json(run) for run in self.exits],
+            "ownerless": dict(self.ownerless),
+            "accounts": self.accounts.as_json(),
+        }
+
+
+async def look(
+    view: StoreView,
+    reports: Reports,
+    name: str | None = None,
+    *,
+    store: str,
+    unheard: RunReport = NO_REPORT,
+) -> StatusReport:
+    """What the store says now, joined with what runs said.
+
+    Args:
+        view: The store.
+        reports: What living runs said before this look, so that a run which has ended meanwhile
+            is seen as ended.
+        name: INSTANCE or SERVICE@INSTANCE; None for all runs.
+        store: What the store is called.
+        unheard: Of living runs that are not in *reports*.
+    """
+    runs = await view.runs(name)
+    unfinished = await view.unfinished()
+    judged = {run.run_id: view.judge(run) for run in runs}
+    entries = [
+        RunStatus(
+            run=run,
+            judgement=judged[run.run_id],
+            reports=reports.get(run.run_id, unheard) if judged[run.run_id].is_alive else None,
+            unfinished=unfinished.get(run.run_id, {}),
+        )
+        for run in _shown(runs, judged, unfinished.keys(), view.clock.wall())
+    ]
+    return StatusReport(
+        store=store,
+        entries=entries,
+        exits=[run for run in runs if judged[run.run_id].is_dead][:LAST_EXITS],
+        ownerless=unfinished.get(None, {}),
+        accounts=await view.accounts(),
+    )
+
+
+async def list_exits(
+    view: StoreView, name: str | None = None, *, limit: int = LAST_EXITS
+) -> list[Run]:
+    """The last runs that ended, newest first; of one name, or of all."""
+    ended = (run for run in await view.runs(name) if view.judge(run).is_dead)
+    return list(itertools.islice(ended, limit))
+
+
+def exit_as_json(run: Run) -> dict[str, Any]:
+    """Plain data of a run that has ended."""
+    return run_as_json(run) | {"verdict": verdict_of(run).value}
+
+
+def _shown(
+    runs: Sequence[Run], judged: Mapping[str, Liveness], owners: Collection[str | None], now: float
+) -> list[Run]:
+    """Living and doubtful runs by name; then gone ones with rows, or gone lately."""
+    by_name = sorted(runs, key=lambda run: (run.instance, run.service))
+    living = [run for run in by_name if judged[run.run_id].is_alive]
+    doubtful = [run for run in by_name if judged[run.run_id].answer is Alive.NOT_PROVEN]
+    filled = {(run.service, run.instance) for run in living}
+    gone = []
+    for run in runs:
+        if not judged[run.run_id].is_dead:
+            continue
+        instance = (run.service, run.instance)
+        lately = age_s(now, gone_at(run)) < SHOW_GONE_S
+        if run.run_id in owners or (instance not in filled and lately):
+            gone.append(run)
+        filled.add(instance)
+    return [*living, *doubtful, *gone]

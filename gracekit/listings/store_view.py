@@ -1,0 +1,168 @@
+"""What a store says when nobody answers: its runs, what each left, and the accounts.
+
+Read only. Who lives is judged as services judge it of each other
+(`gracekit.life`); a row's phase and beat are for display.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gracekit.clock import Clock
+from gracekit.exits import Verdict, classify
+from gracekit.life import Liveness
+from gracekit.listings import listings_sql as sql
+from gracekit.process import Process
+from gracekit.runs.run import Run, judge_run, list_runs
+from gracekit.store.engine import Queries
+from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
+
+ALL_RUNS: Final = 100_000
+NEAR_RUNS: Final = 200
+"""Enough to find a run again among those that started meanwhile."""
+
+UnfinishedCounts = Mapping[str, int]  # state to number of rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounts:
+    """Accepted = terminal + transient + removed, and everything else that was counted.
+
+    Attributes:
+        states: State to number of rows.
+        tallies: Name to count, as the journal keeps them.
+    """
+
+    states: Mapping[str, int]
+    tallies: Mapping[str, int]
+
+    @property
+    def accepted(self) -> int:
+        """Requests that the journal ever took custody of."""
+        return self.tallies.get("accepted", 0)
+
+    @property
+    def removed(self) -> int:
+        """Terminal rows that retention removed."""
+        return self.tallies.get("removed", 0)
+
+    @property
+    def terminal(self) -> Mapping[str, int]:
+        """Rows that have ended, by state; REJECTED ones were never accepted."""
+        return self._of(TERMINAL - {TaskState.REJECTED})
+
+    @property
+    def transient(self) -> Mapping[str, int]:
+        """Rows that have not, by state."""
+        return self._of(TRANSIENT)
+
+    @property
+    def off_by(self) -> int:
+        """Accepted minus what is accounted for; 0 when it balances."""
+        known = sum(self.terminal.values()) + sum(self.transient.values()) + self.removed
+        return self.accepted - known
+
+    def _of(self, states: frozenset[TaskState]) -> Mapping[str, int]:
+        names = {state.value for state in states}
+        return {name: n for name, n in sorted(self.states.items()) if name in names and n}
+
+    @property
+    def rejected(self) -> int:
+        """Refused requests on record."""
+        return self.states.get(TaskState.REJECTED.value, 0)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {
+            "accepted": self.accepted,
+            "terminal": dict(self.terminal),
+            "transient": dict(self.transient),
+            "removed": self.removed,
+            "balanced": self.off_by == 0,
+            "off_by": self.off_by,
+            "tallies": dict(self.tallies),
+        }
+
+
+class StoreView:
+    """One store that is looked at.
+
+    Args:
+        engine: Answers queries: an `Engine` that works, or a `StoreReader`.
+        process: Judges who lives.
+        run_directory: That of the run locks, as this process sees it; None for a store in memory.
+        clock: Of the moments that are shown.
+
+    Attributes:
+        engine: As given.
+        clock: As given.
+    """
+
+    def __init__(
+        self, engine: Queries, process: Process, run_directory: Path | None, clock: Clock
+    ) -> None:
+        self.engine: Final = engine
+        self.clock: Final = clock
+        self._process = process
+        self._run_directory = run_directory
+
+    async def runs(self, name: str | None = None) -> list[Run]:
+        """Runs on record, newest first; of one INSTANCE or SERVICE@INSTANCE, or of all."""
+        runs = await list_runs(self.engine, limit=ALL_RUNS)
+        return runs if name is None else [run for run in runs if is_named(run, name)]
+
+    async def living(self, name: str | None = None) -> list[Run]:
+        """Runs that are proven alive, by name."""
+        alive = [run for run in await self.runs(name) if self.judge(run).is_alive]
+        return sorted(alive, key=lambda run: (run.instance, run.service))
+
+    async def again(self, run: Run) -> Run:
+        """*run* as it stands now."""
+        for limit in (NEAR_RUNS, ALL_RUNS):
+            for found in await list_runs(self.engine, service=run.service, limit=limit):
+                if found.run_id == run.run_id:
+                    return found
+        return run
+
+    def judge(self, run: Run) -> Liveness:
+        """Whether the run may still act."""
+        return judge_run(run, self._process, self._run_directory)
+
+    async def unfinished(self) -> Mapping[str | None, UnfinishedCounts]:
+        """Owner to its transient rows by state; None stands for rows that nobody owns."""
+        found: defaultdict[str | None, dict[str, int]] = defaultdict(dict)
+        for owner, state, number in await self.engine.query(sql.UNFINISHED):
+            found[None if owner is None else str(owner)][str(state)] = int(number or 0)
+        return found
+
+    async def accounts(self) -> Accounts:
+        """The accounts of this moment."""
+        rows = await self.engine.query(sql.ACCOUNTS)
+        return Accounts(
+            tallies={str(name): int(n or 0) for kind, name, n in rows if kind == "tally"},
+            states={str(name): int(n or 0) for kind, name, n in rows if kind == "state"},
+        )
+
+
+def is_named(run: Run, name: str) -> bool:
+    """Whether *name* is the run's INSTANCE or SERVICE@INSTANCE."""
+    return name in {run.instance, label(run)}
+
+
+def label(run: Run) -> str:
+    """`service@instance`."""
+    return f"{run.service}@{run.instance}"
+
+
+def verdict_of(run: Run) -> Verdict:
+    """How a dead run ended: as on record, else by its evidence."""
+    return run.verdict or classify(run.evidence)
+
+
+def gone_at(run: Run) -> float:
+    """Wall time of its stop record, else of its last sign of life."""
+    return run.ended_at if run.ended_at is not None else run.beat_at

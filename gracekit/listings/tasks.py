@@ -1,0 +1,282 @@
+"""Tasks: rows of the journal, joined with what living processes say of them.
+
+No arguments, context, result or failure: they may hold what an operator must not see.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gracekit.clock import age_s
+from gracekit.life import Alive
+from gracekit.listings import listings_sql as sql
+from gracekit.listings.reports import Reports, RunAnswer
+from gracekit.listings.store_view import StoreView, is_named, label
+from gracekit.request.suspects import SUSPECTED
+from gracekit.runs.run import Run
+from gracekit.store.batch import Row, Value
+from gracekit.telemetry.safe_text import escape
+from gracekit.tracker.task import TRANSIENT, TaskState
+
+ALL_STATES: Final = "all"
+SHORT_ID: Final = 12
+LONGEST_ID: Final = 40
+_HEX_ID: Final = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskQuery:
+    """Which tasks are listed.
+
+    Attributes:
+        name: INSTANCE or SERVICE@INSTANCE that may act on them; None for any, and for nobody.
+        resource: `kind:id`, or the id alone; None for any.
+        states: Words of `TaskState`, or `ALL_STATES`; empty for those that have not ended.
+        limit: At most so many.
+    """
+
+    name: str | None = None
+    resource: str | None = None
+    states: Sequence[str] = ()
+    limit: int = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedTask:
+    """One task in the list.
+
+    Attributes:
+        columns: As in the journal; of a task without a row, as its process says.
+        owner: Instance that may act on it; None for nobody.
+        orphaned: Whether its owner is proven dead.
+        doubtful: Whether its owner is neither proven dead nor alive.
+        live: What its process says of it; None if it does not, or does not answer.
+        now: Wall time of the look.
+        journaled: Whether it has a row.
+        apart: Why it runs apart, or waits for what does; else empty.
+    """
+
+    columns: Mapping[str, Any]
+    owner: str | None
+    orphaned: bool
+    doubtful: bool
+    live: RunAnswer | None
+    now: float
+    journaled: bool = True
+    apart: str = ""
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it has ended, else since its last start, else since it was accepted."""
+        if self.live is not None and (not self.journaled or self._runs_here()):
+            return float(self.live.get("age_s") or 0.0)
+        column = self.columns
+        since = column["finished_at"] or column["started_at"] or column["accepted_at"]
+        return age_s(self.now, since)
+
+    def _runs_here(self) -> bool:
+        # What only waits there may have been accepted by an earlier process: its row knows.
+        return self.live is not None and self.live.get("state") == TaskState.RUNNING.value
+
+    @property
+    def resource(self) -> str | None:
+        """`kind:id`."""
+        kind = self.columns.get("resource_kind")
+        return None if kind is None else f"{kind}:{self.columns['resource_id']}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {
+            **self.columns,
+            "resource": self.resource,
+            "owner_run": self.columns.get("owner"),
+            "owner": self.owner,
+            "orphaned": self.orphaned,
+            "owner_not_proven": self.doubtful,
+            "ownerless": self.journaled and self.is_transient and self.owner is None,
+            "journaled": self.journaled,
+            "age_s": round(self.age_s, 1),
+            "live": self.live is not None,
+            "expected_s": self.live and self.live.get("expected_s"),
+            "apart": self.apart,
+        }
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether it still has to end."""
+        return TaskState(self.columns["state"]) in TRANSIENT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskList:
+    """What is listed.
+
+    Attributes:
+        tasks: The newest first; those without a row last.
+        more: Whether there are more than the limit.
+        not_heard: Living runs that did not say all that they run, and why.
+    """
+
+    tasks: Sequence[ListedTask]
+    more: bool
+    not_heard: Mapping[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {
+            "tasks": [task.as_json() for task in self.tasks],
+            "more": self.more,
+            "not_heard": dict(self.not_heard),
+        }
+
+
+async def list_tasks(view: StoreView, reports: Reports, query: TaskQuery) -> TaskList:
+    """The tasks of *query*.
+
+    Args:
+        view: The store.
+        reports: What living runs said of every task that they have in flight.
+        query: Which tasks. Of a name that is not on record, none.
+    """
+    listing = _Listing(view, reports, {run.run_id: run for run in await view.runs()})
+    return await listing.of(query)
+
+
+def short_id(request_id: str) -> str:
+    """Random ids are known by their beginning; those that callers chose are not."""
+    if _HEX_ID.fullmatch(request_id):
+        return request_id[:SHORT_ID]
+    return escape(request_id, longest=LONGEST_ID)
+
+
+class _Listing:
+    """One look at the tasks of a store."""
+
+    def __init__(self, view: StoreView, reports: Reports, runs: Mapping[str, Run]) -> None:
+        self._view = view
+        self._reports = reports
+        self._runs = runs
+        self._now = view.clock.wall()
+        self._judged = {run_id: view.judge(run) for run_id, run in runs.items()}
+        self._live = {
+            (run_id, str(task.get("task_id"))): task
+            for run_id, said in reports.items()
+            for task in said.tasks
+        }
+
+    async def of(self, query: TaskQuery) -> TaskList:
+        """See `list_tasks`."""
+        owners = [run for run in self._runs.values() if query.name and is_named(run, query.name)]
+        if query.name is not None and not owners:
+            return TaskList(tasks=[], more=False, not_heard={})
+        text, params = _query(query.resource, query.states, owners)
+        rows = await self._view.engine.query(text, *params, query.limit + 1)
+        found = await self._view.engine.query(sql.APART)
+        apart = {str(owner): str(task) for owner, task in found}
+        entries = [self._entry(row, apart) for row in rows[: query.limit]]
+        if not query.states or {TaskState.RUNNING.value, ALL_STATES} & {*query.states}:
+            entries += await self._unjournaled(query.resource)
+        return TaskList(
+            tasks=entries[: query.limit],
+            more=len(rows) > query.limit or len(entries) > query.limit,
+            not_heard={
+                label(self._runs[run_id]): said.why or said.brief
+                for run_id, said in self._reports.items()
+                if said.brief
+            },
+        )
+
+    def _entry(self, row: Row, apart: Mapping[str, str]) -> ListedTask:
+        columns = dict(zip(sql.TASK_NAMES, row, strict=True))
+        run_id = None if columns["owner"] is None else str(columns["owner"])
+        is_transient = TaskState(str(columns["state"])) in TRANSIENT
+        owner = self._runs.get(run_id or "")
+        judgement = self._judged.get(run_id or "")
+        is_owned = is_transient and run_id is not None
+        key = (run_id or "", str(columns["request_id"]))
+        return ListedTask(
+            columns=columns,
+            owner=owner.instance if owner else run_id,
+            orphaned=is_owned and (judgement is None or judgement.is_dead),
+            doubtful=is_owned and judgement is not None and judgement.answer is Alive.NOT_PROVEN,
+            live=self._live.get(key) if is_transient else None,
+            now=self._now,
+            apart=_apart(columns, apart),
+        )
+
+    async def _unjournaled(self, resource: str | None) -> list[ListedTask]:
+        """What processes run without a row: `requeue`, periodic and background work."""
+        entries = []
+        for (run_id, request_id), task in self._live.items():
+            if task.get("journaled"):
+                continue
+            if await self._view.engine.query(sql.HAS_ROW, request_id):
+                continue  # of a run of an older gracekit, which does not say whether it has a row
+            kind, _, key = str(task.get("resource") or "").partition(":")
+            if resource is not None and resource not in {key, f"{kind}:{key}"}:
+                continue
+            columns = dict[str, Any].fromkeys(sql.TASK_NAMES) | {
+                "request_id": request_id,
+                "method": task.get("method"),
+                "lane": task.get("lane"),
+                "state": task.get("state"),
+                "attempts": task.get("attempt"),
+                "resource_kind": kind or None,
+                "resource_id": key or None,
+                "owner": run_id,
+            }
+            entry = ListedTask(
+                columns=columns,
+                owner=self._runs[run_id].instance,
+                orphaned=False,
+                doubtful=False,
+                live=task,
+                now=self._now,
+                journaled=False,
+            )
+            entries.append(entry)
+        return entries
+
+
+def _query(
+    resource: str | None, states: Sequence[str], owners: Sequence[Run]
+) -> tuple[str, list[Value]]:
+    """The SQL without its limit's value, and its parameters."""
+    where, params, text = ["1 = 1"], list[Value](), sql.TASKS
+    if ALL_STATES not in states:
+        wanted = list(states) or sorted(state.value for state in TRANSIENT)
+        where.append(f"state IN ({_marks(wanted)})")
+        if all(TaskState(state) in TRANSIENT for state in wanted):
+            text = sql.OPEN_TASKS
+        params += wanted
+    if resource is not None:
+        kind, separator, key = resource.partition(":")
+        # An id may itself hold a colon, so the whole word is tried as an id too.
+        pair = " OR (resource_kind = ? AND resource_id = ?)" if separator else ""
+        where.append(f"(resource_id = ?{pair})")
+        params += [resource, kind, key] if separator else [resource]
+    if owners:
+        where.append(f"owner IN ({_marks(owners)})")
+        params += [run.run_id for run in owners]
+    return text.format(where=" AND ".join(where)), params
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _apart(columns: Mapping[str, Any], apart: Mapping[str, str]) -> str:
+    """Why a task runs apart or waits for one that does, by what is on record."""
+    state, crashes = columns["state"], int(columns["crashes"] or 0)
+    died = f"processes died around it, {crashes} times"
+    if state == TaskState.RUNNING.value and columns["alone"] == 1:
+        return f"runs apart: {died}"
+    if state != TaskState.ACCEPTED.value or columns["owner"] is None:
+        return ""
+    if crashes >= SUSPECTED:
+        return f"waits to run apart: {died}"
+    other = apart.get(str(columns["owner"]))
+    return f"waits: {short_id(other)} runs apart" if other else ""
