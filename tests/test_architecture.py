@@ -43,8 +43,9 @@ FLOORS: Final = (
     {"recovery"},
     {"drain"},
     {"control", "upkeep"},
+    {"admin"},
     _FACE,
-    {"doctor"},
+    {"doctor", "web"},
     {"cli"},
     {"demo"},  # a command of its own
     {"testing"},  # may import anything; nothing imports it

@@ -96,6 +96,8 @@ class StoreView:
         process: Judges who lives.
         run_directory: That of the run locks, as this process sees it; None for a store in memory.
         clock: Of the moments that are shown.
+        most_runs: So many of the newest runs are looked at. A service that looks reads and judges
+            them on its loop, where requests wait meanwhile.
 
     Attributes:
         engine: As given.
@@ -103,16 +105,23 @@ class StoreView:
     """
 
     def __init__(
-        self, engine: Queries, process: Process, run_directory: Path | None, clock: Clock
+        self,
+        engine: Queries,
+        process: Process,
+        run_directory: Path | None,
+        clock: Clock,
+        *,
+        most_runs: int = ALL_RUNS,
     ) -> None:
         self.engine: Final = engine
         self.clock: Final = clock
         self._process = process
         self._run_directory = run_directory
+        self._most_runs = most_runs
 
     async def runs(self, name: str | None = None) -> list[Run]:
         """Runs on record, newest first; of one INSTANCE or SERVICE@INSTANCE, or of all."""
-        runs = await list_runs(self.engine, limit=ALL_RUNS)
+        runs = await list_runs(self.engine, limit=self._most_runs)
         return runs if name is None else [run for run in runs if is_named(run, name)]
 
     async def living(self, name: str | None = None) -> list[Run]:

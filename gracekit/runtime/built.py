@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gracekit.admin.api import AdminApi
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
 from gracekit.control.verbs import Control
@@ -103,6 +104,7 @@ class Wired:
     """One run of a service, built and not started.
 
     Attributes:
+        admin: What the HTTP endpoint shows and does, whether there is one or not.
         parts: All that starts and stops, in its order.
     """
 
@@ -117,4 +119,5 @@ class Wired:
     servers: Mapping[Lane, RpcServer]
     coordinator: ShutdownCoordinator
     control: Control
+    admin: AdminApi
     parts: PartList

@@ -14,6 +14,7 @@ from typing import Self
 import anyio
 
 from gracekit import background
+from gracekit.admin.api import AdminApi
 from gracekit.clock import Clock
 from gracekit.config.choices import StopSource
 from gracekit.config.settings import Settings
@@ -212,6 +213,11 @@ class Runtime:
     def instance(self) -> str:
         """Name of the instance that this run is; empty before it is open."""
         return self.ground.seat.instance
+
+    @property
+    def admin(self) -> AdminApi | None:
+        """What `gracekit.web.application` serves; None before it is open. Internal."""
+        return None if self.wired is None else self.wired.admin
 
     def in_flight(self) -> Mapping[tuple[str, str], int]:
         """Tasks in flight by (method, lane), for metrics."""

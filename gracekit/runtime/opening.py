@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
+from gracekit.config.admin import admin_doubts
 from gracekit.config.values import check_queues
 from gracekit.drain.coordinator import RECORD
 from gracekit.runs.seat import MAX_INSTANCES
@@ -98,5 +99,6 @@ def _report(ground: Ground) -> None:
         run=seat.run_id,
         hard_limit_s=settings.hard_limit_s,
     )
-    for text in (*settings.doubts, *ground.service.doubts()):
+    unsafe = admin_doubts(settings.admin, tls=settings.admin_tls)
+    for text in (*settings.doubts, *ground.service.doubts(), *unsafe):
         telemetry.emit("service.doubted", text=text)

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from gracekit.admin.api import AdminApi
 from gracekit.background import Background, Work
+from gracekit.config.admin import OFF
 from gracekit.control.door import Door
 from gracekit.control.verbs import Control
 from gracekit.drain.coordinator import RECORD, ShutdownCoordinator
 from gracekit.drain.parts import DrainParts
-from gracekit.errors import StoreError
+from gracekit.errors import ConfigError, StoreError
 from gracekit.journal.retention import Retention
 from gracekit.journal.tasks import Journal
 from gracekit.leases.epoch import Epoch
@@ -38,6 +40,7 @@ def in_order(
     parts: DrainParts,
     coordinator: ShutdownCoordinator,
     control: Control,
+    admin: AdminApi,
 ) -> PartList:
     """All that starts, from the first line down, and stops, from the last line up."""
     settings, reconciler, seat = ground.settings, parts.reconciler, ground.seat
@@ -56,6 +59,8 @@ def in_order(
             # Stopped last: a drain may wait for the store until its end. Started last: what feeds
             # systemd's watchdog also sets it off, and it must not watch a start.
             ListedPart("end of the watchdog", StepPart(end=feeding.stop)),
+            # Answers probes from here on, and until the stop is on record.
+            ListedPart("HTTP endpoint", _endpoint(ground, admin)),
             ListedPart("store and seat", seat),
             ListedPart("wake-ups", StepPart(_soon(listening), end=_soon(records.wakeups.stop))),
             ListedPart(RECORD, records.own),
@@ -125,6 +130,22 @@ def _door(ground: Ground, control: Control) -> Door:
     directory = ground.location.run_directory
     path = None if directory is None else directory / door_name(ground.seat.run_id)
     return Door(path, control, ground.telemetry, ground.clock)
+
+
+def _endpoint(ground: Ground, admin: AdminApi) -> Part:
+    if ground.settings.admin == OFF:
+        return StepPart()
+    try:
+        from gracekit.admin.server import AdminServer  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise ConfigError(
+            f"admin = {ground.settings.admin} needs what is not installed ({error}): "
+            "pip install 'gracekit[web]', or set GRACEKIT_ADMIN=off"
+        ) from error
+    ends_process = ground.signals is not None and ground.signals.for_good
+    return AdminServer(
+        ground.settings, lambda: admin, ground.telemetry, keeps_listening=ends_process
+    )
 
 
 def _readers(ground: Ground) -> Part:

@@ -9,6 +9,7 @@ import asyncio
 import os
 from typing import Any
 
+from gracekit.admin.api import MOST_RUNS, AdminApi
 from gracekit.control.facts import StoreFacts
 from gracekit.control.health import HealthCheck
 from gracekit.control.orders import Orders
@@ -24,6 +25,7 @@ from gracekit.journal.holds import Holds
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
+from gracekit.listings.store_view import StoreView
 from gracekit.periodic import PeriodicJobs
 from gracekit.recovery.reconciler import Reconciler
 from gracekit.recovery.shared import Shared
@@ -86,7 +88,8 @@ def wire(ground: Ground) -> Wired:
     )
     facts = StoreFacts(ground.engine, ground.clock, service=ground.service.topic)
     health = HealthCheck(ground.phase, coordinator, servers, ground.engine, facts, ground.clock)
-    verbs.control = _control(ground, records, requests, coordinator, health)
+    control = verbs.control = _control(ground, records, requests, coordinator, health)
+    admin = _admin(ground, control, health)
     return Wired(
         record=records.own,
         tracker=requests.services.tracker,
@@ -98,8 +101,9 @@ def wire(ground: Ground) -> Wired:
         reconciler=reconciler,
         servers=servers,
         coordinator=coordinator,
-        control=verbs.control,
-        parts=in_order(ground, records, requests, parts, coordinator, verbs.control),
+        control=control,
+        admin=admin,
+        parts=in_order(ground, records, requests, parts, coordinator, control, admin),
     )
 
 
@@ -341,3 +345,16 @@ def _control(
         telemetry=ground.telemetry,
         clock=ground.clock,
     )
+
+
+def _admin(ground: Ground, control: Control, health: HealthCheck) -> AdminApi:
+    location = ground.location
+    view = StoreView(
+        ground.engine,
+        ground.process,
+        location.run_directory,
+        ground.clock,
+        most_runs=MOST_RUNS,
+    )
+    store = location.name or location.url
+    return AdminApi(ground.seat.run_id, control, health, view, ground.settings, store=store)

@@ -213,6 +213,15 @@ _EVENTS: Final = (
         "path error",
     ),
     _event("door.refused", _W, "Somebody came to it who may not ask.", "uid pid", kind="uid"),
+    _event("admin.opened", _I, "The HTTP endpoint listens.", "address"),
+    _event(
+        "admin.refused",
+        _W,
+        "A request to the HTTP endpoint may not do what it asks for.",
+        "path why error",
+        kind="path why",
+    ),
+    _event("admin.failed", _E, "The HTTP endpoint met a fault of gracekit.", "path error"),
     _event("run.ordered", _I, "An operator's word about the run.", "verb by reason"),
     # recovery
     _event(

@@ -1,0 +1,291 @@
+"""Who may do what by HTTP: host names, tokens, and keys that make each action happen once.
+
+A request is refused before anything is read of its body. Nothing here depends on a web framework.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from gracekit.config.admin import AdminAddress, family_of
+from gracekit.config.settings import Settings
+from gracekit.config.values import words_in
+from gracekit.errors import ConfigError, GracekitError
+
+SHORTEST_TOKEN: Final = 16
+"""Characters. A shorter one could be guessed."""
+LONGEST_NAME: Final = 100
+KEY_LIFE_S: Final = 60.0
+"""Seconds for which an action key can be used."""
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+
+
+class Need(enum.Enum):
+    """What a path asks of who comes."""
+
+    PROBE = "probe"  # nothing, unless `admin_open` is `nothing`
+    LOOK = "look"  # a token, where there are tokens
+    ACT = "act"  # a name for the record, and a key
+
+
+class RefusedError(GracekitError):
+    """A request may not do what it asks for.
+
+    Args:
+        status: The HTTP status, 401 or 403.
+        why: One word for the log and the metrics: `host`, `token`, `origin`, `read-only`, `key`.
+        message: For who asks.
+    """
+
+    def __init__(self, status: int, why: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """What access is decided by.
+
+    Attributes:
+        host: Of the Host header, as it came.
+        origin: Of the Origin header; None where no browser page asks.
+        token: Of the Authorization header; None without one.
+    """
+
+    host: str
+    origin: str | None = None
+    token: str | None = None
+
+
+class Tokens:
+    """The names and tokens of a file, read again when it changes.
+
+    Args:
+        path: Lines of `name:token`; blank ones and those that begin with # say nothing.
+
+    Raises:
+        ConfigError: it cannot be read, others may read it, or a line is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._digests: Mapping[str, bytes] = {}
+        self._read_changed()
+
+    def name_of(self, token: str) -> str | None:
+        """Whose token it is; None for nobody's.
+
+        A file that has become unreadable leaves the tokens that were read before.
+        """
+        try:
+            self._read_changed()
+        except ConfigError:
+            pass  # an editor's half-written file must not lock everybody out
+        given, found = _digest(token), None
+        for name, digest in self._digests.items():  # all of them, so that time tells nothing
+            if hmac.compare_digest(digest, given):
+                found = name
+        return found
+
+    def _read_changed(self) -> None:
+        try:
+            with self._path.open(encoding="utf-8") as file:
+                status = os.fstat(file.fileno())
+                seen = (status.st_ino, status.st_mtime_ns, status.st_size)
+                if seen == self._seen:
+                    return
+                self._check_mode(status.st_mode)
+                lines = file.read().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"admin_token_file {self._path} cannot be read: {error}") from error
+        self._digests = dict(_tokens(self._path, lines))
+        self._seen = seen
+
+    def _check_mode(self, mode: int) -> None:
+        if stat.S_IMODE(mode) & 0o077:
+            raise ConfigError(
+                f"admin_token_file {self._path} has mode {stat.S_IMODE(mode):04o}, so others may "
+                f"read the tokens: chmod 600 {self._path}"
+            )
+
+
+def _tokens(path: Path, lines: Iterable[str]) -> Iterable[tuple[str, bytes]]:
+    names = set()
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, colon, token = line.partition(":")
+        name, token = name.strip(), token.strip()
+        if not (colon and name and len(name) <= LONGEST_NAME) or len(token) < SHORTEST_TOKEN:
+            raise ConfigError(
+                f"line {number} of admin_token_file {path} is no `name:token` with a token of at "
+                f"least {SHORTEST_TOKEN} characters: `openssl rand -hex 16` makes one"
+            )
+        if name in names:
+            raise ConfigError(f"admin_token_file {path} names {name!r} twice; leave one line")
+        names.add(name)
+        yield name, _digest(token)
+    if not names:
+        raise ConfigError(f"admin_token_file {path} holds no token; write `name:token` lines")
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+
+
+class ActionKeys:
+    """Keys that operators fetch before they act; each works once, for a minute, in this run.
+
+    So an action that was recorded and is sent again changes nothing, neither in this run nor in
+    the next one of its instance. The keys themselves are not kept, only those that were used.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._secret = secrets.token_bytes(32)
+        self._used: dict[str, float] = {}  # key to the moment at which it expires
+
+    def issue(self) -> str:
+        """A new key."""
+        claim = f"{self._now() + KEY_LIFE_S:.3f}.{secrets.token_hex(16)}"
+        return f"{claim}.{self._sign(claim)}"
+
+    def use(self, key: str) -> None:
+        """Let *key* work, once.
+
+        Raises:
+            RefusedError: it was used, has expired, or is none of this run.
+        """
+        claim, _, signature = key.rpartition(".")
+        if not hmac.compare_digest(signature.encode(), self._sign(claim).encode()):
+            raise RefusedError(403, "key", f"this key is none of this run: {_HOW}")
+        now = self._now()
+        self._used = {used: until for used, until in self._used.items() if until > now}
+        expires_at = float(claim.partition(".")[0])
+        if key in self._used:
+            raise RefusedError(403, "key", f"this key was used already, and works once: {_HOW}")
+        if now >= expires_at:
+            raise RefusedError(403, "key", f"this key is older than {KEY_LIFE_S:.0f} s: {_HOW}")
+        self._used[key] = expires_at
+
+    def _sign(self, claim: str) -> str:
+        return hmac.new(self._secret, claim.encode(errors="replace"), hashlib.sha256).hexdigest()
+
+
+_HOW: Final = "fetch one by GET /api/v1/action-key right before each action"
+
+
+class Access:
+    """Decides what a request may do.
+
+    Args:
+        hosts: Names by which the endpoint may be called, beside IP addresses and localhost.
+        tokens: Who may come; None where nobody has a token.
+        peer: Who comes by a socket that only one user can open: `uid 1000`; None elsewhere.
+        needs_token: Whether probes ask for a token, too.
+        read_only: Whether nobody may act.
+    """
+
+    def __init__(
+        self,
+        *,
+        hosts: Iterable[str] = (),
+        tokens: Tokens | None = None,
+        peer: str | None = None,
+        needs_token: bool = False,
+        read_only: bool = False,
+    ) -> None:
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._tokens = tokens
+        self._peer = peer
+        self._needs_token = needs_token
+        self.read_only = read_only
+        self.keys = ActionKeys()
+
+    def admit(self, asking: Asking, need: Need) -> str:
+        """Who comes, for the record; empty where nobody has to say so.
+
+        Raises:
+            RefusedError: it may not.
+        """
+        self._check_host(asking.host)
+        if need is Need.PROBE and not self._needs_token:
+            return ""
+        who = self._who(asking.token)
+        if need is Need.ACT:
+            self._check_act(asking, who)
+        return who
+
+    def _check_host(self, host: str) -> None:
+        """A page of another site, whose name was made to lead here, must not get an answer."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            name = ""
+        if self._peer is not None or name in self._hosts or name == "localhost":
+            return
+        if family_of(name) is None:
+            raise RefusedError(
+                403,
+                "host",
+                f"{host[:LONGEST_NAME]!r} is no name of this endpoint: use an IP address, or add "
+                "the name to GRACEKIT_ADMIN_HOSTS",
+            )
+
+    def _who(self, token: str | None) -> str:
+        if self._tokens is None:
+            return self._peer or ""
+        if token is None:
+            raise RefusedError(401, "token", "send `Authorization: Bearer TOKEN`")
+        name = self._tokens.name_of(token)
+        if name is None:
+            raise RefusedError(
+                401, "token", "this token is nobody's: see GRACEKIT_ADMIN_TOKEN_FILE"
+            )
+        return f"token {name}"
+
+    def _check_act(self, asking: Asking, who: str) -> None:
+        if self.read_only:
+            raise RefusedError(
+                403, "read-only", "this endpoint only shows: GRACEKIT_ADMIN_READ_ONLY is set"
+            )
+        if not who:
+            raise RefusedError(
+                403,
+                "token",
+                "who acts must be known for the record: set GRACEKIT_ADMIN_TOKEN_FILE, or use "
+                "GRACEKIT_ADMIN=unix:/path, or `gracekit drain` on the host",
+            )
+        if asking.origin is not None and urlsplit(asking.origin).netloc != asking.host:
+            raise RefusedError(403, "origin", "a page of another site may not act here")
+
+
+def access_of(settings: Settings, address: AdminAddress | None) -> Access:
+    """Who may come, by *settings*; *address* is None where another program listens.
+
+    Raises:
+        ConfigError: the token file cannot be used.
+    """
+    file = settings.admin_token_file
+    is_socket = address is not None and address.path is not None
+    return Access(
+        hosts=(settings.host, socket.gethostname(), *words_in(settings.admin_hosts)),
+        tokens=None if file is None else Tokens(Path(file)),
+        peer=f"uid {os.geteuid()}" if is_socket and file is None else None,
+        needs_token=settings.admin_open == "nothing",
+        read_only=settings.admin_read_only,
+    )

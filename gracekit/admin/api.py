@@ -1,0 +1,161 @@
+"""What the HTTP endpoint shows and does, as plain data: the run's own words, and its store's.
+
+Every path of `/api/v1/` is one method here. Shapes are those of the command line's `--json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from gracekit.config.settings import Settings, variable_name
+from gracekit.control.health import Health, HealthCheck, Probe
+from gracekit.control.orders import VerbAnswer
+from gracekit.control.verbs import Control
+from gracekit.errors import GracekitError, InvalidArgumentsError
+from gracekit.listings.chosen_task import find
+from gracekit.listings.one_task import read_task
+from gracekit.listings.reports import Reports, RunReport
+from gracekit.listings.status import exit_as_json, list_exits, look
+from gracekit.listings.store_view import StoreView
+from gracekit.listings.tasks import TaskQuery, list_tasks
+from gracekit.runs.run import Run
+
+MOST_RUNS: Final = 1000
+"""The newest ones, which are read and judged on the loop of the service."""
+NOT_ASKED: Final = RunReport(brief="not asked: its own endpoint or `gracekit status` answers")
+
+
+class NoSuchTaskError(GracekitError):
+    """No task is meant, or several are."""
+
+
+class MovedError(GracekitError):
+    """Another run has the task, or nobody."""
+
+
+class AdminApi:
+    """What operators see of one run, and may ask of it.
+
+    Attributes:
+        run_id: Of the run; it names the run that an action is meant for.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        control: Control,
+        health: HealthCheck,
+        view: StoreView,
+        settings: Settings,
+        *,
+        store: str,
+    ) -> None:
+        self.run_id = run_id
+        self._control = control
+        self._health = health
+        self._view = view
+        self._settings = settings
+        self._store = store
+
+    # -- what is shown --------------------------------------------------------------------
+
+    async def probe(self, probe: Probe) -> Health:
+        """The answer to one probe."""
+        return await self._health.ask(probe)
+
+    async def own_status(self) -> VerbAnswer:
+        """Of this run alone, as it says itself; the first page of its tasks. Asks no store."""
+        return await self._verb("status")
+
+    async def status(self) -> dict[str, Any]:
+        """All runs of the store; this one in its own words."""
+        reports = {self.run_id: RunReport(answer=await self.own_status())}
+        seen = await look(self._view, reports, store=self._store, unheard=NOT_ASKED)
+        return seen.as_json()
+
+    async def tasks(self, query: TaskQuery) -> dict[str, Any]:
+        """Tasks of the store; what this run has in flight in its own words."""
+        listed = await list_tasks(self._view, await self._reports(), query)
+        return listed.as_json()
+
+    async def task(self, task_id: str) -> dict[str, Any]:
+        """All that is on record of one task.
+
+        Raises:
+            NoSuchTaskError: none is meant, or several.
+        """
+        try:
+            subject = await find(self._view, task_id, None, self._reports)
+        except GracekitError as error:
+            raise NoSuchTaskError(str(error)) from error
+
+        async def hear(run: Run) -> RunReport:
+            if run.run_id != self.run_id:
+                return NOT_ASKED
+            asked = {"task_id": subject.request_id, "recipient": subject.recipient}
+            answer = await self._verb("status", asked)
+            return RunReport(answer=answer, tasks=answer["tasks"])
+
+        return (await read_task(self._view, subject, hear)).as_json()
+
+    async def exits(self, limit: int) -> dict[str, Any]:
+        """The last runs that ended, newest first."""
+        ended = await list_exits(self._view, limit=limit)
+        return {"exits": [exit_as_json(run) for run in ended]}
+
+    async def accounts(self) -> dict[str, Any]:
+        """Whether all that was accepted is accounted for."""
+        return (await self._view.accounts()).as_json()
+
+    def config(self) -> dict[str, Any]:
+        """Every setting of this run with its origin; no secrets."""
+        return {
+            "settings": [
+                {"setting": n, "value": v, "origin": o, "variable": variable_name(n)}
+                for n, v, o in self._settings.describe()
+            ]
+        }
+
+    # -- what is done ---------------------------------------------------------------------
+
+    async def act(self, verb: str, run_id: object, args: Mapping[str, Any]) -> VerbAnswer:
+        """Carry out a verb of this run.
+
+        Raises:
+            GracekitError: as `Control.carry_out`.
+        """
+        return await self._control.carry_out(verb, run_id, args)
+
+    async def order(self, verb: str, run_id: object, args: Mapping[str, Any]) -> VerbAnswer:
+        """Carry out an order about a task that this run has, or that nobody works on.
+
+        Raises:
+            InvalidArgumentsError: *args* give no reason, and the verb needs one.
+            MovedError: another run has the task, or has just taken it.
+            GracekitError: as `Control.carry_out`.
+        """
+        if verb != "retry" and not str(args.get("reason") or "").strip():
+            raise InvalidArgumentsError(f"{verb!r} needs a reason, which the task's caller reads")
+        answer = await self._control.carry_out(verb, run_id, args)
+        if answer.get("moved"):
+            raise MovedError(
+                f"task {args['task_id']!r} is no task of this run now: "
+                "see `GET /api/v1/tasks/{id}` for its owner, and ask that run"
+            )
+        return answer
+
+    # -- the run's own words --------------------------------------------------------------
+
+    async def _verb(self, name: str, args: Mapping[str, Any] = MappingProxyType({})) -> VerbAnswer:
+        return await self._control.carry_out(name, self.run_id, args)
+
+    async def _reports(self) -> Reports:
+        """Every task that this run has in flight."""
+        answer = page = await self._verb("status")
+        tasks = [*page["tasks"]]
+        while page["next"] is not None:
+            page = await self._verb("status", {"after": page["next"]})
+            tasks += page["tasks"]
+        return {self.run_id: RunReport(answer=answer, tasks=tasks)}

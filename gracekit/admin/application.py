@@ -1,0 +1,250 @@
+"""The HTTP endpoint as an ASGI application: routes, refusals and errors around `operations`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Final, NoReturn
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from gracekit.admin.access import KEY_LIFE_S, Access, Asking, Need, RefusedError
+from gracekit.admin.api import AdminApi, NoSuchTaskError
+from gracekit.admin.events import EventStream, Feed
+from gracekit.admin.openapi import describe
+from gracekit.admin.operations import (
+    ACTIONS,
+    LISTINGS,
+    LONGEST_ID,
+    PROBES,
+    Operation,
+    read_body,
+    read_query,
+)
+from gracekit.errors import (
+    ConfigError,
+    DependencyError,
+    GracekitError,
+    InvalidArgumentsError,
+    NoSuchMethodError,
+    StoreError,
+)
+from gracekit.telemetry.telemetry import Telemetry
+
+LONGEST_BODY: Final = 16_384
+_HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+_STARTING: Final = {"status": "fail", "phase": "starting", "why": ["it is starting"]}
+_BEARER: Final = "bearer "
+
+Find = Callable[[], AdminApi | None]
+"""The run that is served now; None before one is open."""
+
+
+class _NotOpenError(GracekitError):
+    """There is no run yet."""
+
+
+class _RequestError(GracekitError):
+    """What came is no request that can be read, and which HTTP status says so."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class AdminApplication:
+    """Builds the application of one run.
+
+    Args:
+        find: The run's API.
+        access: Who may do what.
+        telemetry: Where refusals and faults are reported.
+    """
+
+    def __init__(self, find: Find, access: Access, telemetry: Telemetry) -> None:
+        self._find = find
+        self._access = access
+        self._telemetry = telemetry
+        self._feed = Feed(find)
+
+    def build(self) -> Starlette:
+        """The ASGI application."""
+        actions = () if self._access.read_only else ACTIONS
+        routes = [self._probe(operation) for operation in PROBES]
+        routes += [self._show(operation) for operation in LISTINGS]
+        routes += [self._act(operation) for operation in actions]
+        routes += [
+            self._route("/api/v1/action-key", self._key, Need.ACT),
+            self._route("/api/v1/events", self._events, Need.LOOK),
+            self._route("/api/v1/openapi.json", self._openapi, Need.LOOK),
+        ]
+        handlers = {HTTPException: self._answer_http_error}
+        return Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+
+    # -- one route of each kind -----------------------------------------------------------
+
+    def _probe(self, operation: Operation) -> Route:
+        async def answer(_: Request, who: str) -> Response:  # noqa: ARG001 - as every handler
+            api = self._find()
+            if api is None:
+                is_live = operation.path == "/livez"
+                body = {**_STARTING, "status": "pass", "why": []} if is_live else _STARTING
+            else:
+                body = dict(await operation.do(api, {}))
+            status = HTTPStatus.SERVICE_UNAVAILABLE if body["status"] == "fail" else HTTPStatus.OK
+            return _json(body, status)
+
+        return self._route(operation.path, answer, operation.need)
+
+    def _show(self, operation: Operation) -> Route:
+        async def answer(request: Request, who: str) -> Response:  # noqa: ARG001
+            query = {name: request.query_params.getlist(name) for name in request.query_params}
+            values = read_query(operation, query) | _id_of(request)
+            return _json(await operation.do(self._api(), values))
+
+        return self._route(operation.path, answer, operation.need)
+
+    def _act(self, operation: Operation) -> Route:
+        async def answer(request: Request, who: str) -> Response:
+            read_query(operation, {name: [] for name in request.query_params})
+            values = read_body(operation, await _body(request)) | _id_of(request)
+            api = self._api()
+            self._access.keys.use(values["key"])
+            return _json(await operation.do(api, {**values, "by": who}))
+
+        return self._route(operation.path, answer, operation.need, method=operation.method)
+
+    async def _key(self, _: Request, who: str) -> Response:  # noqa: ARG002
+        api = self._api()
+        key = self._access.keys.issue()
+        return _json({"run_id": api.run_id, "key": key, "expires_s": KEY_LIFE_S})
+
+    async def _events(self, _: Request, who: str) -> Response:  # noqa: ARG002
+        self._api()
+        return EventStream(self._feed)
+
+    async def _openapi(self, _: Request, who: str) -> Response:  # noqa: ARG002
+        return _json(describe(read_only=self._access.read_only))
+
+    # -- around each of them --------------------------------------------------------------
+
+    def _route(
+        self,
+        path: str,
+        answer: Callable[[Request, str], Awaitable[Response]],
+        need: Need,
+        *,
+        method: str = "GET",
+    ) -> Route:
+        async def endpoint(request: Request) -> Response:
+            try:
+                who = self._access.admit(_asking(request), need)
+                return await answer(request, who)
+            except ClientDisconnect:
+                return Response(status_code=HTTPStatus.BAD_REQUEST)
+            except GracekitError as error:
+                return self._refuse(error, path)
+            except Exception as error:  # noqa: BLE001 - a fault of ours; the service goes on
+                self._telemetry.emit("admin.failed", cause=error, path=path, error=repr(error))
+                return _error(error, HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of gracekit")
+
+        return Route(path, endpoint, methods=[method])
+
+    def _refuse(self, error: GracekitError, path: str) -> Response:
+        status = _status_of(error)
+        if isinstance(error, RefusedError):
+            self._telemetry.emit("admin.refused", path=path, why=error.why, error=str(error))
+        answer = _error(error, status)
+        if status is HTTPStatus.UNAUTHORIZED:
+            answer.headers["www-authenticate"] = "Bearer"
+        return answer
+
+    def _api(self) -> AdminApi:
+        api = self._find()
+        if api is None:
+            raise _NotOpenError("the run is not open yet; see /startupz")
+        return api
+
+    def _answer_http_error(self, request: Request, error: HTTPException) -> Response:
+        """No such path, or not by this method; refused like any other where that is foreign."""
+        try:
+            self._access.admit(_asking(request), Need.PROBE)
+        except RefusedError as refusal:
+            return self._refuse(refusal, "")
+        answer = _error(error, HTTPStatus(error.status_code), error.detail)
+        answer.headers.update(error.headers or {})
+        return answer
+
+
+def _asking(request: Request) -> Asking:
+    words = request.headers.get("authorization", "")
+    has_token = words[: len(_BEARER)].lower() == _BEARER
+    return Asking(
+        host=request.headers.get("host", ""),
+        origin=request.headers.get("origin"),
+        token=words[len(_BEARER) :].strip() if has_token else None,
+    )
+
+
+def _id_of(request: Request) -> dict[str, str]:
+    if "task_id" not in request.path_params:
+        return {}
+    task_id: str = request.path_params["task_id"]
+    if len(task_id) > LONGEST_ID:
+        raise NoSuchTaskError(f"no task has an id of {len(task_id)} characters")
+    return {"task_id": task_id}
+
+
+async def _body(request: Request) -> object:
+    """The JSON that came; a page of another site cannot send any without being asked first."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise _RequestError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "an action is a JSON object: send `Content-Type: application/json`",
+        )
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > LONGEST_BODY:
+            raise _RequestError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"the body is longer than {LONGEST_BODY:,} bytes",
+            )
+    try:
+        return json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentsError(f"the body is no JSON: {str(error)[:200]}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _status_of(error: GracekitError) -> HTTPStatus:
+    match error:
+        case RefusedError():
+            return HTTPStatus(error.status)
+        case _RequestError():
+            return error.status
+        case InvalidArgumentsError() | ConfigError():
+            return HTTPStatus.BAD_REQUEST
+        case NoSuchTaskError() | NoSuchMethodError():
+            return HTTPStatus.NOT_FOUND
+        case StoreError() | DependencyError() | _NotOpenError():
+            return HTTPStatus.SERVICE_UNAVAILABLE
+    return HTTPStatus.CONFLICT  # the run, or another one, does not do it now
+
+
+def _error(error: Exception, status: HTTPStatus, message: str = "") -> Response:
+    kind = type(error).__name__.removeprefix("_")
+    return _json({"error": {"class": kind, "message": message or str(error)}}, status)
+
+
+def _json(body: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:
+    return JSONResponse(dict(body), status_code=status, headers=_HEADERS)

@@ -1,0 +1,100 @@
+"""Server-sent events: the run's status, once a second, to a bounded number of readers.
+
+Each reader's own coroutine asks, sends and sleeps, so nothing is queued for one that is slow: it
+is dropped when a single event has not left within `SEND_S`. Written by hand, because the usual
+package replaces a function of uvicorn when it is imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from typing import Final
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from gracekit.admin.api import AdminApi
+from gracekit.errors import GracekitError
+
+EVERY_S: Final = 1.0
+SEND_S: Final = 5.0
+MAX_READERS: Final = 32
+
+
+class Feed:
+    """What readers are sent; made once a second, however many they are.
+
+    Attributes:
+        readers: How many there are now.
+    """
+
+    def __init__(self, find: Callable[[], AdminApi | None]) -> None:
+        self._find = find
+        self._made_at = -EVERY_S
+        self._event = b""
+        self._making = asyncio.Lock()
+        self.readers = 0
+
+    async def event(self) -> bytes:
+        """`event: status` with the run's own status as JSON; a comment while there is no run."""
+        async with self._making:
+            now = time.monotonic()
+            if now - self._made_at >= EVERY_S / 2:
+                self._event, self._made_at = await self._make(), now
+            return self._event
+
+    async def _make(self) -> bytes:
+        api = self._find()
+        if api is None:
+            return b": no run is open\n\n"
+        try:
+            status = json.dumps(await api.own_status())
+        except GracekitError as error:
+            return f": {json.dumps(str(error))}\n\n".encode()
+        return f"event: status\ndata: {status}\n\n".encode()
+
+
+class EventStream(Response):
+    """One reader's answer."""
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__()
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the reader goes, or does not read; refuse one too many."""
+        if self._feed.readers >= MAX_READERS:
+            refusal = {"class": "RefusedError", "message": f"{MAX_READERS} readers are served now"}
+            await JSONResponse({"error": refusal}, status_code=503)(scope, receive, send)
+            return
+        self._feed.readers += 1
+        gone = asyncio.create_task(_wait_gone(receive), name="gracekit-events-reader")
+        try:
+            with contextlib.suppress(TimeoutError):
+                await self._send_all(send, gone)
+        finally:
+            self._feed.readers -= 1
+            gone.cancel()
+
+    async def _send_all(self, send: Send, gone: asyncio.Task[None]) -> None:
+        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+        await _send(send, {"type": "http.response.start", "status": 200, "headers": headers})
+        while not gone.done():
+            event = await self._feed.event()
+            await _send(send, {"type": "http.response.body", "body": event, "more_body": True})
+            await asyncio.wait({gone}, timeout=EVERY_S)
+
+
+async def _send(send: Send, message: Message) -> None:
+    """Raises TimeoutError where the reader takes nothing."""
+    async with asyncio.timeout(SEND_S):
+        await send(message)
+
+
+async def _wait_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

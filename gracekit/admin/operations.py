@@ -1,0 +1,270 @@
+"""The paths of the HTTP endpoint, in one table: what is routed and what OpenAPI describes.
+
+An operation reads its parameters here, so that the description and the reading are side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from gracekit.admin.access import Need
+from gracekit.admin.api import AdminApi
+from gracekit.config.values import did_you_mean
+from gracekit.control.health import Probe
+from gracekit.errors import InvalidArgumentsError
+from gracekit.listings.tasks import ALL_STATES, TaskQuery
+from gracekit.tracker.task import TaskState
+
+MOST_LISTED: Final = 1000
+LONGEST_TEXT: Final = 500
+LONGEST_ID: Final = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One value that may come with a request.
+
+    Attributes:
+        schema: Of the value, in JSON Schema's words.
+        needed: Whether it must come.
+    """
+
+    name: str
+    meaning: str
+    schema: Mapping[str, Any]
+    needed: bool = False
+
+
+Values = Mapping[str, Any]
+"""What has come: of the path, the query and the body together; each was read as its schema says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One thing that can be asked for.
+
+    Attributes:
+        path: With `{task_id}` for what varies.
+        do: Called with the values; its result is the body of the answer.
+        query: Of the query string.
+        body: Of the JSON object that an action sends.
+    """
+
+    method: str
+    path: str
+    summary: str
+    need: Need
+    do: Callable[[AdminApi, Values], Awaitable[Mapping[str, Any]]]
+    query: tuple[Parameter, ...] = ()
+    body: tuple[Parameter, ...] = ()
+
+    @property
+    def takes_id(self) -> bool:
+        """Whether a task's id stands in the path."""
+        return "{task_id}" in self.path
+
+
+def read_query(operation: Operation, given: Mapping[str, list[str]]) -> dict[str, Any]:
+    """The values of a query string.
+
+    Raises:
+        InvalidArgumentsError: one is unknown, comes twice, or is not what its schema says.
+    """
+    known = {parameter.name: parameter for parameter in operation.query}
+    _refuse_unknown(given, known, "parameter")
+    found: dict[str, Any] = {}
+    for name, texts in given.items():
+        schema = known[name].schema
+        if schema["type"] == "array":
+            found[name] = [_one(name, text, schema["items"]) for text in texts]
+        elif len(texts) > 1:
+            raise InvalidArgumentsError(f"parameter {name!r} comes {len(texts)} times; write one")
+        else:
+            found[name] = _one(name, texts[0], schema)
+    return found
+
+
+def read_body(operation: Operation, given: object) -> dict[str, Any]:
+    """The values of an action's JSON object.
+
+    Raises:
+        InvalidArgumentsError: as `read_query`; or one that is needed does not come.
+    """
+    if not isinstance(given, dict):
+        raise InvalidArgumentsError("the body must be a JSON object")
+    known = {parameter.name: parameter for parameter in operation.body}
+    _refuse_unknown(given, known, "field")
+    for name, parameter in known.items():
+        if name not in given:
+            if parameter.needed:
+                raise InvalidArgumentsError(f"field {name!r} is missing: {parameter.meaning}")
+            continue
+        if not isinstance(given[name], str):
+            raise InvalidArgumentsError(f"field {name!r} must be a text: {parameter.meaning}")
+        _one(name, given[name], parameter.schema)
+    return given
+
+
+def _refuse_unknown(given: Mapping[str, object], known: Mapping[str, Parameter], what: str) -> None:
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; known are {', '.join(known) or 'none'}"
+            raise InvalidArgumentsError(f"no {what} {name[:LONGEST_ID]!r}{hint}")
+
+
+def _one(name: str, text: str, schema: Mapping[str, Any]) -> str | int:
+    """One value that came as *text*."""
+    if schema["type"] == "integer":
+        low, high = schema["minimum"], schema["maximum"]
+        if not (text.isascii() and text.isdecimal() and len(text) <= len(str(high))):
+            raise InvalidArgumentsError(f"{name} must be a whole number from {low} to {high}")
+        if not low <= int(text) <= high:
+            raise InvalidArgumentsError(f"{name} = {int(text)} must be from {low} to {high}")
+        return int(text)
+    if "enum" in schema and text not in schema["enum"]:
+        words = ", ".join(schema["enum"])
+        raise InvalidArgumentsError(f"{name} must be one of {words}")
+    if len(text) > schema.get("maxLength", LONGEST_TEXT):
+        raise InvalidArgumentsError(f"{name} has {len(text)} characters, and {LONGEST_TEXT} fit")
+    if not text and schema.get("minLength"):
+        raise InvalidArgumentsError(f"{name} is empty")
+    return text
+
+
+# -- the table --------------------------------------------------------------------------
+
+
+def _text(longest: int = LONGEST_TEXT, **more: Any) -> Mapping[str, Any]:
+    return MappingProxyType({"type": "string", "maxLength": longest, **more})
+
+
+def _limit(default: int) -> Parameter:
+    schema = {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": default}
+    return Parameter(name="limit", meaning="At most so many.", schema=schema)
+
+
+_KEY: Final = Parameter(
+    name="key",
+    meaning="An action key, from GET /api/v1/action-key; it works once, for a minute.",
+    schema=_text(),
+    needed=True,
+)
+_RUN: Final = Parameter(
+    name="run_id",
+    meaning="The run that is meant, from GET /api/v1/action-key: its successor is not.",
+    schema=_text(LONGEST_ID),
+    needed=True,
+)
+_REASON: Final = Parameter(name="reason", meaning="Why: for the record.", schema=_text())
+_SECONDS: Final = Parameter(
+    name="timeout", meaning="For running tasks, as `60s` or `5m`.", schema=_text(40, minLength=1)
+)
+_RECIPIENT: Final = Parameter(
+    name="recipient", meaning="Whose copy of a fanout.", schema=_text(LONGEST_ID)
+)
+_STATES: Final = [ALL_STATES, *(state.value for state in TaskState)]
+_LISTING: Final = (
+    Parameter(name="instance", meaning="Whose tasks.", schema=_text(LONGEST_ID, minLength=1)),
+    Parameter(
+        name="resource", meaning="`kind:id`, or the id.", schema=_text(LONGEST_TEXT, minLength=1)
+    ),
+    Parameter(
+        name="state",
+        meaning="Tasks in this state; may be repeated. Without it those that have not ended.",
+        schema={"type": "array", "items": {"type": "string", "enum": _STATES}},
+    ),
+    _limit(50),
+)
+
+
+async def _task(api: AdminApi, values: Values) -> Mapping[str, Any]:
+    return await api.task(values["task_id"])
+
+
+async def _tasks(api: AdminApi, values: Values) -> Mapping[str, Any]:
+    query = TaskQuery(
+        name=values.get("instance"),
+        resource=values.get("resource"),
+        states=values.get("state", ()),
+        limit=values.get("limit", 50),
+    )
+    return await api.tasks(query)
+
+
+async def _status(api: AdminApi, _: Values) -> Mapping[str, Any]:
+    return await api.status()
+
+
+async def _exits(api: AdminApi, values: Values) -> Mapping[str, Any]:
+    return await api.exits(values.get("limit", 20))
+
+
+async def _accounts(api: AdminApi, _: Values) -> Mapping[str, Any]:
+    return await api.accounts()
+
+
+async def _config(api: AdminApi, _: Values) -> Mapping[str, Any]:
+    return api.config()
+
+
+def _probe(probe: Probe) -> Callable[[AdminApi, Values], Awaitable[Mapping[str, Any]]]:
+    async def ask(api: AdminApi, _: Values) -> Mapping[str, Any]:
+        return (await api.probe(probe)).as_json()
+
+    return ask
+
+
+def _verb(name: str, summary: str, *more: Parameter) -> Operation:
+    async def act(api: AdminApi, values: Values) -> Mapping[str, Any]:
+        args = {key: value for key, value in values.items() if key not in {"key", "run_id"}}
+        return await api.act(name, values["run_id"], args)
+
+    path = f"/api/v1/{name}"
+    body = (_RUN, _KEY, _REASON, *more)
+    return Operation(method="POST", path=path, summary=summary, need=Need.ACT, do=act, body=body)
+
+
+def _order(name: str, summary: str) -> Operation:
+    async def act(api: AdminApi, values: Values) -> Mapping[str, Any]:
+        args = {key: value for key, value in values.items() if key not in {"key", "run_id"}}
+        return await api.order(name, values["run_id"], args)
+
+    path = f"/api/v1/tasks/{{task_id}}/{name}"
+    body = (_RUN, _KEY, _REASON, _RECIPIENT)
+    return Operation(method="POST", path=path, summary=summary, need=Need.ACT, do=act, body=body)
+
+
+def _show(
+    path: str,
+    summary: str,
+    do: Callable[[AdminApi, Values], Awaitable[Mapping[str, Any]]],
+    *query: Parameter,
+    need: Need = Need.LOOK,
+) -> Operation:
+    return Operation(method="GET", path=path, summary=summary, need=need, do=do, query=query)
+
+
+PROBES: Final = (
+    _show("/livez", "Whether the process works at all.", _probe(Probe.LIVE), need=Need.PROBE),
+    _show("/readyz", "Whether it takes new requests.", _probe(Probe.READY), need=Need.PROBE),
+    _show("/startupz", "Whether its start is over.", _probe(Probe.STARTED), need=Need.PROBE),
+)
+LISTINGS: Final = (
+    _show("/api/v1/status", "All runs of the store; this one in its own words.", _status),
+    _show("/api/v1/tasks", "Tasks of the store, newest first.", _tasks, *_LISTING),
+    _show("/api/v1/tasks/{task_id}", "All that is on record of one task.", _task),
+    _show("/api/v1/exits", "The last runs that ended, newest first.", _exits, _limit(20)),
+    _show("/api/v1/accounts", "Whether all that was accepted is accounted for.", _accounts),
+    _show("/api/v1/config", "Every setting with its origin; no secrets.", _config),
+)
+ACTIONS: Final = (
+    _verb("drain", "Drain the run; `resume` undoes it before its deadline.", _SECONDS),
+    _verb("quiet", "Close the intake; what runs goes on."),
+    _verb("resume", "Undo quiet, or a drain that a command asked for."),
+    _order("cancel", "Cancel a task."),
+    _order("fail", "End a task as failed."),
+    _order("retry", "Let a task run again at once."),
+)

@@ -1,0 +1,289 @@
+"""Serves the HTTP endpoint by uvicorn, on a socket that is bound here; signals are left alone.
+
+It is the outermost part of a run: probes are answered while the store is opened, and until the
+stop record is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import ssl
+from pathlib import Path
+from typing import Any, Final
+
+from uvicorn import Config, Server
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gracekit.admin.access import Access, access_of
+from gracekit.admin.application import AdminApplication, Find
+from gracekit.config.admin import AdminAddress, admin_address, files_of
+from gracekit.config.settings import Settings
+from gracekit.control.door_wire import LONGEST_ADDRESS
+from gracekit.errors import ConfigError
+from gracekit.telemetry.telemetry import Telemetry
+
+MAX_CONNECTIONS: Final = 512
+"""Further ones are closed at once, so that they do not take the service's descriptors."""
+FIRST_REQUEST_S: Final = 10.0
+"""A connection that has asked nothing for so long is closed."""
+STOP_S: Final = 0.2
+"""What requests that are being answered get when the endpoint stops."""
+_BACKLOG: Final = 128
+_SILENT: Final = logging.getLogger("gracekit.admin.uvicorn")
+_SILENT.disabled = True  # it would log a line for each byte that is no HTTP
+
+
+class AdminServer:
+    """The endpoint of one run, as a part of it.
+
+    Args:
+        find: The run's API.
+        keeps_listening: Whether the process ends with the run. Then its socket goes on listening,
+            though nobody answers any more, so that no connection is refused before the process is
+            gone.
+
+    Raises:
+        ConfigError: a token file, certificate or address cannot be used.
+    """
+
+    def __init__(
+        self, settings: Settings, find: Find, telemetry: Telemetry, *, keeps_listening: bool
+    ) -> None:
+        self._settings = settings
+        self._find = find
+        self._telemetry = telemetry
+        self._keeps_listening = keeps_listening
+        self._listener: socket.socket | None = None
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Bind the socket, and answer."""
+        if self._serving is not None:
+            return
+        address = admin_address(self._settings.admin)
+        assert address is not None
+        access = access_of(self._settings, address)
+        self._listener = listener = _bind(address)
+        try:
+            config = self._config(access)
+            self._server = _Server(config)
+            self._serving = asyncio.create_task(self._serve(listener), name="gracekit-admin")
+        except BaseException:
+            listener.close()
+            raise
+        name = address if address.path else _name_of(listener)
+        self._telemetry.emit("admin.opened", address=str(name))
+
+    def _config(self, access: Access) -> Config:
+        application = AdminApplication(self._find, access, self._telemetry).build()
+        certificate = self._settings.admin_tls
+        files = files_of(certificate) if certificate else (None, None)
+        config = Config(
+            application,
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ssl_certfile=files[0],
+            ssl_keyfile=files[1],
+        )
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"admin_tls {certificate} cannot be used: {error}; it must name a certificate and "
+                "its key, as PEM files that this user may read"
+            ) from error
+        return config
+
+    async def _serve(self, listener: socket.socket) -> None:
+        """Until it is told to stop. A fault of the server is reported; the run goes on."""
+        assert self._server is not None
+        try:
+            await self._server.answer(listener.dup())
+        except Exception as error:  # noqa: BLE001 - the service does not depend on its endpoint
+            self._telemetry.emit("admin.failed", cause=error, path="", error=repr(error))
+
+    async def stop(self) -> None:
+        """Answer what was asked, for a moment, and then nothing more."""
+        serving, self._serving = self._serving, None
+        if serving is not None and self._server is not None:
+            self._server.leave()
+            await asyncio.wait({serving}, timeout=3 * STOP_S)
+            serving.cancel()
+            await asyncio.wait({serving}, timeout=STOP_S)
+            self._server.abort()
+        self._close_socket()
+
+    def _close_socket(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        address = admin_address(self._settings.admin)
+        if address is not None and address.path is not None:
+            with contextlib.suppress(OSError):
+                address.path.unlink()
+        if self._keeps_listening:
+            listener.detach()  # the kernel closes it with the process
+        else:
+            listener.close()
+
+
+class _Server(Server):
+    """Uvicorn's, without its signal handlers, and quick to stop."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        """Stop soon."""
+        self.should_exit = True
+        self._leaving.set()
+
+    def abort(self) -> None:
+        """Cut every connection."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    async def answer(self, listener: socket.socket) -> None:
+        """As `serve`, which would take over the process's signals and log of its own."""
+        self.lifespan = self.config.lifespan_class(self.config)
+        with listener:
+            await self.startup(sockets=[listener])
+            try:
+                await self.main_loop()
+                await self.shutdown()
+            finally:
+                for server in self.servers:
+                    server.close()
+
+    async def main_loop(self) -> None:
+        """Once a second: the Date header, and connections that are closed and do not go."""
+        closing: set[Any] = set()
+        while not await self.on_tick(0):
+            stuck = {c for c in self.server_state.connections if c.transport.is_closing()}
+            for connection in stuck & closing:  # its peer takes nothing
+                connection.transport.abort()
+            closing = stuck
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._leaving.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, and let what is being answered end."""
+        for server in (*self.servers, *(sockets or ())):
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if self.server_state.tasks:
+            await asyncio.wait(set(self.server_state.tasks), timeout=STOP_S)
+        for task in set(self.server_state.tasks):
+            task.cancel()
+        self.abort()
+
+
+class _Protocol(H11Protocol):
+    """One connection, bounded in what it may take."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.logger = _SILENT
+        self._first: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take it, unless there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+            return
+        self._first = self.loop.call_later(FIRST_REQUEST_S, self._close_unused)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As uvicorn does."""
+        if self._first is not None:
+            self._first.cancel()
+        super().connection_lost(exc)
+
+    def _close_unused(self) -> None:
+        request: object = self.cycle  # None before the first
+        if request is None:
+            self.transport.abort()
+
+
+def _bind(address: AdminAddress) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        return _bind_path(address.path) if address.path is not None else _bind_tcp(address)
+    except OSError as error:
+        raise ConfigError(
+            f"admin = {address} cannot be listened at: {error.strerror or error}; is another "
+            "process there (`ss -ltnp`, or `ls` for a socket)? Set GRACEKIT_ADMIN to a free "
+            "address, or to off"
+        ) from error
+
+
+def _bind_tcp(address: AdminAddress) -> socket.socket:
+    family, *_, where = socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        # A service that restarts must not wait for the connections of the run before.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _bind_path(path: Path) -> socket.socket:
+    """A socket of the file system, for this user and root alone; a stale one is replaced."""
+    if len(os.fsencode(path)) > LONGEST_ADDRESS:
+        raise ConfigError(
+            f"admin = unix:{path} has a path of {len(os.fsencode(path))} bytes, and the kernel "
+            f"takes {LONGEST_ADDRESS}: set GRACEKIT_ADMIN to a shorter one"
+        )
+    _remove_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        os.fchmod(listener.fileno(), 0o600)  # Linux makes the file with the mode of its socket
+        listener.bind(str(path))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a process that is gone; what somebody listens at stays."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+
+
+def _name_of(listener: socket.socket) -> str:
+    host, port, *_ = listener.getsockname()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

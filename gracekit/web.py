@@ -1,0 +1,32 @@
+"""The HTTP endpoint inside a program that serves HTTP itself: mount `application(runtime)`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gracekit.admin.access import access_of
+from gracekit.errors import ConfigError
+from gracekit.runtime.face import Runtime
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+
+def application(runtime: Runtime) -> ASGIApp:
+    """Probes, listings and verbs of *runtime* as an ASGI application, for any server or framework.
+
+    It may be made before the Runtime is open: until then `/livez` passes and the others fail. Its
+    paths begin with `/livez`, `/readyz`, `/startupz` and `/api/v1/`, below where it is mounted.
+    `admin_token_file`, `admin_hosts`, `admin_open` and `admin_read_only` of the Runtime's settings
+    hold; without a token file nobody may act, because who acts must be known for the record.
+
+    Raises:
+        ConfigError: the extra `web` is not installed, or the token file cannot be used.
+    """
+    try:
+        from gracekit.admin.application import AdminApplication  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise ConfigError(f"{error}: pip install 'gracekit[web]'") from error
+    access = access_of(runtime.settings, None)
+    built = AdminApplication(lambda: runtime.admin, access, runtime.ground.telemetry)
+    return built.build()

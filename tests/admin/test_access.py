@@ -1,0 +1,394 @@
+"""Who may do what by HTTP: what is refused changes nothing, and is on record."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gracekit import Context, RpcClient, Service
+from gracekit.admin.access import Access, ActionKeys, Asking, Need, RefusedError, Tokens
+from gracekit.errors import ConfigError
+from gracekit.phase import ServiceState
+from tests.admin.kit import ALICE, JSON, TOKEN, Site, write_tokens
+
+EVE = {"Authorization": f"Bearer {TOKEN[::-1]}"}
+READINGS = ("status", "tasks", "exits", "accounts", "config", "openapi.json", "action-key")
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with Site(tmp_path, Service("s"), admin_token_file=str(write_tokens(tmp_path))) as made:
+        yield made
+
+
+async def incidents(site: Site) -> list[tuple[str, str]]:
+    engine = site.runtime.ground.engine
+    rows = await engine.query("SELECT what, detail FROM incident ORDER BY id")
+    return [(str(what), str(detail)) for what, detail in rows]
+
+
+# -- who comes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("headers", [{}, EVE, {"Authorization": f"Basic {TOKEN}"}])
+async def test_without_a_token_of_the_file_only_probes_answer(site: Site, headers: dict[str, str]):
+    """
+    No listing, no key and no action; the log says how many came.
+    """
+    assert (await site.ask("/readyz", **headers)).status == 200
+    for path in READINGS:
+        answer = await site.ask(f"/api/v1/{path}", **headers)
+        assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+    answer = await site.ask("/api/v1/quiet", "POST", body={"reason": "x"}, **headers, **JSON)
+
+    assert answer.status == 401
+    assert site.runtime.state is ServiceState.SERVING
+    assert await incidents(site) == []
+    assert {entry["why"] for entry in site.told("admin.refused")} == {"token"}
+
+
+async def test_probes_ask_for_a_token_where_the_setting_says_so(tmp_path: Path):
+    """
+    For an endpoint that strangers reach, and platforms that can send a header.
+    """
+    tokens = str(write_tokens(tmp_path))
+    async with Site(tmp_path, Service("s"), admin_token_file=tokens, admin_open="nothing") as site:
+        assert (await site.ask("/livez")).status == 401
+        assert (await site.ask("/livez", **ALICE)).status == 200
+
+
+async def test_an_action_is_on_record_with_who_and_why(site: Site):
+    """
+    The token's name, not the token.
+    """
+    answer = await site.act("/api/v1/quiet", reason="host moves")
+
+    assert (answer.status, answer.json["phase"]) == (200, "quiet")
+    assert await incidents(site) == [("operator_quiet", "token alice: host moves")]
+    assert site.told("run.ordered") == [
+        {"verb": "quiet", "by": "token alice", "reason": "host moves"}
+    ]
+    assert TOKEN not in str(site.events)
+
+
+async def test_tokens_are_read_again_when_their_file_changes(tmp_path: Path):
+    """
+    A rotated secret works at once and the old one no more; a broken file changes nothing.
+    """
+    file = write_tokens(tmp_path)
+    tokens = Tokens(file)
+    assert tokens.name_of(TOKEN) == "alice"
+
+    write_tokens(tmp_path, f"# rotated\n\nbob: {TOKEN[::-1]}\n")
+    assert (tokens.name_of(TOKEN), tokens.name_of(TOKEN[::-1])) == (None, "bob")
+
+    write_tokens(tmp_path, "half a li")
+    assert tokens.name_of(TOKEN[::-1]) == "bob"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        (f"alice:{TOKEN}\n", 0o644, "has mode 0644, so others may read the tokens: chmod 600"),
+        ("alice:short\n", 0o600, "line 1 of admin_token_file"),
+        (f"{TOKEN}\n", 0o600, "is no `name:token`"),
+        (f"a:{TOKEN}\na:{TOKEN[::-1]}\n", 0o600, "names 'a' twice"),
+        ("# nobody\n", 0o600, "holds no token"),
+    ],
+)
+def test_a_token_file_that_cannot_be_right_is_refused(
+    tmp_path: Path, text: str, mode: int, said: str
+):
+    """
+    The message names file, line and remedy, and no token.
+    """
+    file = write_tokens(tmp_path, text)
+    file.chmod(mode)
+
+    with pytest.raises(ConfigError) as caught:
+        Tokens(file)
+
+    assert said in str(caught.value)
+    assert TOKEN not in str(caught.value)
+
+
+def test_a_token_file_that_is_not_there_is_refused(tmp_path: Path):
+    """
+    At the start, with its name.
+    """
+    with pytest.raises(ConfigError, match="nowhere cannot be read"):
+        Tokens(tmp_path / "nowhere")
+
+
+# -- from where -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/livez", "/api/v1/status", "/nothing", "/api/v1/quiet"])
+async def test_a_foreign_host_name_gets_no_answer(site: Site, path: str):
+    """
+    A name that was made to lead here, by a page in somebody's browser.
+    """
+    answer = await site.ask(path, Host="evil.example:9701", **ALICE)
+
+    assert answer.status == 403
+    assert "GRACEKIT_ADMIN_HOSTS" in answer.why
+    assert site.told("admin.refused")[0]["why"] == "host"
+
+
+@pytest.mark.parametrize(
+    ("host", "may"),
+    [
+        ("10.1.2.3:9701", True),
+        ("[fe80::1]:9701", True),
+        ("localhost", True),
+        ("API.example", True),
+        ("api.example:80", True),
+        ("example", False),
+        ("", False),
+        ("[", False),
+        ("127.0.0.1.evil.example", False),
+    ],
+)
+def test_hosts_are_addresses_localhost_and_names_that_were_given(host: str, may: bool):
+    """
+    An address in a Host header cannot have been made to lead here by somebody's DNS.
+    """
+    access = Access(hosts=["api.example"])
+
+    if may:
+        access.admit(Asking(host=host), Need.PROBE)
+    else:
+        with pytest.raises(RefusedError):
+            access.admit(Asking(host=host), Need.PROBE)
+
+
+async def test_a_page_of_another_site_cannot_act(site: Site):
+    """
+    Even in a browser that would send a token.
+    """
+    foreign = {**ALICE, "Origin": "https://evil.example"}
+    key = (await site.ask("/api/v1/action-key", **ALICE)).json
+    body = {"run_id": key["run_id"], "key": key["key"]}
+
+    assert (await site.ask("/api/v1/action-key", **foreign)).status == 403
+    assert (await site.ask("/api/v1/quiet", "POST", body=body, **foreign, **JSON)).status == 403
+    assert site.runtime.state is ServiceState.SERVING
+
+
+# -- once, by POST, for this run --------------------------------------------------------
+
+
+async def test_nothing_changes_by_get(site: Site):
+    """
+    A link, a crawler or a prefetch must not drain a service.
+    """
+    for path in ("quiet", "drain", "resume", "tasks/1/cancel"):
+        answer = await site.ask(f"/api/v1/{path}", **ALICE)
+        assert (answer.status, answer.headers["allow"]) == (405, "POST")
+
+    assert site.runtime.state is ServiceState.SERVING
+
+
+async def test_an_action_that_is_sent_again_changes_nothing(site: Site):
+    """
+    Its key was used: a recorded request is worth nothing, in this run or in another.
+    """
+    key = (await site.ask("/api/v1/action-key", **ALICE)).json
+    body = {"run_id": key["run_id"], "key": key["key"]}
+    first = await site.ask("/api/v1/quiet", "POST", body=body, **ALICE, **JSON)
+    await site.act("/api/v1/resume")
+
+    again = await site.ask("/api/v1/quiet", "POST", body=body, **ALICE, **JSON)
+
+    assert (first.status, again.status) == (200, 403)
+    assert "works once" in again.why
+    assert site.runtime.state is ServiceState.SERVING
+    assert [what for what, _ in await incidents(site)] == ["operator_quiet", "operator_resume"]
+
+
+def test_a_key_works_for_a_minute_and_in_the_run_that_made_it():
+    """
+    Forged, foreign, late: each is refused with what to do.
+    """
+    clock = [100.0]
+    keys, others = ActionKeys(lambda: clock[0]), ActionKeys(lambda: clock[0])
+    late, foreign = keys.issue(), others.issue()
+    keys.use(keys.issue())
+    clock[0] = 160.0
+
+    for key, said in ((late, "older than 60 s"), (foreign, "none of this run"), ("", "none of")):
+        with pytest.raises(RefusedError, match=said):
+            keys.use(key)
+    with pytest.raises(RefusedError, match="none of this run"):
+        keys.use(late.replace("160", "999", 1))
+
+
+async def test_an_action_for_another_run_is_refused(site: Site):
+    """
+    One that was meant for the run before must not hit its successor.
+    """
+    key = (await site.ask("/api/v1/action-key", **ALICE)).json["key"]
+
+    body = {"run_id": "f" * 32, "key": key}
+    answer = await site.ask("/api/v1/drain", "POST", body=body, **ALICE, **JSON)
+
+    assert (answer.status, answer.json["error"]["class"]) == (409, "RunEndedError")
+    assert site.runtime.state is ServiceState.SERVING
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"run_id": "x"}, 400, "field 'key' is missing"),
+        ({"run_id": "x", "key": "y", "resaon": "z"}, 400, "did you mean reason"),
+        ({"run_id": "x", "key": 3}, 400, "field 'key' must be a text"),
+        ([], 400, "must be a JSON object"),
+        (b"{", 400, "is no JSON"),
+        (b'{"run_id": NaN}', 400, "NaN is not JSON"),
+        (b"[" * 9000, 400, "is no JSON"),
+        (b'"' + b"x" * 20_000 + b'"', 413, "longer than 16,384 bytes"),
+    ],
+)
+async def test_a_body_that_is_no_action_is_refused(
+    site: Site, body: object, status: int, said: str
+):
+    """
+    With what is wrong, before anything is done.
+    """
+    answer = await site.ask("/api/v1/quiet", "POST", body=body, **ALICE, **JSON)
+
+    assert (answer.status, said in answer.why) == (status, True), answer.body
+
+
+async def test_a_form_is_no_action(site: Site):
+    """
+    A browser sends one to any site without asking; it never sends JSON so.
+    """
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+
+    answer = await site.ask("/api/v1/quiet", "POST", body=b"reason=x", **ALICE, **form)
+
+    assert answer.status == 415
+    assert site.runtime.state is ServiceState.SERVING
+
+
+async def test_an_endpoint_that_only_shows_has_no_actions(tmp_path: Path):
+    """
+    Nor does its description have any.
+    """
+    tokens = str(write_tokens(tmp_path))
+    async with Site(tmp_path, Service("s"), admin_token_file=tokens, admin_read_only=True) as site:
+        assert (await site.ask("/api/v1/status", **ALICE)).status == 200
+        assert (await site.ask("/api/v1/action-key", **ALICE)).status == 403
+        assert (await site.ask("/api/v1/quiet", "POST", body={}, **ALICE, **JSON)).status == 404
+        paths = (await site.ask("/api/v1/openapi.json", **ALICE)).json["paths"]
+
+    assert {method for path in paths.values() for method in path} == {"get"}
+
+
+# -- without tokens ---------------------------------------------------------------------
+
+
+async def test_on_loopback_without_tokens_one_may_look_and_not_act(tmp_path: Path):
+    """
+    Who acts must be known for the record.
+    """
+    async with Site(tmp_path, Service("s")) as site:
+        assert (await site.ask("/api/v1/tasks")).status == 200
+        answer = await site.ask("/api/v1/action-key")
+
+    assert answer.status == 403
+    assert "GRACEKIT_ADMIN_TOKEN_FILE" in answer.why
+
+
+async def test_by_a_socket_of_the_file_system_its_user_is_known(tmp_path: Path):
+    """
+    Nobody else can open it, so it needs no token.
+    """
+    path = tmp_path / "admin.sock"
+    async with Site(tmp_path, Service("s"), admin=f"unix:{path}") as site:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        answer = await site.act("/api/v1/quiet", {}, reason="by socket")
+        noted = await incidents(site)
+
+    assert (mode, answer.status) == (0o600, 200)
+    assert noted == [("operator_quiet", f"uid {os.geteuid()}: by socket")]
+    assert not path.exists()
+
+
+# -- orders about tasks -----------------------------------------------------------------
+
+
+async def test_a_task_is_shown_and_cancelled_by_its_id(tmp_path: Path):
+    """
+    As the command line does it; the order needs a reason, because the caller reads it.
+    """
+    svc, begun = Service("s"), asyncio.Event()
+
+    @svc.rpc
+    async def work(ctx: Context, vm: str) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    tokens = str(write_tokens(tmp_path))
+    async with Site(tmp_path, svc, admin_token_file=tokens) as site:
+        async with RpcClient(site.runtime.ground.transport, "s") as client:
+            task_id = await client.cast("work", vm="vm-1")
+        await begun.wait()
+
+        listed = (await site.ask("/api/v1/tasks", **ALICE)).json["tasks"]
+        shown = (await site.ask(f"/api/v1/tasks/{task_id}", **ALICE)).json
+        unexplained = await site.act(f"/api/v1/tasks/{task_id}/cancel")
+        unknown = await site.act("/api/v1/tasks/nobody/cancel", reason="x")
+        done = await site.act(f"/api/v1/tasks/{task_id}/cancel", reason="wrong vm")
+        while site.runtime.in_flight():
+            await asyncio.sleep(0.01)
+        after = (await site.ask(f"/api/v1/tasks/{task_id}", **ALICE)).json
+
+    assert [(task["request_id"], task["live"]) for task in listed] == [(task_id, True)]
+    assert shown["live"]["state"] == "running"
+    assert (unexplained.status, "needs a reason" in unexplained.why) == (400, True)
+    assert unknown.status == 409
+    assert done.status == 200
+    assert after["task"]["state"] == "cancelled"
+    assert any("token alice" in entry["detail"] for entry in after["incidents"])
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("limit=0", "limit = 0 must be from 1 to 1000"),
+        ("limit=many", "limit must be a whole number"),
+        ("limit=1&limit=2", "comes 2 times"),
+        ("state=runing", "state must be one of"),
+        ("limt=1", "did you mean limit"),
+    ],
+)
+async def test_a_query_that_means_nothing_is_refused(site: Site, query: str, said: str):
+    """
+    Silence would show other tasks than those that were asked for.
+    """
+    answer = await site.ask(f"/api/v1/tasks?{query}", **ALICE)
+
+    assert (answer.status, said in answer.why) == (400, True), answer.body
+
+
+async def test_every_described_path_is_answered(site: Site):
+    """
+    The description and the routes come from one table.
+    """
+    document: dict[str, Any] = (await site.ask("/api/v1/openapi.json", **ALICE)).json
+
+    for path, methods in document["paths"].items():
+        for method in methods:
+            if path != "/api/v1/events":
+                where = path.replace("{task_id}", "nobody")
+                answer = await site.ask(where, method.upper(), body={}, **ALICE, **JSON)
+                assert answer.status in {200, 400, 404}, (method, path, answer.body)
+                assert str(answer.status) in methods[method]["responses"], (method, path)

@@ -1,0 +1,243 @@
+"""What the endpoint does not take: places that are taken, endless requests, readers that stay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gracekit import Service
+from gracekit.admin import events, server
+from gracekit.errors import ConfigError
+from tests.admin.kit import PATIENCE_S, Site
+
+
+async def raw(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = site.address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def end_of(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the connection is closed, or cut."""
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(PATIENCE_S):
+            return await reader.read()
+    return b""
+
+
+async def refusal(site: Site) -> str:
+    with pytest.raises(ConfigError) as caught:
+        async with site:
+            pass
+    return str(caught.value)
+
+
+# -- places -----------------------------------------------------------------------------
+
+
+async def test_a_port_that_is_taken_is_refused_at_the_start(tmp_path: Path):
+    """
+    With its number and what to do; nothing of the service is left.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = await refusal(Site(tmp_path, Service("s"), admin=f"127.0.0.1:{port}"))
+
+    assert said.startswith(f"admin = 127.0.0.1:{port} cannot be listened at: Address already in")
+    assert "Set GRACEKIT_ADMIN to a free address" in said
+
+
+async def test_a_socket_at_which_somebody_listens_is_not_taken_away(tmp_path: Path):
+    """
+    Two services with one admin path: the second is refused, and the first goes on.
+    """
+    path = tmp_path / "admin.sock"
+    async with Site(tmp_path, Service("s"), admin=f"unix:{path}", instance="a") as first:
+        other = Site(tmp_path, Service("s"), admin=f"unix:{path}", instance="b")
+        said = await refusal(other)
+        assert (await first.ask("/livez")).status == 200
+
+    assert "cannot be listened at: Address already in use" in said
+
+
+async def test_a_socket_that_a_dead_process_has_left_is_replaced(tmp_path: Path):
+    """
+    A crash leaves the file; the next start must not need a hand.
+    """
+    path = tmp_path / "admin.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+    async with Site(tmp_path, Service("s"), admin=f"unix:{path}") as site:
+        assert (await site.ask("/livez")).status == 200
+
+
+async def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path):
+    """
+    With its length and the kernel's limit.
+    """
+    path = tmp_path / ("x" * 108)
+
+    said = await refusal(Site(tmp_path, Service("s"), admin=f"unix:{path}"))
+
+    assert "the kernel takes 107: set GRACEKIT_ADMIN to a shorter one" in said
+
+
+async def test_without_its_packages_the_endpoint_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    The extra is named; a service that asks for no endpoint does not need it.
+    """
+    monkeypatch.delitem(sys.modules, "gracekit.admin.server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+
+    assert "pip install 'gracekit[web]'" in await refusal(Site(tmp_path, Service("s")))
+    (tmp_path / "b").mkdir()
+    async with Site(tmp_path / "b", Service("s"), admin="off"):
+        pass
+
+
+async def test_a_certificate_that_is_none_is_refused(tmp_path: Path):
+    """
+    Before the service takes requests.
+    """
+    file = tmp_path / "cert.pem"
+    file.write_text("no certificate")
+
+    said = await refusal(Site(tmp_path, Service("s"), admin_tls=f"{file},{file}"))
+
+    assert said.startswith(f"admin_tls {file},{file} cannot be used: ")
+
+
+# -- requests ---------------------------------------------------------------------------
+
+
+async def test_a_header_without_end_is_cut(tmp_path: Path):
+    """
+    Ten megabytes of one header: refused after some 64 KiB, and the next request is answered.
+    """
+    async with Site(tmp_path, Service("s")) as site:
+        reader, writer = await raw(site)
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: ")
+        sent = 0
+        try:
+            for _ in range(160):
+                writer.write(b"x" * 65_536)
+                await writer.drain()
+                sent += 65_536
+            answer = await reader.read(100)
+        except ConnectionError:
+            answer = b""
+        writer.close()
+
+        assert answer[:12] in {b"", b"HTTP/1.1 400"}
+        assert (await site.ask("/livez")).status == 200
+
+
+async def test_a_connection_that_asks_nothing_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Otherwise each would keep a descriptor of the service for ever.
+    """
+    monkeypatch.setattr(server, "FIRST_REQUEST_S", 0.1)
+    async with Site(tmp_path, Service("s")) as site:
+        reader, writer = await raw(site)
+        assert await end_of(reader) == b""
+        writer.close()
+
+
+async def test_connections_beyond_the_limit_are_closed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    The service keeps its descriptors, and those that are inside are answered.
+    """
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    async with Site(tmp_path, Service("s")) as site:
+        kept = [await raw(site) for _ in range(3)]
+        reader, extra = await raw(site)
+        assert await end_of(reader) == b""
+        extra.close()
+        reader, writer = kept[0]
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        for _, writer in kept:
+            writer.close()
+
+
+# -- readers of events ------------------------------------------------------------------
+
+
+async def test_events_come_until_the_end_of_the_run(tmp_path: Path):
+    """
+    The run's own status, and what changes in it.
+    """
+    async with Site(tmp_path, Service("s")) as site:
+        reader, writer = await raw(site)
+        writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.readuntil(b"event: status\n")
+            first = await reader.readuntil(b"\n\n")
+            await site.runtime.wired.control.carry_out("quiet", site.runtime.run_id, {})
+            while b'"phase": "quiet"' not in (seen := await reader.readuntil(b"\n\n")):
+                assert b"event: status" in seen
+    writer.close()
+
+    assert b'"phase": "serving"' in first
+
+
+async def test_readers_beyond_the_limit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    One that leaves makes room for another.
+    """
+    monkeypatch.setattr(events, "MAX_READERS", 1)
+    async with Site(tmp_path, Service("s")) as site:
+        reader, writer = await raw(site)
+        writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readuntil(b"event: status\n")
+
+        assert (await site.ask("/api/v1/events")).status == 503
+
+        writer.close()
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                reader, writer = await raw(site)
+                writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                if b"200" in await reader.readline():
+                    break
+                writer.close()
+                await asyncio.sleep(0.02)
+        writer.close()
+
+
+@pytest.mark.looptime
+async def test_a_reader_that_never_reads_is_dropped():
+    """
+    Nothing is queued for it meanwhile: its place is free after five seconds.
+    """
+    feed = events.Feed(lambda: None)
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return await asyncio.Event().wait()  # type: ignore[return-value]  # it never goes
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) > 2:
+            await asyncio.Event().wait()
+
+    began_at = asyncio.get_running_loop().time()
+    await events.EventStream(feed)({"type": "http"}, receive, send)
+
+    assert asyncio.get_running_loop().time() - began_at == pytest.approx(6, abs=0.1)
+    assert feed.readers == 0
+    assert len(sent) == 3

@@ -1,0 +1,145 @@
+"""Probes by HTTP, from the start of a service to the end of its drain."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gracekit import Context, Runtime, Service, Settings
+from gracekit.rpc.memory import MemoryBroker
+from gracekit.web import application
+from tests.admin.kit import Site
+
+PROBES = ("/livez", "/readyz", "/startupz")
+
+
+async def statuses(site: Site) -> list[int]:
+    return [(await site.ask(path)).status for path in PROBES]
+
+
+async def test_probes_follow_a_service_through_its_life(tmp_path: Path):
+    """
+    It lives always, has started once its hooks are done, and is ready while it serves.
+    """
+    svc, warm, done = Service("s"), asyncio.Event(), asyncio.Event()
+
+    @svc.on_start
+    async def warm_up() -> None:
+        await warm.wait()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await done.wait()
+
+    site = Site(tmp_path, svc)
+    opening = asyncio.create_task(site.runtime.__aenter__())
+    while not site.told("service.starting"):
+        await asyncio.sleep(0.01)
+    starting = await statuses(site)
+    warm.set()
+    await opening
+    serving = await statuses(site)
+
+    client_of = site.runtime
+    async with asyncio.timeout(20):
+        from gracekit import RpcClient
+
+        async with RpcClient(client_of.ground.transport, "s") as client:
+            await client.cast("work")
+            while not client_of.in_flight():
+                await asyncio.sleep(0.01)
+            site.runtime.request_stop(source="signal", by="SIGTERM")
+            draining = await statuses(site)
+            ready = await site.ask("/readyz")
+            done.set()
+        await site.runtime.serve()
+
+    assert starting == [200, 503, 503]
+    assert serving == [200, 200, 200]
+    assert draining == [200, 503, 200]
+    assert ready.json["status"] == "fail"
+    assert ready.json["why"][0].startswith("drain by SIGTERM")
+
+
+async def test_a_probe_answers_numbers_and_phases_alone(tmp_path: Path):
+    """
+    It needs no token, so it tells nothing that a stranger should not know, and is not kept.
+    """
+    async with Site(tmp_path, Service("s")) as site:
+        answer = await site.ask("/readyz")
+
+    assert answer.json == {"status": "pass", "phase": "serving", "why": []}
+    assert answer.headers["cache-control"] == "no-store"
+
+
+async def test_without_the_setting_nothing_listens(tmp_path: Path):
+    """
+    The endpoint is off by default.
+    """
+    async with Site(tmp_path, Service("s"), admin="off") as site:
+        assert site.told("admin.opened") == []
+
+
+async def test_an_embedded_application_answers_before_its_runtime_is_open(tmp_path: Path):
+    """
+    A web framework is set up first; then the run is open, and then it is over.
+    """
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    tmp_path.chmod(0o700)
+    settings = Settings(transport_url="memory://", store_url=f"sqlite:///{tmp_path}/s.db")
+    runtime = Runtime(Service("s"), settings, broker=MemoryBroker())
+    app = Starlette(routes=[Mount("/ops", application(runtime))])
+
+    assert [await asgi(app, f"/ops{path}") for path in PROBES] == [200, 503, 503]
+    assert await asgi(app, "/ops/api/v1/status") == 503
+    async with runtime:
+        assert [await asgi(app, f"/ops{path}") for path in PROBES] == [200, 200, 200]
+        assert await asgi(app, "/ops/api/v1/accounts") == 200
+    assert [await asgi(app, f"/ops{path}") for path in PROBES] == [200, 503, 200]
+
+
+async def asgi(app, path: str) -> int:
+    """The status of one GET, without a server."""
+    sent = []
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "root_path": "",
+        "query_string": b"", "headers": [(b"host", b"127.0.0.1")], "scheme": "http",
+    }  # fmt: skip
+    await app(scope, receive, send)
+    return sent[0]["status"]
+
+
+@pytest.mark.parametrize("what", ["raise", "hang"])
+async def test_a_server_that_fails_keeps_neither_the_service_nor_its_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+):
+    """
+    One line in the log tells it; the service goes on without an endpoint.
+    """
+    from gracekit.admin import server
+
+    async def fail(_: object, **__: object) -> None:
+        if what == "hang":
+            await asyncio.Event().wait()
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(server._Server, "shutdown" if what == "hang" else "main_loop", fail)
+    site = Site(tmp_path, Service("s"))
+    async with asyncio.timeout(10), site:
+        await asyncio.sleep(0)
+        assert site.runtime.not_ready is None
+
+    assert site.runtime.report is not None
+    assert site.runtime.report.exit_code == 0
+    assert len(site.told("admin.failed")) == (1 if what == "raise" else 0)
