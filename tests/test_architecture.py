@@ -62,10 +62,12 @@ SAME_FLOOR: Final = (
     _FACE,
 )
 
-# What an embedded user must not pay for: broker, command line, terminal.
+# What an embedded user must not pay for: broker, command line, terminal, what reads metrics.
 NOT_LOADED: Final = (
     "aio_pika",
     "click",
+    "opentelemetry.sdk",
+    "prometheus_client",
     "rich",
     "gracekit.cli",
     "gracekit.demo",

@@ -321,7 +321,7 @@ def test_gauges_and_counters_are_those_of_all_runtimes_that_live():
         "one runs": [[1, {"channel": "requests", "method": "work"}]],
         "one is open": [[1, {"channel": "ops"}], [1, {"channel": "requests"}]],
         "finished": 1,
-        "instruments": 11,
+        "instruments": 22,
     }
 
 

@@ -21,6 +21,16 @@ AdminOpen = Literal["probes", "nothing"]
 """What the HTTP endpoint answers without a token."""
 ErrorDetails = Literal["full", "message", "none"]
 """What callers are shown of an exception."""
+RejectReason = Literal[
+    "oversize",
+    "unreadable",
+    "arguments",
+    "unknown_method",
+    "draining",
+    "lease_held",
+    "conflicting_id",
+]
+"""Why a request never becomes a task; nobody chooses it, and people count it."""
 LogFormat = Literal["auto", "text", "json"]
 """How log lines are written; `auto` is text on a terminal and JSON elsewhere."""
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]

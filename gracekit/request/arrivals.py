@@ -12,6 +12,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from gracekit.clock import Clock
+from gracekit.config.choices import RejectReason
 from gracekit.config.settings import Settings
 from gracekit.config.values import words_in
 from gracekit.errors import BadMessageError, Draining, GracekitError, MessageTooLargeError, RpcError
@@ -82,7 +83,9 @@ class Arrivals:
             request = request_in(message)
             self._check_address(request.reply)
         except BadMessageError as error:
-            reason = "oversize" if isinstance(error, MessageTooLargeError) else "unreadable"
+            reason: RejectReason = (
+                "oversize" if isinstance(error, MessageTooLargeError) else "unreadable"
+            )
             caller = self._caller_in(message)
             await self._refusals.reject(None, delivery, gate.lane, reason, error, caller=caller)
             return None
@@ -121,7 +124,7 @@ class Arrivals:
             return None
         return caller
 
-    async def refuse(self, job: Job, reason: str, error: GracekitError) -> None:
+    async def refuse(self, job: Job, reason: RejectReason, error: GracekitError) -> None:
         """Refuse a job after all."""
         assert job.delivery is not None
         request = decode_request(job.delivery.body, max_bytes=self._settings.max_body_bytes)

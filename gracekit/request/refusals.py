@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from gracekit import backoff
 from gracekit.clock import Clock
+from gracekit.config.choices import RejectReason
 from gracekit.errors import Draining, GracekitError, InvalidArgumentsError, RpcError, StoreError
 from gracekit.journal.rows import Address
 from gracekit.journal.tasks import Journal
@@ -149,7 +150,7 @@ class Refusals:
         request: Request | None,
         delivery: Delivery,
         lane: Lane,
-        reason: str,
+        reason: RejectReason,
         error: GracekitError,
         *,
         caller: ReplyAddress | None = None,
@@ -223,10 +224,10 @@ def _address(reply: ReplyAddress | None) -> Address | None:
     return Address(queue=reply.queue, msg_id=reply.msg_id, expires_at=None)
 
 
-_OF_THE_VERSION: Final = frozenset({"arguments", "unknown_method"})
+_OF_THE_VERSION: Final[frozenset[RejectReason]] = frozenset({"arguments", "unknown_method"})
 
 
-def reason_of(error: RpcError) -> str:
+def reason_of(error: RpcError) -> RejectReason:
     """One word for the record."""
     match error:
         case InvalidArgumentsError():

@@ -34,7 +34,11 @@ BACK_WITHIN_S: Final = 300.0
 
 
 class Members:
-    """This run among the runs of its service."""
+    """This run among the runs of its service.
+
+    Attributes:
+        joined_at: Wall time of its own row; None before that.
+    """
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class Members:
         self.run_id = run_id
         self._service = service
         self._lock_directory = lock_directory
+        self.joined_at: float | None = None
         self._beaten: tuple[str, float] | None = None  # phase on record, and loop time of that
 
     async def join(
@@ -70,7 +75,7 @@ class Members:
 
         *methods* says what it serves, in words that only those who act on requests read.
         """
-        now = self._clock.wall()
+        now = self.joined_at = self._clock.wall()
         me = seat.identity
         batch = Batch(Point.JOIN)
         batch.ask(

@@ -29,6 +29,7 @@ from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import Transport
 from gracekit.runs.members import Members
 from gracekit.runs.own import OwnRecord, OwnSeat
+from gracekit.runtime.readings import Gauges
 from gracekit.runtime.stops import Stops
 from gracekit.service import Service
 from gracekit.stop_signals import StopSignals
@@ -105,6 +106,7 @@ class Wired:
 
     Attributes:
         admin: What the HTTP endpoint shows and does, whether there is one or not.
+        gauges: What its metrics show at any moment.
         parts: All that starts and stops, in its order.
     """
 
@@ -120,4 +122,5 @@ class Wired:
     coordinator: ShutdownCoordinator
     control: Control
     admin: AdminApi
+    gauges: Gauges
     parts: PartList

@@ -7,7 +7,6 @@ what `wiring` has built, and `ending` drains it, once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -28,9 +27,12 @@ from gracekit.runtime.built import Wired
 from gracekit.runtime.ending import Ending
 from gracekit.runtime.ground import lay_ground
 from gracekit.runtime.opening import open_run
+from gracekit.runtime.readings import label_words
 from gracekit.runtime.start import Start
 from gracekit.service import Service
 from gracekit.store.engine import Engine
+from gracekit.telemetry.metrics import LabelWords
+from gracekit.telemetry.readings import Readings, StoreNumbers
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.upkeep import Starting
 
@@ -219,14 +221,14 @@ class Runtime:
         """What `gracekit.web.application` serves; None before it is open. Internal."""
         return None if self.wired is None else self.wired.admin
 
-    def in_flight(self) -> Mapping[tuple[str, str], int]:
-        """Tasks in flight by (method, lane), for metrics."""
-        return self.ground.tracker.counts()
+    @property
+    def label_words(self) -> LabelWords:
+        """Every value that a label of its metrics may have."""
+        return label_words(self.ground.service)
 
-    def open_intakes(self) -> Mapping[str, int]:
-        """1 for each lane whose queues are read, for metrics."""
-        servers = self._built.servers.items()
-        return {lane.value: int(server.is_open) for lane, server in servers}
+    def readings(self) -> Readings:
+        """What the gauges of its metrics show now, once it is open; from any thread."""
+        return self._built.gauges.read(StoreNumbers(), broker_connected=None)
 
     @property
     def report(self) -> DrainReport | None:

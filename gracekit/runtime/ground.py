@@ -52,6 +52,7 @@ def lay_ground(
     telemetry, process, clock = telemetry or Telemetry(), process or Process(), clock or Clock()
     location = StoreLocation(settings.store_url)
     engine = engine or location.engine(process)
+    engine.commits.on_commit(telemetry.note_commit)
     seat = OwnSeat(
         engine,
         location,

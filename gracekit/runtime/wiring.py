@@ -47,6 +47,7 @@ from gracekit.rpc.transport import Queue, directed_queue, fanout_queue, shared_q
 from gracekit.runs.members import Members
 from gracekit.runs.own import OwnRecord
 from gracekit.runtime.built import Ground, Records, Requests, Wired
+from gracekit.runtime.readings import Gauges
 from gracekit.runtime.start_order import in_order
 from gracekit.tracker.history import History
 from gracekit.tracker.task import Lane
@@ -103,6 +104,13 @@ def wire(ground: Ground) -> Wired:
         coordinator=coordinator,
         control=control,
         admin=admin,
+        gauges=Gauges(
+            ground.phase,
+            ground.tracker,
+            records.members,
+            servers,
+            loop=asyncio.get_running_loop(),
+        ),
         parts=in_order(ground, records, requests, parts, coordinator, control, admin),
     )
 

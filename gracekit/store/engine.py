@@ -21,6 +21,7 @@ from gracekit.errors import StoreBrokenError, StoreClosedError, StoreError, Unkn
 from gracekit.process import Process
 from gracekit.store import files
 from gracekit.store.batch import Batch, Row, Value
+from gracekit.store.commit_times import CommitTimes
 from gracekit.store.files import Synchronous
 from gracekit.store.group import BatchOutcome, GroupCommit
 from gracekit.store.migrate import migrate
@@ -63,6 +64,11 @@ class Engine(Protocol):
 
         A store that is not reachable now counts as changed: the first call comes soon.
         """
+
+    @property
+    def commits(self) -> CommitTimes:
+        """How long commits take; the same object for as long as the engine lives."""
+        ...
 
     async def start(self) -> None:
         """Open and migrate.
@@ -148,6 +154,7 @@ class SqliteEngine(StatusSource):
     ) -> None:
         super().__init__()
         self.path: Final = path.absolute()
+        self.commits: Final = CommitTimes()
         self._migrations = tuple(migrations)
         self._process = process
         self._synchronous: Synchronous = synchronous
@@ -169,8 +176,9 @@ class SqliteEngine(StatusSource):
                 return
             self._loop = asyncio.get_running_loop()
             self._pid = _Current.pid
-            self._writer = Worker(f"{self.path.name}-writer", self._open_writer)
-            self._reader = Worker(f"{self.path.name}-reader", self._open_reader)
+            name = self.path.name
+            self._writer = Worker(f"{name}-writer", self._open_writer, self.commits)
+            self._reader = Worker(f"{name}-reader", self._open_reader)
             try:
                 await self._writer.start()
                 await self._reader.start()
@@ -299,6 +307,7 @@ class MemoryEngine(StatusSource):
         connection: apsw.Connection | None = None,
     ) -> None:
         super().__init__()
+        self.commits: Final = CommitTimes()
         self._migrations = tuple(migrations)
         self._process = process
         self._synchronous: Synchronous = synchronous
@@ -365,7 +374,11 @@ class MemoryEngine(StatusSource):
         with self._lock:
             if self._connection is None or self._group is None:
                 return StoreClosedError(_NOT_OPEN)
-            return self._group.run([batch])[0]
+            self.commits.begin(self.commits.now())
+            try:
+                return self._group.run([batch])[0]
+            finally:
+                self.commits.end()
 
 
 _NOT_OPEN: Final = "the database in memory is not open; start the store before using it"

@@ -17,6 +17,7 @@ from gracekit.config.urls import file_url
 from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
 from gracekit.store import files
 from gracekit.store.batch import Batch, Row, Value
+from gracekit.store.commit_times import CommitTimes
 from gracekit.store.engine import Rows
 from gracekit.store.status import OnStatus, StoreStatus
 
@@ -36,6 +37,7 @@ class StoreReader:
 
     def __init__(self, path: Path, *, schema: int, option: str = "--store") -> None:
         self.path: Final = path.absolute()
+        self.commits: Final = CommitTimes()  # there are none
         self._schema = schema
         self._option = option
         self._connection: apsw.Connection | None = None

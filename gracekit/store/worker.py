@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from gracekit.errors import StoreError, UnknownCommitError
+from gracekit.store.commit_times import CommitTimes
 
 J = TypeVar("J")
 A = TypeVar("A")
@@ -42,14 +43,21 @@ class Worker(Generic[J, A]):
     Args:
         name: Of the thread.
         open_handler: Called on the thread; what it raises, `start` raises.
+        times: Where it is noted how long each group of jobs took; None for nowhere.
 
     Attributes:
         begun: Whether there is a thread, or was one.
     """
 
-    def __init__(self, name: str, open_handler: Callable[[], Handler[J, A]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        open_handler: Callable[[], Handler[J, A]],
+        times: CommitTimes | None = None,
+    ) -> None:
         self._open_handler = open_handler
-        self._queue: queue.SimpleQueue[tuple[J, _Waiter[A]] | None] = queue.SimpleQueue()
+        self._times = times
+        self._queue: queue.SimpleQueue[_Job[J, A] | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -74,12 +82,15 @@ class Worker(Generic[J, A]):
     def ask(self, job: J) -> asyncio.Future[A]:
         """Queue a job, from the loop's thread."""
         waiter: asyncio.Future[A] = self._loop.create_future()
-        self._queue.put((job, waiter))
+        self._queue.put((job, waiter, self._now()))
         return waiter
 
     def put(self, job: J, waiter: concurrent.futures.Future[A]) -> None:
         """Queue a job from any thread; its waiter is answered at once, not by way of the loop."""
-        self._queue.put((job, waiter))
+        self._queue.put((job, waiter, self._now()))
+
+    def _now(self) -> float:
+        return 0.0 if self._times is None else self._times.now()
 
     def _main(self) -> None:
         try:
@@ -93,6 +104,8 @@ class Worker(Generic[J, A]):
 
     def _serve(self, handler: Handler[J, A]) -> None:
         while (first := self._queue.get()) is not None:
+            if self._times is not None:
+                self._times.begin(first[2])
             try:
                 handler.await_turn()
             except OSError as error:
@@ -104,7 +117,7 @@ class Worker(Generic[J, A]):
                 break
         handler.close()
 
-    def _take(self, first: tuple[J, _Waiter[A]]) -> tuple[list[J], list[_Waiter[A]], bool]:
+    def _take(self, first: _Job[J, A]) -> tuple[list[J], list[_Waiter[A]], bool]:
         """All that waits now, *first* in front, and whether the stop was among it."""
         jobs, waiters = [first[0]], [first[1]]
         for _ in range(self._queue.qsize()):
@@ -116,6 +129,8 @@ class Worker(Generic[J, A]):
         return jobs, waiters, False
 
     def _answer(self, answers: list[tuple[_Waiter[A], A | StoreError]]) -> None:
+        if self._times is not None:
+            self._times.end()
         for waiter, outcome in answers:
             # Not by way of the loop, which may be what its thread is waiting for.
             if isinstance(waiter, concurrent.futures.Future):
@@ -129,6 +144,8 @@ class Worker(Generic[J, A]):
 
 
 _Waiter = asyncio.Future[A] | concurrent.futures.Future[A]
+_Job = tuple[J, _Waiter[A], float]
+"""A job, who waits for its answer, and since when."""
 
 
 def _run(handler: Handler[J, A], jobs: Sequence[J]) -> Sequence[A | StoreError]:

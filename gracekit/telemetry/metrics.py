@@ -1,106 +1,334 @@
-"""OpenTelemetry's instruments, made once a process."""
+"""The table of metrics: what each is called, what feeds it, and which labels it has.
+
+One row is one metric, in Prometheus and in OpenTelemetry: both are made from this table, and so are
+the page in docs and the checks of the dashboards. A counter or a histogram is fed by events of the
+catalogue, a gauge by an attribute of `Readings`. The values of a label are words that the service's
+own code knows (`LabelWords`). Any other value is shown as `_OTHER`, so that nothing from the wire
+ever becomes one.
+"""
 
 from __future__ import annotations
 
-import functools
-import threading
-import weakref
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, Protocol
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
-from opentelemetry import metrics
-from opentelemetry.metrics import CallbackOptions, Observation
-
-from gracekit.telemetry.catalogue import LOGGER
-
-SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+OTHER: Final = "_OTHER"
+"""Shown for a value of a label that is none of the known words."""
 
 
-class Watched(Protocol):
-    """What the gauges ask: a Runtime. From any thread."""
+class MetricKind(enum.Enum):
+    """What a metric is."""
 
-    def in_flight(self) -> Mapping[tuple[str, str], int]:
-        """Tasks in flight by (method, lane)."""
-        ...
-
-    def open_intakes(self) -> Mapping[str, int]:
-        """1 for each lane that is read, else 0."""
-        ...
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
 
 
-class Instruments:
-    """OpenTelemetry instruments, once in a process: an API that has no SDK keeps each for ever.
+class Together(enum.Enum):
+    """How OpenTelemetry's gauges show several Runtimes of one process as one number."""
 
-    So does an SDK, and it ignores what is registered twice. Gauges look at all Runtimes that live.
+    SUM = "sum"
+    LARGEST = "largest"
+    SMALLEST = "smallest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelWords:
+    """Every value that a label may have in one service.
+
+    Attributes:
+        methods: Names of its RPC methods and periodic jobs.
+        lanes: Where tasks come from.
+        outcomes: How an attempt may end.
+        decisions: What recovery may decide.
+        reasons: Why a request may be refused.
+        states: What a task on record may be in before its end.
+        phases: States of the service.
     """
 
-    def __init__(self) -> None:
-        meter = metrics.get_meter(LOGGER, schema_url=SCHEMA_URL)
-        self._finished = meter.create_counter("gracekit.tasks.finished")
-        self._cut = {
-            event: meter.create_counter(event.replace("task.", "gracekit.tasks."))
-            for event in ("task.handed_over", "task.given_back")
-        }
-        self._reconciled = meter.create_counter("gracekit.tasks.reconciled")
-        self._rejected = meter.create_counter("gracekit.tasks.rejected")
-        self._replies_given_up = meter.create_counter("gracekit.replies.given_up")
-        self._heartbeats_lost = meter.create_counter("gracekit.heartbeats.lost")
-        self._drain = meter.create_histogram("gracekit.drain.duration", unit="s")
-        self._call = meter.create_histogram("rpc.server.call.duration", unit="s")
-        self._lock = threading.Lock()
-        self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
-        meter.create_observable_gauge("gracekit.tasks.in_flight", callbacks=[self._in_flight])
-        meter.create_observable_gauge("gracekit.intake.open", callbacks=[self._open_intakes])
+    methods: frozenset[str] = frozenset()
+    lanes: frozenset[str] = frozenset()
+    outcomes: frozenset[str] = frozenset()
+    decisions: frozenset[str] = frozenset()
+    reasons: frozenset[str] = frozenset()
+    states: frozenset[str] = frozenset()
+    phases: frozenset[str] = frozenset()
 
-    def record(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Count what the metrics are about; methods here are registered ones, never wire text."""
-        match event:
-            case "task.finished":
-                method, outcome = fields.get("method", ""), fields.get("outcome", "")
-                self._finished.add(1, {"method": method, "outcome": outcome})
-                labels = {"rpc.system.name": LOGGER, "rpc.method": method}
-                self._call.record(fields.get("ran_s") or 0.0, labels)
-            case "task.handed_over" | "task.given_back":
-                self._cut[event].add(1, {"method": fields.get("method", "")})
-            case "task.settled":
-                self._reconciled.add(1, {"outcome": fields.get("verdict", "")})
-            case "task.rejected":
-                self._rejected.add(1, {"reason": fields.get("reason", "")})
-            case "reply.given_up":
-                self._replies_given_up.add(1)
-            case "heartbeat.lost":
-                self._heartbeats_lost.add(1)
-            case "drain.finished":
-                self._drain.record(fields.get("waited_s") or 0.0)
+    def of(self, label: Label) -> frozenset[str]:
+        """Every value of *label*."""
+        words: frozenset[str] = getattr(self, label.words)
+        return words
 
-    def watch(self, watched: Watched) -> None:
-        """Let the gauges ask it, for as long as it lives."""
-        with self._lock:
-            self._watched.add(watched)
-
-    def _all(self) -> list[Watched]:
-        with self._lock:  # the SDK asks in a thread of its own
-            return list(self._watched)
-
-    def _in_flight(self, _options: CallbackOptions) -> Iterable[Observation]:
-        counts: Counter[tuple[str, str]] = Counter()
-        for watched in self._all():
-            counts.update(watched.in_flight())
-        for (method, channel), count in counts.items():
-            yield Observation(count, {"method": method, "channel": channel})
-
-    def _open_intakes(self, _options: CallbackOptions) -> Iterable[Observation]:
-        counts: Counter[str] = Counter()
-        for watched in self._all():
-            counts.update(watched.open_intakes())
-        for channel, count in counts.items():
-            yield Observation(count, {"channel": channel})
+    def joined(self, other: LabelWords) -> LabelWords:
+        """The words of both."""
+        return LabelWords(
+            **{name: getattr(self, name) | getattr(other, name) for name in LabelWords.__slots__}
+        )
 
 
-instruments: Final = functools.cache(Instruments)
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One label of a metric.
+
+    Attributes:
+        name: In Prometheus.
+        attribute: In OpenTelemetry.
+        words: The attribute of `LabelWords` that has its values.
+        field: Of the event that says it; empty for a gauge.
+    """
+
+    name: str
+    attribute: str
+    words: str
+    field: str = ""
 
 
-def somebody_measures() -> bool:
-    """Whether the process has a meter provider that is more than the API's own stand-ins."""
-    return not type(metrics.get_meter_provider()).__module__.startswith("opentelemetry.metrics")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One row of the table.
+
+    Attributes:
+        name: In Prometheus.
+        instrument: In OpenTelemetry; it leads to *name* by the rules of OpenTelemetry's exporters.
+        kind: What it is.
+        help: One sentence for operators.
+        unit: As OpenTelemetry writes it: `s`, or nothing for a number of things.
+        labels: In the order in which a reading's key has them.
+        events: Each of them counts, or is observed.
+        value: The field of these events that is observed; empty where each counts 1.
+        reading: The attribute of `Readings` that a gauge shows.
+        together: What a gauge shows of several Runtimes of one process.
+        bounds: Of the buckets of a histogram, in *unit*.
+        constants: Attributes that OpenTelemetry's conventions demand, with one value each.
+    """
+
+    name: str
+    instrument: str
+    kind: MetricKind
+    help: str
+    unit: str = ""
+    labels: tuple[Label, ...] = ()
+    events: tuple[str, ...] = ()
+    value: str = ""
+    reading: str = ""
+    together: Together = Together.SUM
+    bounds: tuple[float, ...] = ()
+    constants: tuple[tuple[str, str], ...] = ()
+
+
+# OpenTelemetry's attribute keeps the name `channel`, which its users see already.
+_LANE: Final = Label("lane", "channel", "lanes")
+_METHOD: Final = Label("method", "method", "methods", "method")
+_CALL_BOUNDS: Final = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+    *(30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0),
+)
+_COMMIT_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_DRAIN_BOUNDS: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 180.0, 600.0, 1800.0, 3600.0)
+
+STORE_COMMIT: Final = Metric(
+    name="gracekit_store_commit_seconds",
+    instrument="gracekit.store.commit",
+    kind=MetricKind.HISTOGRAM,
+    unit="s",
+    bounds=_COMMIT_BOUNDS,
+    help="How long the store took to commit a group, from its first submission to the answer.",
+)
+
+_COUNTERS: Final = (
+    Metric(
+        name="gracekit_tasks_finished_total",
+        instrument="gracekit.tasks.finished",
+        kind=MetricKind.COUNTER,
+        labels=(_METHOD, Label("outcome", "outcome", "outcomes", "outcome")),
+        events=("task.finished",),
+        help="Tasks whose handler has ended in this run.",
+    ),
+    Metric(
+        name="gracekit_tasks_handed_over_total",
+        instrument="gracekit.tasks.handed_over",
+        kind=MetricKind.COUNTER,
+        labels=(_METHOD,),
+        events=("task.handed_over",),
+        help="Unfinished tasks that the journal keeps for the next run.",
+    ),
+    Metric(
+        name="gracekit_tasks_given_back_total",
+        instrument="gracekit.tasks.given_back",
+        kind=MetricKind.COUNTER,
+        labels=(_METHOD,),
+        events=("task.given_back",),
+        help="Begun tasks without a row that were cut, and whose message went back to its queue.",
+    ),
+    Metric(
+        name="gracekit_tasks_reconciled_total",
+        instrument="gracekit.tasks.reconciled",
+        kind=MetricKind.COUNTER,
+        labels=(Label("outcome", "outcome", "decisions", "verdict"),),
+        events=("task.settled",),
+        help="Unfinished tasks on record about which recovery has decided.",
+    ),
+    Metric(
+        name="gracekit_tasks_rejected_total",
+        instrument="gracekit.tasks.rejected",
+        kind=MetricKind.COUNTER,
+        labels=(Label("reason", "reason", "reasons", "reason"),),
+        events=("task.rejected",),
+        help="Requests that were refused for good.",
+    ),
+    Metric(
+        name="gracekit_replies_given_up_total",
+        instrument="gracekit.replies.given_up",
+        kind=MetricKind.COUNTER,
+        events=("reply.given_up",),
+        help="Replies that found no way to their callers.",
+    ),
+    Metric(
+        name="gracekit_heartbeats_lost_total",
+        instrument="gracekit.heartbeats.lost",
+        kind=MetricKind.COUNTER,
+        events=("heartbeat.lost",),
+        help="Heartbeats that found no way to their callers.",
+    ),
+)
+
+_HISTOGRAMS: Final = (
+    Metric(
+        name="rpc_server_call_duration_seconds",
+        instrument="rpc.server.call.duration",
+        kind=MetricKind.HISTOGRAM,
+        unit="s",
+        labels=(Label("rpc_method", "rpc.method", "methods", "method"),),
+        constants=(("rpc.system.name", "gracekit"),),
+        events=("task.finished",),
+        value="ran_s",
+        bounds=_CALL_BOUNDS,
+        help="How long a handler ran, of attempts that have ended.",
+    ),
+    Metric(
+        name="gracekit_drain_duration_seconds",
+        instrument="gracekit.drain.duration",
+        kind=MetricKind.HISTOGRAM,
+        unit="s",
+        events=("drain.finished",),
+        value="waited_s",
+        bounds=_DRAIN_BOUNDS,
+        help="How long a drain waited for tasks; known when the run is over.",
+    ),
+    STORE_COMMIT,
+)
+
+_GAUGES: Final = (
+    Metric(
+        name="gracekit_run_start_time_seconds",
+        instrument="gracekit.run.start_time",
+        kind=MetricKind.GAUGE,
+        unit="s",
+        reading="started_at",
+        together=Together.LARGEST,
+        help="When this run began, in seconds since the epoch.",
+    ),
+    Metric(
+        name="gracekit_phase",
+        instrument="gracekit.phase",
+        kind=MetricKind.GAUGE,
+        labels=(Label("phase", "phase", "phases"),),
+        reading="phases",
+        help="1 for the state that the service is in, 0 for the others.",
+    ),
+    Metric(
+        name="gracekit_ready",
+        instrument="gracekit.ready",
+        kind=MetricKind.GAUGE,
+        reading="is_ready",
+        together=Together.SMALLEST,
+        help="1 while new requests should be sent here, else 0.",
+    ),
+    Metric(
+        name="gracekit_tasks_in_flight",
+        instrument="gracekit.tasks.in_flight",
+        kind=MetricKind.GAUGE,
+        labels=(Label("method", "method", "methods"), _LANE),
+        reading="in_flight",
+        help="Tasks that are accepted, or about to be, and not answered yet.",
+    ),
+    Metric(
+        name="gracekit_intake_open",
+        instrument="gracekit.intake.open",
+        kind=MetricKind.GAUGE,
+        labels=(_LANE,),
+        reading="open_intakes",
+        help="1 while the queues of the lane are read, else 0.",
+    ),
+    Metric(
+        name="gracekit_drain_left_seconds",
+        instrument="gracekit.drain.left",
+        kind=MetricKind.GAUGE,
+        unit="s",
+        reading="drain_left_s",
+        together=Together.LARGEST,
+        help="Seconds until the deadline of the drain; only in a drain.",
+    ),
+    Metric(
+        name="gracekit_drain_expected_seconds",
+        instrument="gracekit.drain.expected",
+        kind=MetricKind.GAUGE,
+        unit="s",
+        reading="drain_expected_s",
+        together=Together.LARGEST,
+        help="Seconds until what the drain waits for is expected to end; only if that is known.",
+    ),
+    Metric(
+        name="gracekit_drain_at_risk",
+        instrument="gracekit.drain.at_risk",
+        kind=MetricKind.GAUGE,
+        reading="drain_at_risk",
+        help="Running tasks that are expected to end after the deadline of the drain.",
+    ),
+    Metric(
+        name="gracekit_unfinished",
+        instrument="gracekit.unfinished",
+        kind=MetricKind.GAUGE,
+        labels=(Label("state", "state", "states"),),
+        reading="unfinished",
+        together=Together.LARGEST,
+        help="Tasks of the whole store that have not ended, those of other runs among them.",
+    ),
+    Metric(
+        name="gracekit_oldest_unfinished_seconds",
+        instrument="gracekit.oldest_unfinished",
+        kind=MetricKind.GAUGE,
+        unit="s",
+        reading="oldest_unfinished_s",
+        together=Together.LARGEST,
+        help="Age of the oldest task of the whole store that has not ended.",
+    ),
+    Metric(
+        name="gracekit_accounts_off_by",
+        instrument="gracekit.accounts.off_by",
+        kind=MetricKind.GAUGE,
+        reading="accounts_off_by",
+        together=Together.LARGEST,
+        help="Accepted tasks without those that ended, are unfinished or were removed; 0 is right.",
+    ),
+    Metric(
+        name="gracekit_broker_connected",
+        instrument="gracekit.broker.connected",
+        kind=MetricKind.GAUGE,
+        reading="broker_connected",
+        together=Together.SMALLEST,
+        help="1 while the broker is connected, else 0; only where there is a broker.",
+    ),
+)
+
+METRICS: Final = (*_COUNTERS, *_HISTOGRAMS, *_GAUGES)
+BY_EVENT: Final[Mapping[str, tuple[Metric, ...]]] = MappingProxyType(
+    {
+        event: tuple(metric for metric in METRICS if event in metric.events)
+        for event in {event: None for metric in METRICS for event in metric.events}
+    }
+)
+"""The events that feed a metric, and which."""

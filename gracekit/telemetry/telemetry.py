@@ -21,7 +21,10 @@ from gracekit.telemetry.catalogue import (
     Event,
     checked,
 )
-from gracekit.telemetry.metrics import Watched, instruments, somebody_measures
+from gracekit.telemetry.instruments import instruments, somebody_measures
+from gracekit.telemetry.metrics import BY_EVENT, STORE_COMMIT
+from gracekit.telemetry.readings import Watched
+from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.telemetry.safe_text import INDENT, clean, escaped_lines, word
 from gracekit.tracing import Tracing
 
@@ -89,6 +92,7 @@ class Telemetry:
         self._identity = _identity(service, instance)
         self._logger = logging.getLogger(LOGGER)
         self._is_measured = True
+        self._counting: tuple[RunMetrics, ...] = ()
         self.tracing = Tracing()
         self._subscribers: tuple[Subscriber, ...] = ()
         self.log_failures: LogFailures = "line"
@@ -108,7 +112,9 @@ class Telemetry:
 
     def hears(self, event: str, level: int | None) -> bool:
         """Whether anybody listens to *event*: asked before two that each request has are made."""
-        if self._is_measured or self._subscribers:
+        if self._subscribers:
+            return True
+        if event in BY_EVENT and (self._is_measured or self._counting):
             return True
         return self._logger.isEnabledFor(CATALOGUE[event].level if level is None else level)
 
@@ -137,13 +143,13 @@ class Telemetry:
         if level is None:
             level = known.level
         is_logged = self._logger.isEnabledFor(level)
-        if not (is_logged or self._is_measured or self._subscribers):
+        if not (is_logged or self._is_measured or self._counting or self._subscribers):
             return  # two a request: nothing more is made where nobody listens
         checked(event, tuple(fields))
         if is_logged:
             self._log(known, level, fields, cause, trace)
-        if self._is_measured:
-            instruments().record(event, fields)
+        if event in BY_EVENT:
+            self._measure(event, fields)
         for subscriber in self._subscribers:
             self._tell(subscriber, event, fields)
 
@@ -160,12 +166,39 @@ class Telemetry:
 
         return unsubscribe
 
-    def watch(self, watched: Watched) -> None:
-        """Let the metrics `gracekit.tasks.in_flight` and `gracekit.intake.open` ask *watched*.
+    # -- metrics ------------------------------------------------------------------------
 
-        It is not kept alive.
-        """
+    def watch(self, watched: Watched) -> None:
+        """Let the gauges of OpenTelemetry ask *watched*. It is not kept alive."""
         instruments().watch(watched)
+
+    def count_into(self, metrics: RunMetrics) -> Callable[[], None]:
+        """Count from now on into *metrics*, too.
+
+        Returns:
+            A function that ends that; may be called twice.
+        """
+        self._counting = (*self._counting, metrics)
+
+        def end() -> None:
+            self._counting = tuple(m for m in self._counting if m is not metrics)
+
+        return end
+
+    def note_commit(self, seconds: float) -> None:
+        """The store has committed a group; from any thread."""
+        for metrics in self._counting:
+            metrics.observe(STORE_COMMIT, seconds)
+        if self._is_measured:
+            instruments().observe(STORE_COMMIT, seconds)
+
+    def _measure(self, event: str, fields: Mapping[str, Any]) -> None:
+        for metrics in self._counting:
+            metrics.record(event, fields)
+        if self._is_measured:
+            instruments().record(event, fields)
+
+    # -- logs ---------------------------------------------------------------------------
 
     def _log(
         self,

@@ -254,6 +254,17 @@ class EngineSuite:
 
         assert process.passed == [(Point.ACCEPT, "before"), (Point.ACCEPT, "after")]
 
+    async def test_how_long_a_commit_took_is_noted_before_its_answer(self) -> None:
+        """Once for each group, in seconds; metrics and health checks ask."""
+        seen: list[float] = []
+        async with self.opened() as engine:
+            await engine.commit(put(1))
+            engine.commits.on_commit(seen.append)
+            await engine.commit(put(2))
+
+            assert len(seen) == 1
+            assert 0 <= seen[0] <= engine.commits.longest_s()
+
     # -- threads ------------------------------------------------------------------------
 
     async def test_a_thread_can_commit_while_the_loop_is_blocked(self) -> None:

@@ -99,6 +99,14 @@ class NoPoints(MemoryEngine):
         super().__init__(migrations, process=Process())
 
 
+class Untimed(MemoryEngine):
+    """Notes nowhere how long its commits take."""
+
+    def __init__(self, migrations: Sequence[str], *, process: Process) -> None:
+        super().__init__(migrations, process=process)
+        self.commits.end = lambda: None  # type: ignore[method-assign]
+
+
 class DeafThreads(MemoryEngine):
     """A thread's errors are swallowed."""
 
@@ -207,6 +215,7 @@ FAULTS: dict[type[MemoryEngine], set[str]] = {
     },
     WritingQueries: {"test_a_query_cannot_write"},
     NoPoints: {"test_points_are_passed_around_the_commit_of_what_succeeds"},
+    Untimed: {"test_how_long_a_commit_took_is_noted_before_its_answer"},
     DeafThreads: {"test_errors_of_a_commit_from_a_thread_are_raised"},
     AnnouncesTwice: {
         "test_loss_and_return_are_notified_once_to_each_subscriber",

@@ -1,0 +1,79 @@
+"""How long commits take: for metrics, and to notice a store that has become slow.
+
+A group counts as one: from the submission of its first batch to the answer, with the wait for other
+groups and for other processes. Whoever commits notes it, one thread at a time; anybody may ask.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+RECENT_S: Final = 5.0
+"""For so long at least, and for twice as long at most, the longest commit is remembered."""
+
+
+class _Recent(NamedTuple):
+    """The longest commits of a span of `RECENT_S`, and of the one before."""
+
+    span: int
+    longest_s: float
+    before_s: float
+
+
+class CommitTimes:
+    """The times of one store's commits.
+
+    Args:
+        now: A clock in seconds that nobody sets.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now: Final = now
+        self._recent = _Recent(0, 0.0, 0.0)
+        self._under_way: float | None = None
+        self._listeners: tuple[Callable[[float], None], ...] = ()
+
+    def on_commit(self, listener: Callable[[float], None]) -> None:
+        """Call *listener* with the seconds of each group, in the thread that commits."""
+        self._listeners = (*self._listeners, listener)
+
+    def begin(self, submitted_at: float) -> None:
+        """A group is being committed.
+
+        Args:
+            submitted_at: When its first batch was, by `now`.
+        """
+        self._under_way = submitted_at
+
+    def end(self) -> None:
+        """It is committed, or refused, and is about to be answered."""
+        now, begun, self._under_way = self.now(), self._under_way, None
+        if begun is None:
+            return
+        took_s = now - begun
+        recent = self._at(now)
+        self._recent = recent._replace(longest_s=max(recent.longest_s, took_s))
+        for listener in self._listeners:
+            try:
+                listener(took_s)
+            except Exception:  # noqa: BLE001, S110 - the commit stands, and others wait
+                pass
+
+    def longest_s(self) -> float:
+        """Seconds of the longest commit of the last moments (`RECENT_S`); from any thread.
+
+        One that is still under way counts with the time that it has taken so far.
+        """
+        now, begun = self.now(), self._under_way
+        recent = self._at(now)
+        under_way_s = 0.0 if begun is None else now - begun
+        return max(recent.longest_s, recent.before_s, under_way_s)
+
+    def _at(self, now: float) -> _Recent:
+        """What is recent at that moment."""
+        recent, span = self._recent, int(now // RECENT_S)
+        if span == recent.span:
+            return recent
+        return _Recent(span, 0.0, recent.longest_s if span == recent.span + 1 else 0.0)

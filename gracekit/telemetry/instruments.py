@@ -1,0 +1,100 @@
+"""OpenTelemetry's instruments, made of the table of metrics once a process."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from opentelemetry import metrics as otel
+from opentelemetry.metrics import CallbackOptions, Observation
+
+from gracekit.telemetry.catalogue import LOGGER
+from gracekit.telemetry.metrics import METRICS, LabelWords, Metric, MetricKind, Together
+from gracekit.telemetry.readings import Watched
+from gracekit.telemetry.samples import Feeds, LabelValues, gauge_samples
+
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+
+_TOGETHER: Final[Mapping[Together, Callable[[Sequence[float]], float]]] = {
+    Together.SUM: sum,
+    Together.LARGEST: max,
+    Together.SMALLEST: min,
+}
+
+
+class Instruments:
+    """OpenTelemetry instruments, once in a process: an API that has no SDK keeps each for ever.
+
+    So does an SDK, and it ignores what is registered twice. Gauges look at all Runtimes that live,
+    and label values are the words of all services that were ever watched.
+
+    Args:
+        provider: What makes them; None for the process's own, also one that is set later.
+    """
+
+    def __init__(self, provider: otel.MeterProvider | None = None) -> None:
+        meter = otel.get_meter(LOGGER, meter_provider=provider, schema_url=SCHEMA_URL)
+        self._lock = threading.Lock()
+        self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
+        self._words = LabelWords()
+        self._feeds = Feeds(self._words)
+        self._add: dict[str, Callable[[float, dict[str, str]], None]] = {}
+        for metric in METRICS:
+            self._make(meter, metric)
+
+    def _make(self, meter: otel.Meter, metric: Metric) -> None:
+        named = {"name": metric.instrument, "unit": metric.unit, "description": metric.help}
+        match metric.kind:
+            case MetricKind.COUNTER:
+                self._add[metric.name] = meter.create_counter(**named).add
+            case MetricKind.HISTOGRAM:
+                self._add[metric.name] = meter.create_histogram(
+                    **named, explicit_bucket_boundaries_advisory=metric.bounds
+                ).record
+            case MetricKind.GAUGE:
+                callback = functools.partial(self._observations, metric)
+                meter.create_observable_gauge(**named, callbacks=[callback])
+
+    def record(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Count one event of the catalogue."""
+        for metric, values, number in self._feeds.of(event, fields):
+            self._add[metric.name](number, _attributes(metric, values))
+
+    def observe(self, metric: Metric, number: float) -> None:
+        """Add one observation to a histogram without labels."""
+        self._add[metric.name](number, _attributes(metric, ()))
+
+    def watch(self, watched: Watched) -> None:
+        """Let the gauges ask it, for as long as it lives."""
+        with self._lock:
+            self._watched.add(watched)
+            self._words = self._words.joined(watched.label_words)
+            self._feeds = Feeds(self._words)
+
+    def _observations(self, metric: Metric, _options: CallbackOptions) -> Iterable[Observation]:
+        with self._lock:  # the SDK asks in a thread of its own
+            watched, words = list(self._watched), self._words
+        shown: dict[LabelValues, list[float]] = {}
+        for one in watched:
+            for values, number in gauge_samples(metric, one.readings(), words):
+                shown.setdefault(values, []).append(number)
+        for values, numbers in shown.items():
+            yield Observation(_TOGETHER[metric.together](numbers), _attributes(metric, values))
+
+
+def _attributes(metric: Metric, values: LabelValues) -> dict[str, str]:
+    attributes = dict(metric.constants)
+    for label, value in zip(metric.labels, values, strict=True):
+        attributes[label.attribute] = value
+    return attributes
+
+
+instruments: Final = functools.cache(Instruments)
+
+
+def somebody_measures() -> bool:
+    """Whether the process has a meter provider that is more than the API's own stand-ins."""
+    return not type(otel.get_meter_provider()).__module__.startswith("opentelemetry.metrics")

@@ -1,0 +1,89 @@
+"""`Readings`: what gauges show of one run at one moment. `Watched`: who is asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from gracekit.phase import ServiceState
+from gracekit.telemetry.metrics import LabelWords
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreNumbers:
+    """What gauges show of the whole store; None is unknown.
+
+    Somebody else keeps them fresh: nothing is asked of the store when metrics are read.
+
+    Attributes:
+        unfinished: Tasks that have not ended, by state.
+        oldest_unfinished_s: Age of the oldest of them in seconds; 0 if there is none.
+        accounts_off_by: By how much the accounts are wrong.
+    """
+
+    unfinished: Mapping[str, int] | None = None
+    oldest_unfinished_s: float | None = None
+    accounts_off_by: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """What gauges show of one run at one moment; None is unknown, and is left out.
+
+    Attributes:
+        started_at: Wall time at which the run began.
+        state: Of the service.
+        is_ready: Whether new requests should be sent here.
+        in_flight: Tasks by (method, lane), as the tracker names them.
+        open_intakes: Whether each lane is read.
+        drain_left_s: Seconds until the deadline; None outside of a drain.
+        drain_expected_s: Seconds until all that holds the drain is expected to end.
+        drain_at_risk: Tasks that are expected to end after the deadline; 0 outside of a drain.
+        broker_connected: None where there is no broker.
+        store: Numbers of the whole store.
+    """
+
+    started_at: float | None
+    state: ServiceState
+    is_ready: bool
+    in_flight: Mapping[tuple[str, str], int]
+    open_intakes: Mapping[str, bool]
+    drain_left_s: float | None = None
+    drain_expected_s: float | None = None
+    drain_at_risk: int | None = 0
+    broker_connected: bool | None = None
+    store: StoreNumbers = StoreNumbers()
+
+    @property
+    def phases(self) -> Mapping[str, bool]:
+        """Which state the service is in, as one number for each."""
+        return {state.value: state is self.state for state in ServiceState}
+
+    @property
+    def unfinished(self) -> Mapping[str, int] | None:
+        """See `StoreNumbers`."""
+        return self.store.unfinished
+
+    @property
+    def oldest_unfinished_s(self) -> float | None:
+        """See `StoreNumbers`."""
+        return self.store.oldest_unfinished_s
+
+    @property
+    def accounts_off_by(self) -> int | None:
+        """See `StoreNumbers`."""
+        return self.store.accounts_off_by
+
+
+class Watched(Protocol):
+    """What the gauges ask: a Runtime. From any thread."""
+
+    @property
+    def label_words(self) -> LabelWords:
+        """Every value that a label of its metrics may have."""
+        ...
+
+    def readings(self) -> Readings:
+        """What its gauges show now."""
+        ...
