@@ -62,7 +62,7 @@ class Gauges:
         """What the gauges show now.
 
         Args:
-            store: Numbers of the whole store, as somebody else has found them.
+            store: What was last seen of the store: nothing is asked of it here.
             broker_connected: None where there is no broker, or it is not known.
         """
         phase, now = self._phase, self._loop.time()

@@ -307,7 +307,7 @@ class MemoryEngine(StatusSource):
         connection: apsw.Connection | None = None,
     ) -> None:
         super().__init__()
-        self.commits: Final = CommitTimes()
+        self.commits = CommitTimes()
         self._migrations = tuple(migrations)
         self._process = process
         self._synchronous: Synchronous = synchronous

@@ -295,7 +295,7 @@ _GAUGES: Final = (
         labels=(Label("state", "state", "states"),),
         reading="unfinished",
         together=Together.LARGEST,
-        help="Tasks of the whole store that have not ended, those of other runs among them.",
+        help="Tasks on record that have not ended, those of other runs of the service among them.",
     ),
     Metric(
         name="gracekit_oldest_unfinished_seconds",
@@ -304,7 +304,7 @@ _GAUGES: Final = (
         unit="s",
         reading="oldest_unfinished_s",
         together=Together.LARGEST,
-        help="Age of the oldest task of the whole store that has not ended.",
+        help="Age of the oldest task on record that has not ended; 0 if there is none.",
     ),
     Metric(
         name="gracekit_accounts_off_by",

@@ -12,7 +12,7 @@ from gracekit.telemetry.metrics import LabelWords
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreNumbers:
-    """What gauges show of the whole store; None is unknown.
+    """What gauges show of the store: of all runs of the service; None is unknown.
 
     Somebody else keeps them fresh: nothing is asked of the store when metrics are read.
 
@@ -41,7 +41,7 @@ class Readings:
         drain_expected_s: Seconds until all that holds the drain is expected to end.
         drain_at_risk: Tasks that are expected to end after the deadline; 0 outside of a drain.
         broker_connected: None where there is no broker.
-        store: Numbers of the whole store.
+        store: What was last seen of the store.
     """
 
     started_at: float | None

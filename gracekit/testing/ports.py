@@ -41,6 +41,7 @@ from gracekit.rpc.transport import (
 )
 from gracekit.signals import SignalWatch
 from gracekit.store.batch import Batch, Row
+from gracekit.store.commit_times import CommitTimes
 from gracekit.store.engine import Rows
 from gracekit.store.files import Database
 from gracekit.store.migrate import MIGRATIONS, load_migrations
@@ -271,6 +272,7 @@ class PlayedEngine(RemoteEngine):
 
     def __init__(self, disk: Database, process: PlayedProcess, faults: Faults = NO_FAULTS) -> None:
         super().__init__(load_migrations(MIGRATIONS), process=process, connection=disk)
+        self.commits = CommitTimes(self._loop_time)
         self._played = process
         self._faults = faults
         self._line: list[tuple[Batch, asyncio.Future[Rows]]] = []
@@ -298,6 +300,7 @@ class PlayedEngine(RemoteEngine):
         future: asyncio.Future[Rows] = loop.create_future()
         self._line.append((batch, future))
         if len(self._line) == 1:
+            self.commits.begin(self.commits.now())
             if self._faults.draw("store", batch.point.value, (Fault.DELAY,)):
                 loop.call_later(self._faults.seconds("store", "commit"), self._carry_out)
             else:
@@ -318,6 +321,7 @@ class PlayedEngine(RemoteEngine):
             if self.status.error is None and fault not in {Fault.REFUSED, Fault.LOST_BEFORE}
         ]
         outcomes = iter(self._group.run(todo))
+        self.commits.end()
         for (_, future), fault in zip(line, drawn, strict=True):
             answer: Any
             if (refusal := self.status.refusal()) is not None:
@@ -332,6 +336,9 @@ class PlayedEngine(RemoteEngine):
                     answer = UnknownCommitError("the connection broke")
             delay = self._faults.seconds("store", "answer") if fault is Fault.DELAY else 0.0
             self._answer_in(delay, future, answer)
+
+    def _loop_time(self) -> float:
+        return 0.0 if self._loop is None else self._loop.time()
 
     def _answer_in(self, seconds: float, future: asyncio.Future[Rows], answer: Any) -> None:
         loop = asyncio.get_running_loop()

@@ -1,0 +1,301 @@
+"""What `/metrics` answers: a text that Prometheus reads, and from which a drain can be told."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from prometheus_client import REGISTRY
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_open
+from prometheus_client.parser import text_string_to_metric_families as read_plain
+
+from gracekit import Context, Service
+from gracekit.process import Point
+from gracekit.telemetry.metrics import METRICS, OTHER, MetricKind
+from gracekit.telemetry.prometheus import exposition
+from gracekit.telemetry.readings import StoreNumbers
+from gracekit.telemetry.run_metrics import RunMetrics
+from gracekit.testing.faults import Fault
+from tests.service.kit import Doors, Life, World
+
+pytestmark = pytest.mark.looptime
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
+Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+class Scraped:
+    """One life of a service, as Prometheus sees it."""
+
+    def __init__(self, life: Life) -> None:
+        self._runtime = life.runtime
+        self._counted = RunMetrics(life.runtime.label_words)
+        life.runtime.ground.telemetry.count_into(self._counted)
+
+    def text(self, **more: Any) -> str:
+        body, content_type = exposition(self._counted, self._runtime.readings(), **more)
+        self.content_type = content_type
+        return body.decode()
+
+    def samples(self) -> Samples:
+        """The sample of each name and labels; a text that cannot be parsed fails."""
+        families = list(read_plain(self.text()))
+        assert all(family.documentation for family in families)
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+    def values(self, name: str) -> dict[tuple[str, ...], float]:
+        """Of one metric, by the values of its labels in the order of their names."""
+        return {
+            tuple(value for _, value in sorted(labels)): number
+            for (each, labels), number in self.samples().items()
+            if each == name
+        }
+
+    def value(self, name: str) -> float | None:
+        """Of one metric without labels; None if it is left out."""
+        return self.values(name).get(())
+
+    def phase(self) -> str:
+        (now,) = (name for (name,), is_now in self.values("gracekit_phase").items() if is_now)
+        return now
+
+
+async def scraped(world: World, svc: Service, **settings: Any) -> tuple[Life, Scraped]:
+    life = world.life(svc, **settings)
+    made = Scraped(life)
+    await life.start()
+    return life, made
+
+
+@pytest.fixture
+def doors(svc: Service) -> Doors:
+    """A service whose handlers wait."""
+    made = Doors()
+
+    @svc.rpc(on_interrupt="retry", settle=1)
+    async def resize(ctx: Context, vm: str) -> None:
+        await made.pass_(vm)
+
+    @svc.rpc(on_interrupt="retry")
+    async def copy(ctx: Context, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    return made
+
+
+# -- a drain --------------------------------------------------------------------------------
+
+
+async def test_a_drain_can_be_told_from_the_metrics_alone(world: World, svc: Service, doors: Doors):
+    """
+    Who only scrapes sees it begin, who is waited for, how long it has, and what it left.
+    """
+    life, seen = await scraped(world, svc, drain_timeout_s=25)
+    client = await world.client(svc)
+    for vm in ("a", "b", "c"):
+        await client.cast("resize", vm=vm)
+    await doors.wait(3)
+    assert (seen.phase(), seen.value("gracekit_ready")) == ("serving", 1)
+    assert seen.values("gracekit_tasks_in_flight") == {("requests", "resize"): 3}
+    assert seen.values("gracekit_intake_open") == {("requests",): 1, ("ops",): 1}
+    assert seen.value("gracekit_drain_left_seconds") is None
+
+    life.ask_to_stop()
+    await life.hears("intake.closed")
+    assert (seen.phase(), seen.value("gracekit_ready")) == ("draining", 0)
+    assert seen.values("gracekit_intake_open") == {("requests",): 0, ("ops",): 1}
+    assert seen.value("gracekit_drain_left_seconds") == pytest.approx(25, abs=0.1)
+
+    doors.open("a")
+    await life.hears("task.finished")
+    await asyncio.sleep(5)
+    assert seen.values("gracekit_tasks_in_flight") == {("requests", "resize"): 2}
+    assert seen.values("gracekit_tasks_finished_total") == {("resize", "succeeded"): 1}
+    assert seen.value("gracekit_drain_left_seconds") == pytest.approx(20, abs=0.1)
+
+    await life.hears("task.handed_over", 2)
+    assert seen.values("gracekit_tasks_handed_over_total") == {("resize",): 2}
+    assert seen.value("gracekit_drain_left_seconds") == 0
+
+    report = await life.wait_end()
+    assert seen.phase() == "stopped"
+    assert seen.values("gracekit_intake_open") == {("requests",): 0, ("ops",): 0}
+    assert seen.value("gracekit_drain_duration_seconds_count") == 1
+    assert seen.value("gracekit_drain_duration_seconds_sum") == pytest.approx(report.waited_s)
+    assert seen.values("gracekit_tasks_in_flight") == {}
+
+
+async def test_who_will_not_end_in_time_is_at_risk(world: World, svc: Service, doors: Doors):
+    """
+    By the history of its method: when the last is expected to end, and how many after the deadline.
+    """
+    life, seen = await scraped(world, svc, drain_timeout_s=25)
+    client = await world.client(svc)
+    for _ in range(5):
+        await client.cast("copy", seconds=40.0)
+    await life.hears("task.finished", 5)
+    await client.cast("copy", seconds=40.0)
+    await life.hears("task.started", 6)
+    assert seen.value("gracekit_drain_at_risk") == 0
+    assert seen.value("gracekit_drain_expected_seconds") is None
+
+    life.ask_to_stop()
+    await life.hears("drain.started")
+    await asyncio.sleep(10)
+
+    assert seen.value("gracekit_drain_at_risk") == 1
+    assert seen.value("gracekit_drain_expected_seconds") == pytest.approx(30, abs=0.5)
+    await life.wait_end()
+
+
+async def test_a_run_counts_what_it_has_done_itself(world: World, svc: Service, doors: Doors):
+    """
+    Counters begin at 0 with each run, and so does the moment of its start.
+    """
+    first, seen = await scraped(world, svc, drain_timeout_s=5)
+    await (await world.client(svc)).cast("resize", vm="a")
+    await doors.wait(1)
+    began_at = seen.value("gracekit_run_start_time_seconds")
+    await first.drain()
+
+    second, again = await scraped(world, svc)
+    doors.open("a")
+    await second.hears("task.finished")
+
+    assert seen.values("gracekit_tasks_handed_over_total") == {("resize",): 1}
+    assert again.values("gracekit_tasks_handed_over_total") == {}
+    assert again.values("gracekit_tasks_reconciled_total") == {("run_again",): 1}
+    assert again.values("gracekit_tasks_finished_total") == {("resize", "succeeded"): 1}
+    assert again.value("gracekit_run_start_time_seconds") > began_at
+
+
+# -- what comes from the wire ---------------------------------------------------------------
+
+
+async def test_hostile_requests_make_no_label(world: World, svc: Service, doors: Doors):
+    """
+    Neither the name of a method nor an id becomes one, however many are tried.
+    """
+    _, seen = await scraped(world, svc)
+    client = await world.client(svc)
+    for n in range(1100):
+        await client.cast(f'no{n}\n{{le="1"}} 7\n# TYPE x counter', **{f"arg{n}": n})
+    await client.cast("resize", vm="a", other=1)
+    await world.deliver("compute", b"{")
+    await world.settle()
+
+    samples = seen.samples()
+    values = {value for _, labels in samples for name, value in labels if name != "le"}
+    assert len(values) < 50
+    assert OTHER not in values
+    assert not any("no" in value and "\n" in value for value in values)
+    assert seen.values("gracekit_tasks_rejected_total") == {
+        ("unknown_method",): 1100,
+        ("arguments",): 1,
+        ("unreadable",): 1,
+    }
+
+
+# -- the text -------------------------------------------------------------------------------
+
+
+async def test_every_row_of_the_table_is_rendered(world: World, svc: Service, doors: Doors):
+    """
+    With its help, its kind and its labels, in the text format and in OpenMetrics where asked for.
+    """
+    life, _ = await scraped(world, svc)
+    runtime = life.runtime
+    counted = RunMetrics(runtime.label_words)
+    for metric in METRICS:
+        for event in metric.events:
+            counted.record(event, {"method": "resize", "ran_s": 0.2, "waited_s": 1.0})
+    readings = runtime.wired.gauges.read(
+        StoreNumbers(unfinished={"accepted": 2}, oldest_unfinished_s=3.0, accounts_off_by=0),
+        broker_connected=True,
+    )
+
+    plain, plain_type = exposition(counted, readings)
+    wanted = "application/openmetrics-text; version=1.0.0"
+    opened, open_type = exposition(counted, readings, accept=f"{wanted},text/plain;q=0.5")
+
+    assert plain_type == PLAIN
+    assert open_type.startswith(wanted)
+    families = {family.name: family for family in read_plain(plain.decode())}
+    assert {f.name for f in read_open(opened.decode())} == families.keys()
+    shown_now = set(families)
+    for metric in METRICS:
+        name = metric.name.removesuffix("_total")
+        if name not in shown_now:
+            assert metric.name in {
+                "gracekit_tasks_in_flight",
+                "gracekit_drain_left_seconds",
+                "gracekit_drain_expected_seconds",
+            }
+            continue
+        family = families[name]
+        assert (family.type, family.documentation) == (metric.kind.value, metric.help)
+        labels = {label.name for label in metric.labels}
+        extra = {"le"} if metric.kind is MetricKind.HISTOGRAM else set()
+        assert all(labels <= sample.labels.keys() <= labels | extra for sample in family.samples)
+    assert families["gracekit_unfinished"].samples[0].labels == {"state": "accepted"}
+
+
+async def test_the_registry_of_the_application_stays_its_own(world: World, svc: Service):
+    """
+    Nothing of ours is in the library's global registry, and nothing of that in ours.
+    """
+    before = {family.name for family in REGISTRY.collect()}
+
+    _, seen = await scraped(world, svc)
+    shown = {name for name, _ in seen.samples()}
+
+    assert {family.name for family in REGISTRY.collect()} == before
+    assert all(name.startswith(("gracekit_", "rpc_server_")) for name in shown)
+
+
+async def test_a_slow_commit_is_seen(world: World, svc: Service, doors: Doors):
+    """
+    In the histogram, and among the longest of the last seconds, which health checks ask for.
+    """
+    life, seen = await scraped(world, svc)
+    before = seen.values("gracekit_store_commit_seconds_bucket")
+    life.faults.delay_s = 3.0
+    life.plan(Point.FINISH, Fault.DELAY)
+
+    await (await world.client(svc)).call("copy", seconds=0.0)
+
+    after = seen.values("gracekit_store_commit_seconds_bucket")
+    assert life.engine.commits.longest_s() == pytest.approx(3, abs=0.1)
+    assert after["2.5",] - before["2.5",] < after["+Inf",] - before["+Inf",]
+    assert seen.value("gracekit_store_commit_seconds_count") == after["+Inf",]
+
+
+@pytest.mark.looptime(False)
+@pytest.mark.process
+def test_a_missing_package_is_named_with_its_remedy():
+    """
+    Where metrics are asked for and `prometheus-client` is not installed.
+    """
+    code = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "from gracekit import ConfigError\n"
+        "try: import gracekit.telemetry.prometheus\n"
+        "except ConfigError as error: print(error)"
+    )
+
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert said.stderr == ""
+    assert said.stdout.strip().endswith("pip install gracekit[prometheus]")
