@@ -14,10 +14,10 @@ from gracekit.runs.members import Members
 from gracekit.service import Service
 from gracekit.telemetry.metrics import LabelWords
 from gracekit.telemetry.readings import Readings, StoreNumbers
-from gracekit.tracker.task import TERMINAL, TRANSIENT, Lane
+from gracekit.tracker.task import TERMINAL, TRANSIENT, Lane, TaskState
 from gracekit.tracker.tracker import Tracker
 
-_ENDS: Final = frozenset(state.value for state in TERMINAL)
+_ENDS: Final = frozenset(state.value for state in TERMINAL - {TaskState.REJECTED})
 
 
 def label_words(service: Service) -> LabelWords:

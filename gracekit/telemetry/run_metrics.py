@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,9 +39,10 @@ class RunMetrics:
         self._lock = threading.Lock()
         self._counters: dict[tuple[str, LabelValues], float] = {}
         self._histograms: dict[tuple[str, LabelValues], list[float]] = {}  # buckets, then the sum
-        for metric in METRICS:  # a rate needs the 0 before the first 1
-            if metric.kind is MetricKind.COUNTER and not metric.labels:
-                self._counters[metric.name, ()] = 0
+        for metric in METRICS:
+            if metric.kind is MetricKind.COUNTER:  # a rate needs the 0 before the first 1
+                words_of = (sorted(words.of(label)) for label in metric.labels)
+                self._counters |= {(metric.name, v): 0 for v in itertools.product(*words_of)}
             elif metric.kind is MetricKind.HISTOGRAM and not metric.labels:
                 self._histograms[metric.name, ()] = _empty(metric)
 
