@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gracekit.admin.access import access_of
 from gracekit.errors import ConfigError
 from gracekit.runtime.face import Runtime
+from gracekit.runtime.metrics import count_metrics
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -16,7 +17,7 @@ def application(runtime: Runtime) -> ASGIApp:
     """Probes, listings and verbs of *runtime* as an ASGI application, for any server or framework.
 
     It may be made before the Runtime is open: until then `/livez` passes and the others fail. Its
-    paths begin with `/livez`, `/readyz`, `/startupz` and `/api/v1/`, below where it is mounted.
+    paths are `/livez`, `/readyz`, `/startupz`, `/metrics` and `/api/v1/...`, below its mount.
     `admin_token_file`, `admin_hosts`, `admin_open` and `admin_read_only` of the Runtime's settings
     hold; without a token file nobody may act, because who acts must be known for the record.
 
@@ -28,5 +29,6 @@ def application(runtime: Runtime) -> ASGIApp:
     except ImportError as error:
         raise ConfigError(f"{error}: pip install 'gracekit[web]'") from error
     access = access_of(runtime.settings, None)
-    built = AdminApplication(lambda: runtime.admin, access, runtime.ground.telemetry)
-    return built.build()
+    telemetry = runtime.ground.telemetry
+    counted = count_metrics(runtime.service, telemetry)
+    return AdminApplication(lambda: runtime.admin, access, telemetry, counted).build()

@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from gracekit import Service
 from gracekit.phase import ServiceState
-from gracekit.runtime.readings import label_words
+from gracekit.runtime.metrics import label_words
 from gracekit.store.commit_times import RECENT_S, CommitTimes
 from gracekit.telemetry.catalogue import CATALOGUE
 from gracekit.telemetry.instruments import Instruments
@@ -56,7 +56,7 @@ NO_NUMBERS: Final = words(
     """
     service instance host run text signal by channel error hook task_id method work queue store
     resource alone outcome verb reason state purpose what exchange source step holds tasks cut
-    cursor path verdict hold key
+    cursor path verdict hold key address why
     """
 )
 # Numbers that no metric shows, and why: (event or "*", field).

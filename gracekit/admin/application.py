@@ -34,6 +34,7 @@ from gracekit.errors import (
     NoSuchMethodError,
     StoreError,
 )
+from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.telemetry.telemetry import Telemetry
 
 LONGEST_BODY: Final = 16_384
@@ -64,12 +65,16 @@ class AdminApplication:
         find: The run's API.
         access: Who may do what.
         telemetry: Where refusals and faults are reported.
+        counted: What `/metrics` shows beside gauges; None where its package is missing.
     """
 
-    def __init__(self, find: Find, access: Access, telemetry: Telemetry) -> None:
+    def __init__(
+        self, find: Find, access: Access, telemetry: Telemetry, counted: RunMetrics | None
+    ) -> None:
         self._find = find
         self._access = access
         self._telemetry = telemetry
+        self._counted = counted
         self._feed = Feed(find)
 
     def build(self) -> Starlette:
@@ -79,6 +84,7 @@ class AdminApplication:
         routes += [self._show(operation) for operation in LISTINGS]
         routes += [self._act(operation) for operation in actions]
         routes += [
+            self._route("/metrics", self._metrics, Need.PROBE),
             self._route("/api/v1/action-key", self._key, Need.ACT),
             self._route("/api/v1/events", self._events, Need.LOOK),
             self._route("/api/v1/openapi.json", self._openapi, Need.LOOK),
@@ -118,6 +124,19 @@ class AdminApplication:
             return _json(await operation.do(api, {**values, "by": who}))
 
         return self._route(operation.path, answer, operation.need, method=operation.method)
+
+    async def _metrics(self, request: Request, who: str) -> Response:  # noqa: ARG002
+        if self._counted is None:
+            raise _RequestError(
+                HTTPStatus.NOT_IMPLEMENTED,
+                "metrics for Prometheus need a package that is missing: "
+                "pip install 'gracekit[prometheus]'",
+            )
+        from gracekit.telemetry.prometheus import exposition  # noqa: PLC0415 - an extra
+
+        readings = await self._api().readings()
+        body, kind = exposition(self._counted, readings, accept=request.headers.get("accept", ""))
+        return Response(body, media_type=kind, headers=_HEADERS)
 
     async def _key(self, _: Request, who: str) -> Response:  # noqa: ARG002
         api = self._api()

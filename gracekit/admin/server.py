@@ -24,6 +24,7 @@ from gracekit.config.admin import AdminAddress, admin_address, files_of
 from gracekit.config.settings import Settings
 from gracekit.control.door_wire import LONGEST_ADDRESS
 from gracekit.errors import ConfigError
+from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.telemetry.telemetry import Telemetry
 
 MAX_CONNECTIONS: Final = 512
@@ -42,6 +43,8 @@ class AdminServer:
 
     Args:
         find: The run's API.
+        telemetry: Where it is reported what happens here.
+        counted: As of `AdminApplication`.
         keeps_listening: Whether the process ends with the run. Then its socket goes on listening,
             though nobody answers any more, so that no connection is refused before the process is
             gone.
@@ -51,11 +54,18 @@ class AdminServer:
     """
 
     def __init__(
-        self, settings: Settings, find: Find, telemetry: Telemetry, *, keeps_listening: bool
+        self,
+        settings: Settings,
+        find: Find,
+        telemetry: Telemetry,
+        counted: RunMetrics | None,
+        *,
+        keeps_listening: bool,
     ) -> None:
         self._settings = settings
         self._find = find
         self._telemetry = telemetry
+        self._counted = counted
         self._keeps_listening = keeps_listening
         self._listener: socket.socket | None = None
         self._server: _Server | None = None
@@ -80,7 +90,7 @@ class AdminServer:
         self._telemetry.emit("admin.opened", address=str(name))
 
     def _config(self, access: Access) -> Config:
-        application = AdminApplication(self._find, access, self._telemetry).build()
+        application = AdminApplication(self._find, access, self._telemetry, self._counted).build()
         certificate = self._settings.admin_tls
         files = files_of(certificate) if certificate else (None, None)
         config = Config(

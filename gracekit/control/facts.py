@@ -7,14 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gracekit.clock import Clock, age_s
+from gracekit.clock import age_s
 from gracekit.control import facts_sql as sql
 from gracekit.errors import StoreError
-from gracekit.store.engine import Engine
+from gracekit.listings.store_view import StoreView
+from gracekit.telemetry.telemetry import Telemetry
 
 FRESH_S: Final = 5.0
 LOOK_TIMEOUT_S: Final = 1.0
 """After it the store counts as silent: probes wait for no longer."""
+COUNT_EVERY_S: Final = 60.0
+"""Accounts are counted over every row of the store, so no more often than this."""
+COUNT_SHARE: Final = 100
+"""A count that took 1 s is repeated after 100 s: it keeps other reads waiting."""
+UNCOUNTED_S: Final = 600.0
+"""As above after a count that nobody waited for to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,37 +42,71 @@ class Facts:
 
 
 class StoreFacts:
-    """Looks when somebody asks, at most each `FRESH_S`; all who ask meanwhile share one look."""
+    """Looks when somebody asks, at most each `FRESH_S`; all who ask meanwhile share one look.
 
-    def __init__(self, engine: Engine, clock: Clock, *, service: str) -> None:
-        self._engine = engine
-        self._clock = clock
+    Args:
+        view: Of the run's store.
+        telemetry: Knows whether somebody measures, who cannot wait for a look.
+        service: Whose requests are counted.
+
+    Attributes:
+        last: What the last look has shown, however old; None before the first.
+        accounts_off_by: Requests of the store that are not accounted for, as last counted; None
+            before that.
+    """
+
+    def __init__(self, view: StoreView, telemetry: Telemetry, *, service: str) -> None:
+        self._view = view
+        self._telemetry = telemetry
         self._service = service
-        self._last: Facts | None = None
         self._looking = asyncio.Lock()
-
-    @property
-    def last(self) -> Facts | None:
-        """What the last look has shown, however old; None before the first."""
-        return self._last
+        self._counting = asyncio.Lock()
+        self._count_at = 0.0  # loop time of the next count
+        self.last: Facts | None = None
+        self.accounts_off_by: int | None = None
 
     async def fresh(self) -> Facts:
         """What is known; never raises for the store, and waits `LOOK_TIMEOUT_S` at most."""
         async with self._looking:
-            if self._last is None or self._clock.loop() - self._last.at >= FRESH_S:
-                self._last = await self._look()
-            return self._last
+            if self.last is None or self._view.clock.loop() - self.last.at >= FRESH_S:
+                self.last = await self._look()
+            return self.last
+
+    async def count_accounts(self) -> None:
+        """Count what is accounted for, if it is time; waits `LOOK_TIMEOUT_S` at most."""
+        clock = self._view.clock
+        async with self._counting:
+            began_at = clock.loop()
+            if began_at < self._count_at:
+                return
+            self._count_at = began_at + UNCOUNTED_S
+            try:
+                async with asyncio.timeout(LOOK_TIMEOUT_S):
+                    self.accounts_off_by = (await self._view.accounts()).off_by
+            except (StoreError, TimeoutError):
+                return
+            took_s = clock.loop() - began_at
+            self._count_at = clock.loop() + max(COUNT_EVERY_S, COUNT_SHARE * took_s)
+
+    async def keep(self) -> None:
+        """Look again and again while the process has a meter provider, until cancelled."""
+        while True:
+            await asyncio.sleep(FRESH_S)
+            if self._telemetry.is_measured:
+                await self.fresh()
+                await self.count_accounts()
 
     async def _look(self) -> Facts:
+        clock = self._view.clock
         try:
             async with asyncio.timeout(LOOK_TIMEOUT_S):
-                rows = await self._engine.query(sql.UNFINISHED, self._service)
+                rows = await self._view.engine.query(sql.UNFINISHED, self._service)
         except (StoreError, TimeoutError):
-            return Facts(at=self._clock.loop(), answers=False)
+            return Facts(at=clock.loop(), answers=False)
         oldest = min((float(at or 0.0) for _, _, at in rows), default=None)
         return Facts(
-            at=self._clock.loop(),
+            at=clock.loop(),
             answers=True,
             unfinished={str(state): int(number or 0) for state, number, _ in rows},
-            oldest_s=None if oldest is None else age_s(self._clock.wall(), oldest),
+            oldest_s=None if oldest is None else age_s(clock.wall(), oldest),
         )

@@ -25,6 +25,8 @@ from gracekit.tracker.task import Lane
 LONG_UNFINISHED_S: Final = 3600.0
 """A request that is unfinished for longer deserves a look."""
 
+SLOW_COMMIT_S: Final = 1.0
+
 HealthStatus = Literal["pass", "warn", "fail"]
 
 
@@ -142,3 +144,5 @@ class HealthCheck:
         for lane, server in self._servers.items():
             if (failure := server.failure) is not None:
                 yield f"{lane.value} cannot be read for {now - failure.since:.0f}s"
+        if (longest_s := self._engine.commits.longest_s()) > SLOW_COMMIT_S:
+            yield f"a commit takes {longest_s:.0f}s"

@@ -299,6 +299,7 @@ class MemoryTransport:
     """One connection to a `MemoryBroker`; see `Transport`."""
 
     is_local: Final = True
+    is_connected: Final = None  # no broker
 
     def __init__(self, broker: MemoryBroker, process: Process) -> None:
         self.process: Final = process

@@ -83,6 +83,7 @@ class SqliteTransport:
     """
 
     is_local: Final = True
+    is_connected: Final = None  # no broker
 
     def __init__(
         self,

@@ -252,6 +252,11 @@ class Transport(Protocol):
     """
 
     @property
+    def is_connected(self) -> bool | None:
+        """Whether its broker is reached now; None where there is no broker."""
+        ...
+
+    @property
     def is_local(self) -> bool:
         """Whether only who may use the files of this machine can send by it."""
         ...

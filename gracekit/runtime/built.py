@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gracekit.admin.api import AdminApi
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
+from gracekit.control.gauges import Gauges
 from gracekit.control.verbs import Control
 from gracekit.dispatcher import Dispatcher
 from gracekit.drain.coordinator import ShutdownCoordinator
@@ -29,7 +30,6 @@ from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import Transport
 from gracekit.runs.members import Members
 from gracekit.runs.own import OwnRecord, OwnSeat
-from gracekit.runtime.readings import Gauges
 from gracekit.runtime.stops import Stops
 from gracekit.service import Service
 from gracekit.stop_signals import StopSignals

@@ -26,13 +26,13 @@ from gracekit.rpc.transport import Transport
 from gracekit.runtime.built import Wired
 from gracekit.runtime.ending import Ending
 from gracekit.runtime.ground import lay_ground
+from gracekit.runtime.metrics import label_words
 from gracekit.runtime.opening import open_run
-from gracekit.runtime.readings import label_words
 from gracekit.runtime.start import Start
 from gracekit.service import Service
 from gracekit.store.engine import Engine
 from gracekit.telemetry.metrics import LabelWords
-from gracekit.telemetry.readings import Readings, StoreNumbers
+from gracekit.telemetry.readings import Readings
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.upkeep import Starting
 
@@ -228,7 +228,7 @@ class Runtime:
 
     def readings(self) -> Readings:
         """What the gauges of its metrics show now, once it is open; from any thread."""
-        return self._built.gauges.read(StoreNumbers(), broker_connected=None)
+        return self._built.gauges.read()
 
     @property
     def report(self) -> DrainReport | None:

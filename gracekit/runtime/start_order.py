@@ -12,6 +12,7 @@ from gracekit.admin.api import AdminApi
 from gracekit.background import Background, Work
 from gracekit.config.admin import OFF
 from gracekit.control.door import Door
+from gracekit.control.facts import StoreFacts
 from gracekit.control.verbs import Control
 from gracekit.drain.coordinator import RECORD, ShutdownCoordinator
 from gracekit.drain.parts import DrainParts
@@ -28,6 +29,7 @@ from gracekit.rpc.transport import shared_queue
 from gracekit.runs.files import door_name
 from gracekit.runs.members import Members
 from gracekit.runtime.built import Ground, Records, Requests
+from gracekit.runtime.metrics import count_metrics
 from gracekit.tracker.history import History
 from gracekit.tracker.task import Lane
 from gracekit.upkeep import LifeSigns, RunWatch, Tidying, Watchdog
@@ -41,6 +43,7 @@ def in_order(
     coordinator: ShutdownCoordinator,
     control: Control,
     admin: AdminApi,
+    facts: StoreFacts,
 ) -> PartList:
     """All that starts, from the first line down, and stops, from the last line up."""
     settings, reconciler, seat = ground.settings, parts.reconciler, ground.seat
@@ -84,6 +87,7 @@ def in_order(
             ListedPart("watch", work(watch.watch)),
             ListedPart("beat", work(signs.beat)),
             ListedPart("tidying", work(tidying.tidy)),
+            ListedPart("facts", work(facts.keep)),
             ListedPart("watchdog", StepPart(feeding.start)),
         ]
     )
@@ -144,7 +148,11 @@ def _endpoint(ground: Ground, admin: AdminApi) -> Part:
         ) from error
     ends_process = ground.signals is not None and ground.signals.for_good
     return AdminServer(
-        ground.settings, lambda: admin, ground.telemetry, keeps_listening=ends_process
+        ground.settings,
+        lambda: admin,
+        ground.telemetry,
+        count_metrics(ground.service, ground.telemetry),
+        keeps_listening=ends_process,
     )
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from gracekit.admin.api import MOST_RUNS, AdminApi
 from gracekit.control.facts import StoreFacts
+from gracekit.control.gauges import Gauges
 from gracekit.control.health import HealthCheck
 from gracekit.control.orders import Orders
 from gracekit.control.verbs import Control
@@ -47,7 +49,6 @@ from gracekit.rpc.transport import Queue, directed_queue, fanout_queue, shared_q
 from gracekit.runs.members import Members
 from gracekit.runs.own import OwnRecord
 from gracekit.runtime.built import Ground, Records, Requests, Wired
-from gracekit.runtime.readings import Gauges
 from gracekit.runtime.start_order import in_order
 from gracekit.tracker.history import History
 from gracekit.tracker.task import Lane
@@ -87,10 +88,12 @@ def wire(ground: Ground) -> Wired:
     coordinator = ShutdownCoordinator(
         ground.phase, parts, ground.settings, ground.telemetry, ground.clock
     )
-    facts = StoreFacts(ground.engine, ground.clock, service=ground.service.topic)
+    view = _view(ground)
+    facts = StoreFacts(view, ground.telemetry, service=ground.service.topic)
     health = HealthCheck(ground.phase, coordinator, servers, ground.engine, facts, ground.clock)
     control = verbs.control = _control(ground, records, requests, coordinator, health)
-    admin = _admin(ground, control, health)
+    gauges = _gauges(ground, records, servers, facts)
+    admin = _admin(ground, control, health, gauges, facts, view)
     return Wired(
         record=records.own,
         tracker=requests.services.tracker,
@@ -104,14 +107,8 @@ def wire(ground: Ground) -> Wired:
         coordinator=coordinator,
         control=control,
         admin=admin,
-        gauges=Gauges(
-            ground.phase,
-            ground.tracker,
-            records.members,
-            servers,
-            loop=asyncio.get_running_loop(),
-        ),
-        parts=in_order(ground, records, requests, parts, coordinator, control, admin),
+        gauges=gauges,
+        parts=in_order(ground, records, requests, parts, coordinator, control, admin, facts),
     )
 
 
@@ -355,14 +352,39 @@ def _control(
     )
 
 
-def _admin(ground: Ground, control: Control, health: HealthCheck) -> AdminApi:
-    location = ground.location
-    view = StoreView(
+def _view(ground: Ground) -> StoreView:
+    return StoreView(
         ground.engine,
         ground.process,
-        location.run_directory,
+        ground.location.run_directory,
         ground.clock,
         most_runs=MOST_RUNS,
     )
-    store = location.name or location.url
-    return AdminApi(ground.seat.run_id, control, health, view, ground.settings, store=store)
+
+
+def _gauges(
+    ground: Ground, records: Records, servers: Mapping[Lane, RpcServer], facts: StoreFacts
+) -> Gauges:
+    return Gauges(
+        ground.phase,
+        ground.tracker,
+        records.members,
+        servers,
+        ground.transport,
+        facts,
+        loop=asyncio.get_running_loop(),
+    )
+
+
+def _admin(
+    ground: Ground,
+    control: Control,
+    health: HealthCheck,
+    gauges: Gauges,
+    facts: StoreFacts,
+    view: StoreView,
+) -> AdminApi:
+    store = ground.location.name or ground.location.url
+    return AdminApi(
+        ground.seat.run_id, control, health, gauges, facts, view, ground.settings, store=store
+    )

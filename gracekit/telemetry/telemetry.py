@@ -106,6 +106,11 @@ class Telemetry:
         self.tracing.look()
         self.look_for_metrics()
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether the process has a meter provider, as far as was looked."""
+        return self._is_measured
+
     def look_for_metrics(self) -> None:
         """Measure only if the process has a meter provider by now."""
         self._is_measured = somebody_measures()

@@ -347,7 +347,7 @@ async def test_a_task_is_shown_and_cancelled_by_its_id(tmp_path: Path):
         unexplained = await site.act(f"/api/v1/tasks/{task_id}/cancel")
         unknown = await site.act("/api/v1/tasks/nobody/cancel", reason="x")
         done = await site.act(f"/api/v1/tasks/{task_id}/cancel", reason="wrong vm")
-        while site.runtime.in_flight():
+        while site.runtime.readings().in_flight:
             await asyncio.sleep(0.01)
         after = (await site.ask(f"/api/v1/tasks/{task_id}", **ALICE)).json
 

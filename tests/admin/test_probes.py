@@ -48,7 +48,7 @@ async def test_probes_follow_a_service_through_its_life(tmp_path: Path):
 
         async with RpcClient(client_of.ground.transport, "s") as client:
             await client.cast("work")
-            while not client_of.in_flight():
+            while not client_of.readings().in_flight:
                 await asyncio.sleep(0.01)
             site.runtime.request_stop(source="signal", by="SIGTERM")
             draining = await statuses(site)

@@ -9,6 +9,7 @@ import pytest
 
 from gracekit import Context, Service
 from gracekit.errors import InvalidArgumentsError
+from gracekit.process import Point
 from gracekit.testing.faults import Fault
 from tests.service.kit import Doors, Life, World
 
@@ -163,6 +164,51 @@ async def test_a_request_that_is_unfinished_for_hours_is_worth_a_look(
 
     assert await probe(life, "ready") == ("warn", ["the oldest unfinished request is 2h old"])
     doors.open("work")
+
+
+async def test_a_store_that_has_become_slow_is_worth_a_look(
+    world: World, svc: Service, doors: Doors
+):
+    """
+    While a commit takes seconds, and for a moment after.
+    """
+    life = await world.start(svc)
+    life.faults.delay_s = 8.0
+    life.plan(Point.FINISH, Fault.DELAY)
+    await (await world.client(svc)).cast("work")
+    doors.open("work")
+    await asyncio.sleep(4)
+
+    assert await probe(life, "ready") == ("warn", ["a commit takes 4s"])
+
+    await asyncio.sleep(30)
+    assert await probe(life, "ready") == ("pass", [])
+
+
+async def test_a_queue_that_cannot_be_read_is_worth_a_look_and_then_a_failure(
+    world: World, svc: Service, doors: Doors
+):
+    """
+    A connection that comes back within seconds is no reason to send requests elsewhere.
+    """
+    life = await world.start(svc, max_accepted=1)
+    client = await world.client(svc)
+    for _ in range(2):
+        await client.cast("work")
+    await doors.wait(1)
+    await asyncio.sleep(31)
+    life.plan("consume", Fault.REFUSED, times=40)
+    doors.open("work")
+    await asyncio.sleep(3)
+
+    status, (why,) = await probe(life, "ready")
+    assert (status, why.startswith("requests cannot be read for ")) == ("warn", True)
+    await asyncio.sleep(4)
+    assert await probe(life, "ready") == ("fail", ["requests cannot be read"])
+    assert (await probe(life, "live"))[0] == "pass"
+
+    await life.hears("service.hears")
+    assert await probe(life, "ready") == ("pass", [])
 
 
 async def test_a_probe_that_does_not_exist_is_refused_with_those_that_do(

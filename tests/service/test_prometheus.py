@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -224,10 +225,8 @@ async def test_every_row_of_the_table_is_rendered(world: World, svc: Service, do
     for metric in METRICS:
         for event in metric.events:
             counted.record(event, {"method": "resize", "ran_s": 0.2, "waited_s": 1.0})
-    readings = runtime.wired.gauges.read(
-        StoreNumbers(unfinished={"accepted": 2}, oldest_unfinished_s=3.0, accounts_off_by=0),
-        broker_connected=True,
-    )
+    seen = StoreNumbers(unfinished={"accepted": 2}, oldest_unfinished_s=3.0, accounts_off_by=0)
+    readings = replace(runtime.readings(), store=seen, broker_connected=True)
 
     plain, plain_type = exposition(counted, readings)
     wanted = "application/openmetrics-text; version=1.0.0"

@@ -81,6 +81,12 @@ class AmqpTransport:
         self._leaving: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
 
+    @property
+    def is_connected(self) -> bool:
+        """See `Transport.is_connected`."""
+        links = [self._writing, *([self._reading] if self._consumers else [])]
+        return all(link.is_up for link in links)
+
     def on_broken(self, callback: Callable[[StoreBrokenError], None]) -> None:
         """Nothing here is final: a lost broker is connected to again, for ever."""
 

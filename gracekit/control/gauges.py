@@ -1,37 +1,18 @@
-"""What the metrics of one run show: the words of its labels, and the readings of its gauges."""
+"""The readings of one run's gauges."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final
 
-from gracekit.config.choices import RejectReason, choices_of
+from gracekit.control.facts import StoreFacts
 from gracekit.phase import Phase, ServiceState
-from gracekit.recovery.decisions import Step
 from gracekit.rpc.server import RpcServer
+from gracekit.rpc.transport import Transport
 from gracekit.runs.members import Members
-from gracekit.service import Service
-from gracekit.telemetry.metrics import LabelWords
 from gracekit.telemetry.readings import Readings, StoreNumbers
-from gracekit.tracker.task import TERMINAL, TRANSIENT, Lane, TaskState
+from gracekit.tracker.task import Lane
 from gracekit.tracker.tracker import Tracker
-
-_ENDS: Final = frozenset(state.value for state in TERMINAL - {TaskState.REJECTED})
-
-
-def label_words(service: Service) -> LabelWords:
-    """Every value that a label of the service's metrics may have."""
-    names = (*(method.name for method in service.methods), *(job.name for job in service.jobs))
-    return LabelWords(
-        methods=frozenset(names),
-        lanes=frozenset(lane.value for lane in Lane),
-        outcomes=_ENDS,
-        decisions=_ENDS | {Step.RUN_AGAIN.value},
-        reasons=frozenset(choices_of(RejectReason)),
-        states=frozenset(state.value for state in TRANSIENT),
-        phases=frozenset(state.value for state in ServiceState),
-    )
 
 
 class Gauges:
@@ -40,6 +21,8 @@ class Gauges:
     Args:
         members: Knows when the run began.
         servers: Whose intakes are shown.
+        transport: Knows whether the broker is reached.
+        facts: What was last seen of the store.
         loop: Of the run: its time is what deadlines are in.
     """
 
@@ -49,6 +32,8 @@ class Gauges:
         tracker: Tracker,
         members: Members,
         servers: Mapping[Lane, RpcServer],
+        transport: Transport,
+        facts: StoreFacts,
         *,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -56,15 +41,12 @@ class Gauges:
         self._tracker = tracker
         self._members = members
         self._servers = servers
+        self._transport = transport
+        self._facts = facts
         self._loop = loop
 
-    def read(self, store: StoreNumbers, *, broker_connected: bool | None) -> Readings:
-        """What the gauges show now.
-
-        Args:
-            store: What was last seen of the store: nothing is asked of it here.
-            broker_connected: None where there is no broker, or it is not known.
-        """
+    def read(self) -> Readings:
+        """What the gauges show now."""
         phase, now = self._phase, self._loop.time()
         draining, deadline = phase.state is ServiceState.DRAINING, phase.deadline
         running = [task for task in self._tracker if task.running and task.holds_drain]
@@ -79,6 +61,16 @@ class Gauges:
             drain_left_s=None if deadline is None else max(0.0, deadline - now),
             drain_expected_s=max(0.0, max(known, default=now) - now) if is_known else None,
             drain_at_risk=0 if deadline is None else sum(end > deadline for end in known),
-            broker_connected=broker_connected,
-            store=store,
+            broker_connected=self._transport.is_connected,
+            store=self._store(),
+        )
+
+    def _store(self) -> StoreNumbers:
+        facts = self._facts.last
+        if facts is None or not facts.answers:
+            return StoreNumbers()
+        return StoreNumbers(
+            unfinished=facts.unfinished,
+            oldest_unfinished_s=facts.oldest_s or 0.0,
+            accounts_off_by=self._facts.accounts_off_by,
         )

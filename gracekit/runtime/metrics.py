@@ -1,0 +1,40 @@
+"""The metrics of one run: the words of its labels, and counting them where somebody reads them."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Final
+
+from gracekit.config.choices import RejectReason, choices_of
+from gracekit.phase import ServiceState
+from gracekit.recovery.decisions import Step
+from gracekit.service import Service
+from gracekit.telemetry.metrics import LabelWords
+from gracekit.telemetry.run_metrics import RunMetrics
+from gracekit.telemetry.telemetry import Telemetry
+from gracekit.tracker.task import TERMINAL, TRANSIENT, Lane, TaskState
+
+_ENDS: Final = frozenset(state.value for state in TERMINAL - {TaskState.REJECTED})
+
+
+def label_words(service: Service) -> LabelWords:
+    """Every value that a label of the service's metrics may have."""
+    names = (*(method.name for method in service.methods), *(job.name for job in service.jobs))
+    return LabelWords(
+        methods=frozenset(names),
+        lanes=frozenset(lane.value for lane in Lane),
+        outcomes=_ENDS,
+        decisions=_ENDS | {Step.RUN_AGAIN.value},
+        reasons=frozenset(choices_of(RejectReason)),
+        states=frozenset(state.value for state in TRANSIENT),
+        phases=frozenset(state.value for state in ServiceState),
+    )
+
+
+def count_metrics(service: Service, telemetry: Telemetry) -> RunMetrics | None:
+    """Count from now on what `/metrics` shows; None without the package that shows it."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        return None
+    counted = RunMetrics(label_words(service))
+    telemetry.count_into(counted)
+    return counted

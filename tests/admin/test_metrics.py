@@ -1,0 +1,74 @@
+"""`/metrics` over HTTP: what Prometheus gets, and what it costs those who do not ask."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gracekit import Context, RpcClient, Service
+from tests.admin.kit import Site
+
+
+async def scraped(site: Site) -> dict[tuple[str, tuple[str, ...]], float]:
+    answer = await site.ask("/metrics")
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return {
+        (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.body.decode())
+        for sample in family.samples
+    }
+
+
+async def test_a_drain_is_told_by_what_prometheus_scrapes(tmp_path: Path):
+    """
+    Phase, what is in flight, what is left of the time, what is unfinished on record.
+    """
+    svc, done = Service("s"), asyncio.Event()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await done.wait()
+
+    async with Site(tmp_path, svc) as site:
+        async with RpcClient(site.runtime.ground.transport, "s") as client:
+            await client.cast("work")
+        while not site.runtime.readings().in_flight:
+            await asyncio.sleep(0.01)
+        serving = await scraped(site)
+        site.runtime.request_stop(source="signal", by="SIGTERM")
+        while site.runtime.readings().drain_left_s is None:
+            await asyncio.sleep(0.01)
+        draining = await scraped(site)
+        done.set()
+
+    assert serving["gracekit_phase", ("serving",)] == 1
+    assert draining["gracekit_phase", ("draining",)] == 1
+    assert draining["gracekit_tasks_in_flight", ("requests", "work")] == 1
+    assert serving["gracekit_unfinished", ("running",)] == 1
+    assert serving["gracekit_accounts_off_by", ()] == 0
+    assert 0 < draining["gracekit_drain_left_seconds", ()] <= 25
+    assert (serving["gracekit_ready", ()], draining["gracekit_ready", ()]) == (1, 0)
+
+
+async def test_without_its_package_metrics_say_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Probes and listings need no such package, so the endpoint starts without.
+    """
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "prometheus_client" else real(name, *more),
+    )
+    async with Site(tmp_path, Service("s")) as site:
+        answer = await site.ask("/metrics")
+
+    assert answer.status == 501
+    assert "pip install 'gracekit[prometheus]'" in answer.why
