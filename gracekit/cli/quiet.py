@@ -1,10 +1,10 @@
-"""`gracekit quiet` and `gracekit resume`: verbs that are done when they are answered."""
+"""`gracekit quiet`, `resume` and `extend`: verbs that are done when they are answered."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import click
 
@@ -12,9 +12,13 @@ from gracekit.cli.main import ERROR, UNREACHABLE, tell
 from gracekit.cli.options import CommonOptions, common, why_option
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, choose
-from gracekit.cli.text import json_text, safe
+from gracekit.cli.text import duration, json_text, safe
+from gracekit.config.values import parse_duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.runs.run import Run
+
+_SHOWN: Final = ("phase", "drain_left_s")
+"""What an answer shows, as far as it has that."""
 
 _instance = click.argument("name", metavar="[INSTANCE]", required=False)
 _all = click.option("--all", "everyone", is_flag=True, help="Every living run of the store.")
@@ -47,17 +51,41 @@ def resume(options: CommonOptions, /, *, name: str | None, everyone: bool, reaso
     _say("resume", options, name, everyone=everyone, reason=reason)
 
 
-def _say(
-    verb: str, options: CommonOptions, name: str | None, *, everyone: bool, reason: str
+@click.command()
+@_instance
+@click.option(
+    "--by", "more", metavar="DURATION", required=True, help="How much later its deadline is then."
+)
+@_all
+@why_option
+@common
+def extend(
+    options: CommonOptions, /, *, name: str | None, more: str, everyone: bool, reason: str
 ) -> None:
+    """Move the deadline of a drain later, one that a command has asked for.
+
+    Running tasks then have more time before they are handed over. The whole
+    drain stays below `kill_after`, where that is set. The deadline of a drain
+    by a signal stands, as whoever sent that will not wait longer.
+    """
+    parse_duration(more)
+    _say("extend", options, name, everyone=everyone, reason=reason, more=more)
+
+
+def _say(
+    verb: str, options: CommonOptions, name: str | None, *, everyone: bool, **args: str
+) -> None:
+    asked = {name: text for name, text in args.items() if text}
     with StoreRecords(options.settings) as records:
         runs = asyncio.run(find(records, options, name, everyone=everyone))
-        results = asyncio.run(_ask(records, verb, runs, reason))
+        results = asyncio.run(_ask(records, verb, runs, asked))
     failed = [code for _, code in results if code]
     if options.as_json:
         click.echo(json_text({"runs": [result for result, _ in results]}))
     for result, code in results:
         words = safe(result.get("error") or result["phase"])
+        if (left_s := result.get("drain_left_s")) is not None:
+            words = f"{words}, {duration(left_s)} left"
         name = f"{result['service']}@{result['instance']}"
         # Why a run is not asked, or gives no answer, begins with its name already.
         words = words if words.startswith(f"{name} ") else f"{name}: {words}"
@@ -86,22 +114,22 @@ async def find(
 
 
 async def _ask(
-    records: StoreRecords, verb: str, runs: Sequence[Run], reason: str
+    records: StoreRecords, verb: str, runs: Sequence[Run], asked: Mapping[str, str]
 ) -> list[tuple[dict[str, Any], int]]:
     async with ControlClient(records.run_directory) as control:
-        return await asyncio.gather(*(_ask_one(control, verb, run, reason) for run in runs))
+        return await asyncio.gather(*(_ask_one(control, verb, run, asked) for run in runs))
 
 
 async def _ask_one(
-    control: ControlClient, verb: str, run: Run, reason: str
+    control: ControlClient, verb: str, run: Run, asked: Mapping[str, str]
 ) -> tuple[dict[str, Any], int]:
     result: dict[str, Any] = {
         "service": run.service, "instance": run.instance, "run_id": run.run_id,
     }  # fmt: skip
     try:
-        answer = await control.ask(run, verb, {"reason": reason} if reason else {})
+        answer = await control.ask(run, verb, asked)
     except (DependencyError, RunEndedError) as error:
         return result | {"error": str(error)}, UNREACHABLE
     except GracekitError as error:
         return result | {"error": f"refused: {error}"}, ERROR
-    return result | {"phase": answer.get("phase")}, 0
+    return result | {name: answer[name] for name in _SHOWN if name in answer}, 0

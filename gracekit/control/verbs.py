@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from gracekit.clock import Clock
-from gracekit.config.values import did_you_mean, parse_duration
+from gracekit.config.values import did_you_mean, format_duration, parse_duration
 from gracekit.control.health import HealthCheck, Probe
 from gracekit.control.orders import Orders, VerbAnswer
 from gracekit.drain.coordinator import ShutdownCoordinator
@@ -44,7 +44,7 @@ NOTE_TIMEOUT_S: Final = 1.0
 
 
 class Control:
-    """The verbs of one run: status, health, drain, quiet, resume; of a task cancel, fail, retry."""
+    """The verbs of one run, and the orders about its tasks."""
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class Control:
             "status": self._status,
             "health": self._answer_probe,
             "drain": self._drain,
+            "extend": self._extend,
             "quiet": self._quiet,
             "resume": self._resume,
             **{verb.value: partial(self._order, verb) for verb in Verb},
@@ -222,6 +223,23 @@ class Control:
         await self._note("drain", args)
         return {"run_id": self._run_id, "phase": ServiceState.DRAINING.value}
 
+    async def _extend(self, args: Mapping[str, Any]) -> VerbAnswer:
+        """Move the deadline of the drain later.
+
+        Args:
+            args: `more`, a duration. `by` is who asks, as everywhere.
+        """
+        if (more := args.get("more")) is None:
+            raise InvalidArgumentsError("verb 'extend' needs more, a duration such as '5m'")
+        more_s = parse_duration(more)
+        left_s = self._coordinator.extend(more_s)
+        await self._note("extend", args, what=f" ({format_duration(more_s)} more)")
+        return {
+            "run_id": self._run_id,
+            "phase": ServiceState.DRAINING.value,
+            "drain_left_s": left_s,
+        }
+
     async def _quiet(self, args: Mapping[str, Any]) -> VerbAnswer:
         closing = asyncio.ensure_future(self._coordinator.quiet())
         self._closing.add(closing)
@@ -238,13 +256,13 @@ class Control:
         await self._note("resume", args)
         return {"run_id": self._run_id, "phase": ServiceState.SERVING.value}
 
-    async def _note(self, verb: str, args: Mapping[str, Any]) -> None:
+    async def _note(self, verb: str, args: Mapping[str, Any], *, what: str = "") -> None:
         """Record who asked the run for what, and why; after it was done, as a store may be slow."""
         by, reason = _words(args, "by", LONGEST_WORD), _words(args, "reason", LONGEST_REASON)
         self._telemetry.emit("run.ordered", verb=verb, by=by, reason=reason)
         try:
             async with asyncio.timeout(NOTE_TIMEOUT_S):
-                await self._journal.tally(f"operator_{verb}", detail=f"{by}: {reason}")
+                await self._journal.tally(f"operator_{verb}", detail=f"{by}: {reason}{what}")
         except (StoreError, TimeoutError) as error:
             self._telemetry.emit("store.error", what="incident", error=repr(error))
 

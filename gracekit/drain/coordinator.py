@@ -27,7 +27,7 @@ from gracekit.journal.holds import Hold
 from gracekit.parts import PartList
 from gracekit.phase import Phase, ServiceState
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.task import Lane, TrackedTask
+from gracekit.tracker.task import Lane
 
 T = TypeVar("T")
 
@@ -72,6 +72,7 @@ class ShutdownCoordinator:
         self._requested = asyncio.Event()
         self._resumed = False
         self._past_return = False
+        self._wait_over = False
         self._times = Times(phase, settings, clock)
         self._steps = BoundedSteps(telemetry)
         self._forecast = Forecast(clock)
@@ -97,6 +98,47 @@ class ShutdownCoordinator:
         if self._phase.deadline is not None:
             self._phase.deadline = deadline
         self._parts.tracker.poke()
+
+    def extend(self, by_s: float) -> float:
+        """Move the deadline of a drain later, and all that follows it.
+
+        Returns:
+            Seconds until the deadline now.
+
+        Raises:
+            GracekitError: there is no drain that may be extended, or not by so much.
+        """
+        request = self._extensible()
+        self._times.check_extension(request, by_s)
+        deadline = self._times.deadline_of(request) + by_s
+        self._request = replace(request, timeout_s=deadline - request.at)
+        if self._phase.deadline is not None:  # else the drain is about to begin, with this one
+            self._phase.deadline = deadline
+        self._arm_alarm(deadline)
+        self._parts.tracker.poke()
+        left_s = round(deadline - self._times.now, 1)
+        self._telemetry.emit("drain.extended", more_s=by_s, left_s=left_s)
+        return left_s
+
+    def _extensible(self) -> StopRequest:
+        request = self._request
+        if request is None or self._resumed:
+            raise GracekitError(
+                f"the service is {self._phase.state.value}, and no drain is under way that could "
+                "be extended: `gracekit drain --timeout 5m` begins one with that time"
+            )
+        if request.final:
+            raise GracekitError(
+                "the drain is final: a signal, the program or a fault asked for it, and not a "
+                "command, so its deadline stands; GRACEKIT_DRAIN_TIMEOUT gives the next one more"
+            )
+        passed = self._phase.deadline is not None and self._times.now >= self._times.deadline
+        if passed or self._wait_over or self._times.is_cut_short:
+            raise GracekitError(
+                "the drain waits for nothing any more: its tasks have ended, or were handed over "
+                "at the deadline; start the service again when it has stopped"
+            )
+        return request
 
     def force(self) -> None:
         """Go to the deadline step at once: a second INT, or QUIT."""
@@ -186,6 +228,7 @@ class ShutdownCoordinator:
                 progress.cancel()  # the service may take long to reopen, and drains no more
                 await self._withdraw()
                 return None
+            self._wait_over = True
             unfinished = self._hand_over()
             await self._insist(unfinished.hand_over)  # 5
             await self._insist(unfinished.flush)  # 6
@@ -218,9 +261,7 @@ class ShutdownCoordinator:
 
     async def _announce(self, request: StopRequest) -> None:
         """Step 1: kernel alarm, stop-intent, and then the state that everybody sees."""
-        if self._parts.alarm:
-            left = self._times.hard_limit_after(self._times.deadline_of(request)) - self._times.now
-            self._parts.process.arm_alarm(max(0.1, left + ALARM_AFTER_HARD_LIMIT_S))
+        self._arm_alarm(self._times.deadline_of(self._request or request))
         # The record first: a handler that sees the drain may keep the interpreter to itself from
         # then on, and nothing could be recorded any more.
         await self._steps.bounded("stop-intent", self._intend(request), INTENT_TIMEOUT_S)
@@ -238,23 +279,14 @@ class ShutdownCoordinator:
             running=len(running),
             timeout_s=self._phase.drain_timeout,
         )
-        for task in running[:MOST_AWAITED]:
-            self._tell_awaited(task)
         self._progress = self._new_progress()
-        self._tell_platform(stopping=request.final)
+        self._progress.tell_awaited(running[:MOST_AWAITED])
+        self._progress.tell_platform(stopping=request.final)
 
-    def _tell_awaited(self, task: TrackedTask) -> None:
-        self._telemetry.emit(
-            "task.awaited",
-            task_id=task.request_id,
-            method=task.method,
-            channel=task.lane.word,
-            resource=task.resource,
-            attempt=task.attempt,
-            running_s=self._forecast.age_s(task.started_at),
-            safe_point_s=self._forecast.since_s(task.safe_point_at),
-            expected_s=self._forecast.left_s(task),
-        )
+    def _arm_alarm(self, deadline: float) -> None:
+        if self._parts.alarm:
+            left = self._times.hard_limit_after(deadline) - self._times.now
+            self._parts.process.arm_alarm(max(0.1, left + ALARM_AFTER_HARD_LIMIT_S))
 
     async def _close_intake(self) -> None:
         """Steps 2 and 3: the gate, then the consumers, then what was under way at the gate."""
@@ -301,7 +333,7 @@ class ShutdownCoordinator:
             return False
         self._past_return = True
         if not request.final:
-            self._tell_platform(stopping=True)
+            self._progress.tell_platform(stopping=True)
         await self._wait_ops_quiet()
         # One that came by the ops lane and held no drain may have let another begin that does,
         # or opened a hold, which only the ops lane can end.
@@ -345,9 +377,9 @@ class ShutdownCoordinator:
     async def _wait_ops_quiet(self) -> None:
         """A last ops task may need a callback: its intake closes once its lane was idle."""
         tracker = self._parts.tracker
-        quiet = min(self._times.deadline, self._times.now + self._settings.ops_quiet_timeout_s)
+        quiet = self._times.now + self._settings.ops_quiet_timeout_s
         while tracker.count(Lane.OPS) and not self._times.is_cut_short:
-            if not await tracker.wait_change(deadline=quiet):
+            if not await tracker.wait_change(deadline=min(self._times.deadline, quiet)):
                 return
 
     async def _close_ops(self) -> None:
@@ -377,19 +409,7 @@ class ShutdownCoordinator:
         self._report.unfinished = await self._steps.bounded("count of rows", counting, limit)
         await self._write_record()
         await order.stop(self._stop_one, by=self._times.now + RECORD_TIMEOUT_S)
-        report = self._report
-        self._telemetry.emit(
-            "drain.finished",
-            waited_s=round(report.waited_s, 3),
-            finished=report.finished,
-            handed_over=len(report.handed_over) + len(report.unclean),
-            not_started=len(report.not_started),
-            given_back=report.given_back,
-            open_holds=report.open_holds,
-            holds=self._report.named_holds,
-            unfinished=report.unfinished,
-            exit_code=int(report.exit_code),
-        )
+        self._progress.tell_finished()
 
     async def _write_record(self) -> None:
         report, parts = self._report, self._parts
@@ -477,11 +497,3 @@ class ShutdownCoordinator:
         await self._parts.record.intend_stop(
             source=request.source, by=request.by, reason=request.reason
         )
-
-    def _tell_platform(self, *, stopping: bool) -> None:
-        """The state at once; a final drain also that it is one. Progress asks for time later."""
-        notify, text = self._parts.process.notify, self._progress.status()
-        if stopping:
-            notify.stopping(text, extend_s=self._progress.extension_s())
-        else:
-            notify.status(text)

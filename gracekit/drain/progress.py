@@ -122,6 +122,44 @@ class DrainProgress:
         self._movement = Movement(tracker, steps)
         self._moved_at = times.now
 
+    def tell_awaited(self, running: list[TrackedTask]) -> None:
+        """Log each task that the drain waits for."""
+        for task in running:
+            self._telemetry.emit(
+                "task.awaited",
+                task_id=task.request_id,
+                method=task.method,
+                channel=task.lane.word,
+                resource=task.resource,
+                attempt=task.attempt,
+                running_s=self._forecast.age_s(task.started_at),
+                safe_point_s=self._forecast.since_s(task.safe_point_at),
+                expected_s=self._forecast.left_s(task),
+            )
+
+    def tell_platform(self, *, stopping: bool) -> None:
+        """The state at once; a final drain also that it is one. `show` asks for time later."""
+        if stopping:
+            self._notify.stopping(self.status(), extend_s=self.extension_s())
+        else:
+            self._notify.status(self.status())
+
+    def tell_finished(self) -> None:
+        """Log the sums of the report, when all is over."""
+        report = self._report
+        self._telemetry.emit(
+            "drain.finished",
+            waited_s=round(report.waited_s, 3),
+            finished=report.finished,
+            handed_over=len(report.handed_over) + len(report.unclean),
+            not_started=len(report.not_started),
+            given_back=report.given_back,
+            open_holds=report.open_holds,
+            holds=report.named_holds,
+            unfinished=report.unfinished,
+            exit_code=int(report.exit_code),
+        )
+
     def extension_s(self) -> float | None:
         """Seconds that the platform is asked for; None while nothing says that they would help.
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
+from gracekit.config.values import format_duration
 from gracekit.drain.report import StopRequest
+from gracekit.errors import GracekitError
 from gracekit.phase import Phase
 
 SHORTEST_STEP_S: Final = 0.25
@@ -63,6 +66,30 @@ class Times:
     def hard_limit_after(self, deadline: float) -> float:
         """The hard limit of a drain with that deadline."""
         return deadline + self._settings.hard_limit_s - self._settings.drain_timeout_s
+
+    def check_extension(self, request: StopRequest, by_s: float) -> None:
+        """Whether the drain of *request* may end so much later.
+
+        Raises:
+            GracekitError: it would outlive `kill_after`, which counts from the request.
+        """
+        if by_s <= 0:
+            raise GracekitError(
+                f"an extension by {format_duration(by_s)} changes nothing: a deadline moves later "
+                "only; write --by 5m"
+            )
+        kill_s = self._settings.kill_after_s
+        if kill_s is None:
+            return
+        kill_at = request.at + kill_s
+        room_s = round(kill_at - self.hard_limit_after(self.deadline_of(request)), 3)
+        if by_s >= room_s:
+            most = math.ceil(room_s) - 1
+            left = f"leaves {most}s more at most: --by {most}s" if most > 0 else "leaves no more"
+            raise GracekitError(
+                f"kill_after = {format_duration(kill_s)} {left}; {format_duration(by_s)} later "
+                "the platform would have killed the process before it could hand its tasks over"
+            )
 
     def until(self, end: float) -> float:
         """Seconds that a step gets which must end at *end*."""

@@ -174,6 +174,12 @@ _EVENTS: Final = (
         "What a drain waits for.",
         "step in_flight running open_holds holds tasks left_s expected_s",
     ),
+    _event(
+        "drain.extended",
+        _I,
+        "An operator has moved its deadline later; so much is left until it.",
+        "more_s left_s",
+    ),
     _event("drain.waiting", _I, "A step takes its time; limit_s is its bound.", "step limit_s"),
     _event(
         "drain.step_failed", _E, "A step failed or took too long; the next began.", "step error"

@@ -1,4 +1,4 @@
-"""`gracekit drain`, `quiet` and `resume` on processes that serve."""
+"""`gracekit drain`, `extend`, `quiet` and `resume` on processes that serve."""
 
 from __future__ import annotations
 
@@ -125,6 +125,30 @@ def test_a_watcher_learns_that_the_drain_was_undone(directory):
 
             assert drain.wait() == 1
             assert "was resumed and serves on" in drain.rest()
+
+
+def test_a_drain_by_command_is_given_more_time(directory):
+    """
+    The task ends after the first deadline, and in order; a service that serves has no deadline.
+    """
+    with Running(directory) as run:
+        start_work(directory, run)
+        none = gracekit(directory, "extend", "--by", "5m")
+        gracekit(directory, "drain", "--timeout", "4s", "--no-wait")
+        extended = gracekit(directory, "extend", "--by", "5m", "--reason", "nearly done", "--json")
+        more = gracekit(directory, "extend", "--by", "5m")
+        wrong = gracekit(directory, "extend", "--by", "soon")
+        run.wait_line("left_s=59")  # of a progress line, 5 s after the drain began
+        gracekit(directory, "call", "compute", "release", "--ops")
+        assert run.wait() == 0
+
+    assert (none.code, extended.code, more.code, wrong.code) == (1, 0, 0, 78)
+    assert "refused: the service is serving, and no drain is under way" in none.err
+    (result,) = extended.json["runs"]
+    assert (result["phase"], 300 < result["drain_left_s"] < 304) == ("draining", True)
+    assert more.out.startswith("compute@")
+    assert ": draining, 10m0" in more.out
+    assert "'soon' is not a duration" in wrong.err
 
 
 def test_quiet_closes_intake_and_resume_opens_it(directory):

@@ -87,17 +87,21 @@ async def test_every_verb_works_by_the_door_of_a_service_on_a_broker(site, servi
     status = gracekit(site, "status", "--json")
     quiet = gracekit(site, "quiet", "--reason", "a look")
     resumed = gracekit(site, "resume")
+    drained = gracekit(site, "drain", "--timeout", "20s", "--no-wait")
+    extended = gracekit(site, "extend", "--by", "1m", "--reason", "a backup")
     cancelled = gracekit(site, "tasks", "cancel", task_id, "--reason", "not needed", "--yes")
-    drained = gracekit(site, "drain", "--timeout", "20s")
 
     (instance,) = json.loads(status.stdout)["runs"]
     assert instance["status"]["running"] == 1, instance
     assert (quiet.returncode, quiet.stdout) == (0, "shop@node-a-0: quiet\n"), quiet.stderr
     assert (resumed.returncode, resumed.stdout) == (0, "shop@node-a-0: serving\n"), resumed.stderr
-    assert cancelled.returncode == 0, cancelled.stderr
     assert drained.returncode == 0, drained.stdout + drained.stderr
+    assert extended.stdout.startswith("shop@node-a-0: draining, 1m1"), extended.stderr
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert await service.exit_code() == 0
     assert incidents(site, "operator_quiet") == [f"{who()}: a look"]
     assert incidents(site, "operator_drain") == [f"{who()}: no reason given"]
+    assert incidents(site, "operator_extend") == [f"{who()}: a backup (1m more)"]
 
 
 async def test_control_by_the_broker_is_off(site, service) -> None:
