@@ -52,6 +52,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "quiet": ("gracekit.cli.quiet:quiet", "Close a run's intake; `resume` undoes it."),
         "resume": ("gracekit.cli.quiet:resume", "Undo quiet, or a drain by command."),
         "health": ("gracekit.cli.health:health", "Ask a run one probe: ready, live or started."),
+        "dump": ("gracekit.cli.dump:dump", "Print a run's tasks with their stacks."),
         "runs": ("gracekit.cli.runs:runs", "Say that a run is gone."),
         "doctor": ("gracekit.cli.doctor:doctor", "Look for what would go wrong."),
         "prune": ("gracekit.cli.prune:prune", "Remove what hosts that are gone have left."),

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config.values import did_you_mean, format_duration, parse_duration
+from gracekit.control.dumps import Dumps
 from gracekit.control.health import HealthCheck, Probe
 from gracekit.control.orders import Orders, VerbAnswer
 from gracekit.drain.coordinator import ShutdownCoordinator
@@ -57,6 +58,7 @@ class Control:
         orders: Orders,
         health: HealthCheck,
         journal: Journal,
+        dumps: Dumps,
         telemetry: Telemetry,
         clock: Clock,
     ) -> None:
@@ -75,6 +77,7 @@ class Control:
         self._verbs: dict[str, Callable[[Mapping[str, Any]], Awaitable[VerbAnswer]]] = {
             "status": self._status,
             "health": self._answer_probe,
+            "dump": dumps.page,
             "drain": self._drain,
             "extend": self._extend,
             "quiet": self._quiet,

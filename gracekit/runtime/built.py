@@ -38,6 +38,7 @@ from gracekit.store.location import StoreLocation
 from gracekit.store.wakeup import Wakeups
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import History
+from gracekit.tracker.stacks import StackDump
 from gracekit.tracker.task import Lane
 from gracekit.tracker.tracker import Tracker
 
@@ -48,6 +49,7 @@ class Ground:
 
     Attributes:
         tracker: Here, because a dump of stacks may be asked for at any time.
+        stacks: Makes that dump.
         stops: Here, because a stop may be asked for at any time.
         signals: None where this Runtime does not own the signals of the process.
     """
@@ -62,6 +64,7 @@ class Ground:
     telemetry: Telemetry
     phase: Phase
     tracker: Tracker
+    stacks: StackDump
     stops: Stops
     seat: OwnSeat
     signals: StopSignals | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import partial
 
 from gracekit.clock import Clock
@@ -63,7 +62,7 @@ def lay_ground(
         instance=settings.instance,
     )
     tracker = Tracker()
-    title = partial(_title, service, seat)
+    stacks = StackDump(partial(_title, service, seat), tracker, callers=CALLERS)
     return Ground(
         service=service,
         settings=settings,
@@ -75,9 +74,10 @@ def lay_ground(
         telemetry=telemetry,
         phase=Phase(),
         tracker=tracker,
+        stacks=stacks,
         stops=Stops(clock),
         seat=seat,
-        signals=_signals(settings, process, telemetry, title, tracker) if signals else None,
+        signals=_signals(settings, process, telemetry, stacks) if signals else None,
     )
 
 
@@ -104,14 +104,13 @@ def _signals(
     settings: Settings,
     process: Process,
     telemetry: Telemetry,
-    title: Callable[[], str],
-    tracker: Tracker,
+    stacks: StackDump,
 ) -> StopSignals:
     return StopSignals(
         process,
         telemetry,
         alarm_s=settings.hard_limit_s + ALARM_AFTER_HARD_LIMIT_S,
-        on_dump=StackDump(title, tracker, callers=CALLERS).write,
+        on_dump=stacks.write,
     )
 
 

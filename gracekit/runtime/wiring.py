@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gracekit.admin.api import MOST_RUNS, AdminApi
+from gracekit.control.dumps import Dumps
 from gracekit.control.facts import StoreFacts
 from gracekit.control.gauges import Gauges
 from gracekit.control.health import HealthCheck
@@ -347,6 +348,7 @@ def _control(
         ),
         health=health,
         journal=records.journal,
+        dumps=Dumps(ground.stacks, ground.process.threads(1), ground.clock),
         telemetry=ground.telemetry,
         clock=ground.clock,
     )

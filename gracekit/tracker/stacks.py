@@ -62,7 +62,7 @@ def dump(
 
 
 class StackDump:
-    """Writes tasks and stacks to standard error, in a thread of its own.
+    """Tasks and stacks as text, or written to standard error in a thread of its own.
 
     Beside the loop, which may be blocked, and beside the thread that asks: standard error may be
     a pipe that nobody reads, and the next signal must get through.
@@ -91,13 +91,20 @@ class StackDump:
             self._thread = threading.Thread(target=self._write, name="gracekit-stacks", daemon=True)
             self._thread.start()
 
-    def _write(self) -> None:
-        text = dump(
+    def text(self, *, now: float, loop_thread: int) -> str:
+        """As `dump`, from any thread."""
+        return dump(
             self._tracker,
-            now=time.monotonic(),  # what loop.time() is; a virtual loop has no signals
-            loop_thread=threading.main_thread().ident or 0,  # signals are the main thread's
+            now=now,
+            loop_thread=loop_thread,
             title=self._title(),
             callers=self._callers,
+        )
+
+    def _write(self) -> None:
+        text = self.text(
+            now=time.monotonic(),  # what loop.time() is; a virtual loop has no signals
+            loop_thread=threading.main_thread().ident or 0,  # signals are the main thread's
         )
         rest = text.encode(errors="backslashreplace")
         with contextlib.suppress(OSError):

@@ -85,6 +85,7 @@ async def test_every_verb_works_by_the_door_of_a_service_on_a_broker(site, servi
     task_id = cast.stdout.strip()
     await site.in_state(task_id, "running")
     status = gracekit(site, "status", "--json")
+    dump = gracekit(site, "dump")
     quiet = gracekit(site, "quiet", "--reason", "a look")
     resumed = gracekit(site, "resume")
     drained = gracekit(site, "drain", "--timeout", "20s", "--no-wait")
@@ -93,6 +94,7 @@ async def test_every_verb_works_by_the_door_of_a_service_on_a_broker(site, servi
 
     (instance,) = json.loads(status.stdout)["runs"]
     assert instance["status"]["running"] == 1, instance
+    assert f"task {task_id} method=slow" in dump.stdout, dump.stderr
     assert (quiet.returncode, quiet.stdout) == (0, "shop@node-a-0: quiet\n"), quiet.stderr
     assert (resumed.returncode, resumed.stdout) == (0, "shop@node-a-0: serving\n"), resumed.stderr
     assert drained.returncode == 0, drained.stdout + drained.stderr
