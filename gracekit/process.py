@@ -259,13 +259,13 @@ class Process:
         if callable(handler) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGALRM, handler)
 
-    def watch_signals(self, on_signal: Callable[[int], None]) -> SignalWatch:
+    def watch_signals(self, on_signal: Callable[[int], None], *, has_terminal: bool) -> SignalWatch:
         """Have signals call *on_signal*, in a thread of its own; see `SignalWatcher`.
 
         Must be called in the main thread, before other threads are started.
         """
         _heed_alarm()
-        return SignalWatcher(on_signal, watched_signals())
+        return SignalWatcher(on_signal, watched_signals(has_terminal=has_terminal))
 
     def threads(self, number: int) -> Threads:
         """Worker threads of one lane."""

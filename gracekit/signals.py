@@ -30,7 +30,7 @@ from gracekit.errors import DeclarationError
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 HANGUP_SIGNAL: Final = signal.SIGHUP
 DUMP_SIGNAL: Final = signal.SIGUSR1
-WATCHED_SIGNALS: Final = (*STOP_SIGNALS, HANGUP_SIGNAL, DUMP_SIGNAL)
+INTAKE_SIGNALS: Final = (signal.SIGTSTP, signal.SIGCONT)
 
 # What travels through the socket, in the order in which it happened: a signal's number, written by
 # the C handler; and one of these, written by the Python handler, which runs later. Together they
@@ -40,13 +40,23 @@ _TAKEN: Final = 128  # plus a number: it ran, and the wake-up was somebody else'
 _END: Final = 0
 
 
-def watched_signals() -> tuple[signal.Signals, ...]:
-    """What a service watches: SIGHUP only where it would end the process.
+def signals_of(*, has_terminal: bool) -> tuple[signal.Signals, ...]:
+    """What a service takes notice of; at a terminal Ctrl-Z stops it and `fg` continues it."""
+    intake = () if has_terminal else INTAKE_SIGNALS
+    return (*STOP_SIGNALS, HANGUP_SIGNAL, DUMP_SIGNAL, *intake)
 
-    `nohup` has had it ignored, and a program may reload something by it.
+
+def watched_signals(*, has_terminal: bool) -> tuple[signal.Signals, ...]:
+    """What a service watches: SIGHUP, SIGTSTP and SIGCONT only where nobody else has them.
+
+    `nohup` has SIGHUP ignored, and a program may reload something by it.
     """
-    spared = signal.getsignal(HANGUP_SIGNAL) is not signal.SIG_DFL
-    return tuple(n for n in WATCHED_SIGNALS if not (spared and n == HANGUP_SIGNAL))
+    ours = {*STOP_SIGNALS, DUMP_SIGNAL}
+    return tuple(
+        number
+        for number in signals_of(has_terminal=has_terminal)
+        if number in ours or signal.getsignal(number) is signal.SIG_DFL
+    )
 
 
 class SignalWatch(Protocol):
@@ -144,7 +154,7 @@ class SignalWatcher:
     def take_back(self) -> dict[signal.Signals, str]:
         """Set our handlers of stop signals again where others stand; says what stood there.
 
-        Of stop signals alone: a program may have taken SIGHUP to reload something.
+        Of stop signals alone: a program may have taken SIGHUP to reload something of its own.
         """
         stops = (number for number in self._old_handlers if number in STOP_SIGNALS)
         found = {number: signal.getsignal(number) for number in stops}

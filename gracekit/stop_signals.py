@@ -1,4 +1,4 @@
-"""The process's stop signals while one Runtime has them: from their thread to its loop."""
+"""The process's signals while one Runtime has them: from their thread to its loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from collections.abc import Callable
 from typing import Final
 
 from gracekit.process import Process
-from gracekit.signals import DUMP_SIGNAL, HANGUP_SIGNAL, WATCHED_SIGNALS, SignalWatch
+from gracekit.signals import (
+    DUMP_SIGNAL,
+    HANGUP_SIGNAL,
+    STOP_SIGNALS,
+    SignalWatch,
+    signals_of,
+)
 from gracekit.telemetry.telemetry import Telemetry
 
 STANDARD_INPUT: Final = 0
@@ -22,7 +28,8 @@ class StopSignals:
     """Watches the signals of a service, from `take` to `give_back`.
 
     Args:
-        alarm_s: So many seconds after the first stop signal the kernel's alarm ends the process.
+        alarm_s: So many seconds after the first stop signal the kernel's alarm ends the process;
+            asked when that comes, in the signal thread.
         on_dump: Called in the signal thread when somebody asks for the stacks.
 
     Attributes:
@@ -35,7 +42,7 @@ class StopSignals:
         process: Process,
         telemetry: Telemetry,
         *,
-        alarm_s: float,
+        alarm_s: Callable[[], float],
         on_dump: Callable[[], None],
     ) -> None:
         self._process = process
@@ -46,6 +53,7 @@ class StopSignals:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._came: deque[tuple[int, float]] = deque()  # and not yet obeyed
         self._obey: Callable[[int, float], None] | None = None
+        self._act: Callable[[int], None] | None = None
         self._record: Callable[[str], None] | None = None
         self._has_terminal = False
         self.for_good = False
@@ -65,7 +73,7 @@ class StopSignals:
             self.for_good = for_good
             # Now: a terminal that has been closed is none any more.
             self._has_terminal = os.isatty(STANDARD_INPUT)
-            watch = self._process.watch_signals(self._arrive)
+            watch = self._process.watch_signals(self._arrive, has_terminal=self._has_terminal)
             watch.__enter__()
             self._watch = watch
 
@@ -76,14 +84,15 @@ class StopSignals:
         """
         self._record = record
 
-    def follow(self, obey: Callable[[int, float], None]) -> None:
-        """Have *obey* called on the loop that runs here.
+    def follow(self, obey: Callable[[int, float], None], act: Callable[[int], None]) -> None:
+        """Have *obey* and *act* called on the loop that runs here.
 
         Args:
             obey: Gets the number of each stop signal, and the loop time at which it came.
+            act: Gets the number of each signal that asks for something else.
         """
         self._loop = asyncio.get_running_loop()
-        self._obey = obey
+        self._obey, self._act = obey, act
         self._deliver()
 
     def keep(self) -> None:
@@ -100,9 +109,9 @@ class StopSignals:
         # What loop.time() is; a virtual loop has no signals.
         self._came.append((number, time.monotonic()))
         self._call_soon(self._deliver)
-        if self.first is None and not self._is_ignored(number):
+        if self.first is None and self._is_stop(number):
             self.first = number
-            self._process.arm_alarm(self._alarm_s)
+            self._process.arm_alarm(self._alarm_s())
             if self._record is not None:
                 self._record(signal.Signals(number).name)
 
@@ -117,16 +126,16 @@ class StopSignals:
         self._deliver()
 
     def _deliver(self) -> None:
-        while self._obey is not None and self._came:
+        while self._obey is not None and self._act is not None and self._came:
             number, at = self._came.popleft()
-            if self._is_ignored(number):
-                text = "SIGHUP is ignored: there is nothing to reload; SIGTERM drains"
-                self._telemetry.emit("signal.hint", text=text)
-            else:
+            if self._is_stop(number):
                 self._obey(number, at)
+            else:
+                self._act(number)
 
-    def _is_ignored(self, number: int) -> bool:
-        return number == HANGUP_SIGNAL and not self._has_terminal
+    def _is_stop(self, number: int) -> bool:
+        """A terminal that was closed sends SIGHUP too; elsewhere it asks for a reload."""
+        return number in STOP_SIGNALS or (number == HANGUP_SIGNAL and self._has_terminal)
 
     def give_back(self, *, served: bool, must_die: bool) -> None:
         """Set the old handlers again, and switch the alarm off.
@@ -141,7 +150,7 @@ class StopSignals:
         if self.for_good and served:
             # The stop is on record: one more, while the interpreter closes, must not change its
             # code. The watch leaves alone what has replaced its handlers.
-            for number in WATCHED_SIGNALS:
+            for number in signals_of(has_terminal=self._has_terminal):
                 signal.signal(number, signal.SIG_IGN)
         watch.__exit__(None, None, None)
         if not self.for_good and not must_die:

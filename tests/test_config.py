@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gracekit import Service, Wait
+from gracekit.config.live import LiveSettings
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings, option_name, variable_name
 from gracekit.config.urls import file_of, redact_url, shown_url
@@ -679,3 +680,54 @@ def test_an_endpoint_that_lets_nobody_in_is_refused():
     (problem,) = problems(flags={"admin": "127.0.0.1:1", "admin_open": "nothing"})
 
     assert problem.startswith("admin_open = nothing lets nobody in")
+
+
+# -- while a run lives ----------------------------------------------------------------
+
+
+def test_of_settings_that_are_read_again_those_change_that_may():
+    """
+    With their origins; who acts upon a change is told what was before, and all others stay.
+    """
+    live, told = LiveSettings(load(env={"GRACEKIT_MAX_RUNNING": "5"})), []
+    live.on_change(lambda before, now: told.append((before.max_running, now.max_running)))
+    found = load({"max_running": "7", "max_accepted": "70"}, env={})
+
+    differences = live.differences(found)
+    live.take(found)
+
+    assert [str(one) for one in differences] == ["max_accepted 1000 -> 70", "max_running 5 -> 7"]
+    assert [one.is_changeable for one in differences] == [False, True]
+    assert told == [(5, 7)]
+    assert (live.now.max_running, live.now.max_accepted) == (7, 1000)
+    assert live.now.origin("max_running") == "flag --max-running"
+    assert live.now.origin("max_accepted") == "default"
+    live.take(load(env={}))
+    assert (live.now.max_running, live.now.origin("max_running")) == (100, "default")
+
+
+def test_what_does_not_fit_what_stays_changes_nothing():
+    """
+    Settings that are right together may be wrong beside one that only a restart takes.
+    """
+    live = LiveSettings(load({"kill_after": "30s"}, env={}))
+    found = load({"kill_after": "90s", "drain_timeout": "60s", "max_running": "7"}, env={})
+
+    with pytest.raises(ConfigError, match=r"beside what only a restart changes, .* = 30s"):
+        live.take(found)
+
+    assert (live.now.drain_timeout_s, live.now.max_running) == (25.0, 100)
+
+
+def test_a_password_that_has_changed_is_named_and_not_shown():
+    """
+    A restart takes it; the log must not have it.
+    """
+    live = LiveSettings(load({}, {"GRACEKIT_TRANSPORT_URL": "amqp://u:canary@h/v"}))
+    found = load({}, {"GRACEKIT_TRANSPORT_URL": "amqp://u:secret@h/v"})
+
+    (one,) = live.differences(found)
+
+    assert (one.name, one.is_changeable) == ("transport_url", False)
+    assert "canary" not in str(one)
+    assert "secret" not in str(one)

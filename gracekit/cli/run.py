@@ -21,12 +21,13 @@ from gracekit.cli.options import (
     json_option,
     setting_flags,
 )
+from gracekit.config.live import LiveSettings
 from gracekit.config.loading import load, load_for_log
 from gracekit.config.settings import Settings, variable_name
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.exits import ExitCode
 from gracekit.runtime.process_life import run_service
-from gracekit.telemetry.logs import logging_around, said
+from gracekit.telemetry.logs import change_format, logging_around, said
 
 
 @click.command()
@@ -51,8 +52,9 @@ def run(
     """Run the service MODULE:ATTR until a signal ends it.
 
     ATTR is `svc`, else `app`, where none is given. SIGTERM and Ctrl-C drain;
-    a second Ctrl-C, or SIGQUIT, hands over at once. Logs go to standard
-    output, as text on a terminal and as JSON lines (--json) elsewhere.
+    a second Ctrl-C, or SIGQUIT, hands over at once. SIGHUP reads the settings
+    again where there is no terminal. Logs go to standard output, as text on a
+    terminal and as JSON lines (--json) elsewhere.
 
     Exit codes: 0 drained, 75 unfinished tasks are in the journal, 78 wrong
     configuration, 69 broker or store unreachable, 70 internal error.
@@ -71,7 +73,11 @@ def run(
         trace = "".join(traceback.format_exception(error.with_traceback(_from_app(error))))
         tell(f"{target}: the module raised {type(error).__name__} when it was imported:", trace)
         ctx.exit(ExitCode.CONFIG if isinstance(error, ImportError) else ExitCode.INTERNAL)
-    ctx.exit(run_service(service, settings))
+    live = LiveSettings(
+        settings, read=partial(load, flags, os.environ, config, defaults=service.defaults)
+    )
+    live.on_change(_change_log)
+    ctx.exit(run_service(service, live))
 
 
 @contextlib.contextmanager
@@ -83,6 +89,13 @@ def _logging(settings: Settings) -> Iterator[None]:
         yield
     if settings.origin("log_level") != "default":
         logging.getLogger().setLevel(level)
+
+
+def _change_log(before: Settings, now: Settings) -> None:
+    if now.log_format != before.log_format:
+        change_format(now.log_format)
+    if now.log_level != before.log_level:
+        logging.getLogger().setLevel(now.log_level.upper())
 
 
 def _is_json(flag: object) -> bool:

@@ -21,9 +21,16 @@ from gracekit.config.values import did_you_mean, format_duration, parse_duration
 from gracekit.control.dumps import Dumps
 from gracekit.control.health import HealthCheck, Probe
 from gracekit.control.orders import Orders, VerbAnswer
+from gracekit.control.reload import Reload
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.drain.report import StopRequest
-from gracekit.errors import InvalidArgumentsError, NoSuchMethodError, RunEndedError, StoreError
+from gracekit.errors import (
+    GracekitError,
+    InvalidArgumentsError,
+    NoSuchMethodError,
+    RunEndedError,
+    StoreError,
+)
 from gracekit.journal.tasks import Journal
 from gracekit.phase import Phase, ServiceState
 from gracekit.rpc.message import Request
@@ -59,6 +66,7 @@ class Control:
         health: HealthCheck,
         journal: Journal,
         dumps: Dumps,
+        reload: Reload,
         telemetry: Telemetry,
         clock: Clock,
     ) -> None:
@@ -70,9 +78,12 @@ class Control:
         self._orders = orders
         self._health = health
         self._journal = journal
+        self._reload = reload
         self._telemetry = telemetry
         self._clock = clock
         self._closing: set[asyncio.Future[None]] = set()
+        self._obeying: set[asyncio.Task[None]] = set()  # signals that stop nothing
+        self._one_signal = asyncio.Lock()
         self._interrupted = False  # by one SIGINT, at least
         self._verbs: dict[str, Callable[[Mapping[str, Any]], Awaitable[VerbAnswer]]] = {
             "status": self._status,
@@ -130,6 +141,28 @@ class Control:
         self._coordinator.request_stop(
             StopRequest(source="signal", by=name, reason=f"signal {name}", final=True, at=at)
         )
+
+    def act_on_signal(self, number: int) -> None:
+        """SIGHUP reads the settings again, SIGTSTP closes the intake, SIGCONT opens it again."""
+        name = signal.Signals(number).name
+        step = self._reload.reload() if number == signal.SIGHUP else self._change_intake(name)
+        task = asyncio.create_task(step, name=f"gracekit-{name}")
+        self._obeying.add(task)
+        task.add_done_callback(self._obeying.discard)
+
+    async def _change_intake(self, name: str) -> None:
+        async with self._one_signal:  # in the order in which they came
+            if name == "SIGCONT" and self._phase.state is not ServiceState.QUIET:
+                # systemd sends it behind each SIGTERM, and others behind each SIGSTOP: nobody
+                # asks for anything by it but whoever has sent SIGTSTP before. So it undoes no
+                # drain by command either, as `gracekit resume` does.
+                return
+            self._telemetry.emit("signal.received", signal=name)
+            verb = self._resume if name == "SIGCONT" else self._quiet
+            try:
+                await verb({"by": f"signal {name}"})
+            except GracekitError as error:
+                self._telemetry.emit("signal.hint", text=f"{name} is ignored: {error}")
 
     async def _status(self, args: Mapping[str, Any]) -> VerbAnswer:
         """Counts of all tasks in flight, and one page of them.

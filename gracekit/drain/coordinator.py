@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from gracekit import background
 from gracekit.clock import Clock
-from gracekit.config.settings import Settings
+from gracekit.config.live import LiveSettings
 from gracekit.drain.hand_over import HandOver
 from gracekit.drain.parts import DrainParts
 from gracekit.drain.progress import DrainProgress, Forecast
@@ -58,7 +58,7 @@ class ShutdownCoordinator:
         self,
         phase: Phase,
         parts: DrainParts,
-        settings: Settings,
+        settings: LiveSettings,
         telemetry: Telemetry,
         clock: Clock,
     ) -> None:
@@ -194,13 +194,14 @@ class ShutdownCoordinator:
             GracekitError: the service is not quiet or draining, or it is too late.
         """
         state = self._phase.state
+        handed_over = bool(self._parts.dispatcher.unfinished.handed_over)
+        too_late = state is ServiceState.DRAINING and (self._past_return or handed_over)
+        if too_late or (self._request and self._request.final):  # it may be about to begin
+            raise GracekitError(
+                "the drain is final: it was asked for by a signal, or a task was handed over, "
+                "or nothing is left to wait for; start the service again when it has stopped"
+            )
         if state is ServiceState.DRAINING:
-            handed_over = bool(self._parts.dispatcher.unfinished.handed_over)
-            if self._past_return or handed_over or (self._request and self._request.final):
-                raise GracekitError(
-                    "the drain is final: it was asked for by a signal, or a task was handed over, "
-                    "or nothing is left to wait for; start the service again when it has stopped"
-                )
             self._resumed = True
             self._parts.tracker.poke()
             return
@@ -294,7 +295,7 @@ class ShutdownCoordinator:
         parts.dispatcher.close_gate(Lane.REQUESTS)
         parts.jobs.pause()
         parts.reconciler.pause()
-        timeout_s = self._settings.cancel_ok_timeout_s + 1
+        timeout_s = self._settings.now.cancel_ok_timeout_s + 1
         # Assign, do not add: the gate lists all since it was opened, also those of a quiet before.
         self._report.not_started = await self._close_lane(Lane.REQUESTS, timeout_s, timeout_s)
 
@@ -377,7 +378,7 @@ class ShutdownCoordinator:
     async def _wait_ops_quiet(self) -> None:
         """A last ops task may need a callback: its intake closes once its lane was idle."""
         tracker = self._parts.tracker
-        quiet = self._times.now + self._settings.ops_quiet_timeout_s
+        quiet = self._times.now + self._settings.now.ops_quiet_timeout_s
         while tracker.count(Lane.OPS) and not self._times.is_cut_short:
             if not await tracker.wait_change(deadline=min(self._times.deadline, quiet)):
                 return
@@ -386,12 +387,12 @@ class ShutdownCoordinator:
         """The ops gate, then its consumers, then what was under way at the gate."""
         self._parts.dispatcher.close_gate(Lane.OPS)
         self._report.not_started += await self._close_lane(
-            Lane.OPS, self._settings.cancel_ok_timeout_s, INTENT_TIMEOUT_S
+            Lane.OPS, self._settings.now.cancel_ok_timeout_s, INTENT_TIMEOUT_S
         )
 
     async def _stop_service(self, order: PartList) -> None:
         """Step 7: everything that the stop record does not need, from the last part up."""
-        self._parts.hooks.end_by = self._times.stop_by - 3 / 8 * self._settings.exit_margin_s
+        self._parts.hooks.end_by = self._times.stop_by - 3 / 8 * self._settings.now.exit_margin_s
         await order.stop(self._stop_one, by=self._times.stop_by, above=RECORD)
 
     async def _stop_one(self, what: str, stop: Awaitable[Any], by: float) -> None:
@@ -418,7 +419,7 @@ class ShutdownCoordinator:
         recording = parts.record.end(code, report.as_json())
         await self._steps.bounded("stop record", recording, RECORD_TIMEOUT_S)
         if parts.ends_process:
-            parts.process.exit_within(LAST_STEPS * self._settings.exit_margin_s, code)
+            parts.process.exit_within(LAST_STEPS * self._settings.now.exit_margin_s, code)
         self._telemetry.tell_left_out(at_once=True)
         self._telemetry.emit(
             "service.stopped",
@@ -475,7 +476,7 @@ class ShutdownCoordinator:
             self._parts.tracker,
             self._parts.process.notify,
             self._telemetry,
-            every_s=self._settings.progress_every_s,
+            every_s=self._settings.now.progress_every_s,
         )
 
     def _show(self, progress: DrainProgress) -> asyncio.Task[None]:
@@ -489,7 +490,7 @@ class ShutdownCoordinator:
             self._steps,
             self._times,
             self._forecast,
-            self._settings,
+            self._settings.now,
             self._telemetry,
         )
 

@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from gracekit.clock import Clock
-from gracekit.config.settings import Settings
+from gracekit.config.live import LiveSettings
 from gracekit.config.values import format_duration
 from gracekit.drain.report import StopRequest
 from gracekit.errors import GracekitError
@@ -23,7 +23,7 @@ class Times:
         is_cut_short: Whether a second signal has ended all waiting.
     """
 
-    def __init__(self, phase: Phase, settings: Settings, clock: Clock) -> None:
+    def __init__(self, phase: Phase, settings: LiveSettings, clock: Clock) -> None:
         self._phase = phase
         self._settings = settings
         self._clock = clock
@@ -48,7 +48,7 @@ class Times:
     @property
     def flush_by(self) -> float:
         """When outcomes and replies have left, or are left to the next start."""
-        return self.hard_limit - self._settings.exit_margin_s
+        return self.hard_limit - self._settings.now.exit_margin_s
 
     @property
     def stop_by(self) -> float:
@@ -56,16 +56,17 @@ class Times:
 
         The record then has a quarter of the margin, and the time from the hard limit to the alarm.
         """
-        return self.hard_limit - self._settings.exit_margin_s / 4
+        return self.hard_limit - self._settings.now.exit_margin_s / 4
 
     def deadline_of(self, request: StopRequest) -> float:
         """The deadline that *request* asks for."""
-        wait = self._settings.drain_timeout_s if request.timeout_s is None else request.timeout_s
-        return request.at + wait
+        wait_s = request.timeout_s
+        return request.at + (self._settings.now.drain_timeout_s if wait_s is None else wait_s)
 
     def hard_limit_after(self, deadline: float) -> float:
         """The hard limit of a drain with that deadline."""
-        return deadline + self._settings.hard_limit_s - self._settings.drain_timeout_s
+        settings = self._settings.now
+        return deadline + settings.handover_s + settings.exit_margin_s
 
     def check_extension(self, request: StopRequest, by_s: float) -> None:
         """Whether the drain of *request* may end so much later.
@@ -78,7 +79,7 @@ class Times:
                 f"an extension by {format_duration(by_s)} changes nothing: a deadline moves later "
                 "only; write --by 5m"
             )
-        kill_s = self._settings.kill_after_s
+        kill_s = self._settings.now.kill_after_s
         if kill_s is None:
             return
         kill_at = request.at + kill_s

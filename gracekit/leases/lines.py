@@ -69,12 +69,23 @@ class _Waiting:
 @dataclass(slots=True)
 class _Line:
     inside: int = 0
+    too_many: int = 0  # of those inside, since it became narrower: nobody follows them
     waiting: _Waiting | None = None  # made for the first who waits: mostly nobody does
 
     def forget_queues_if_empty(self) -> None:
         """Nobody waits any more."""
         if not self.waiting:
             self.waiting = None
+
+    def admit_next(self) -> bool:
+        """Give a place to who is next; false if nobody waits."""
+        while self.waiting is not None:
+            waiter = self.waiting.next()
+            self.forget_queues_if_empty()
+            if not waiter.done():
+                waiter.set_result(None)
+                return True
+        return False
 
 
 class Lines:
@@ -137,15 +148,22 @@ class Lines:
     def leave(self, key: Hashable) -> None:
         """Give our place inside to the next in line."""
         line = self._lines[key]
-        while line.waiting is not None:
-            waiter = line.waiting.next()
-            line.forget_queues_if_empty()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+        if line.too_many:
+            line.too_many -= 1
+        elif line.admit_next():
+            return
         line.inside -= 1
         if line.inside == 0:
             del self._lines[key]
+
+    def resize(self, key: Hashable, width: int) -> None:
+        """Who enters from now on finds *width* places inside, and who waits already as well."""
+        line = self._lines.get(key)
+        if line is None:
+            return
+        line.too_many = max(0, line.inside - width)
+        while line.inside < width and line.admit_next():
+            line.inside += 1
 
     def is_settling(self, key: Hashable) -> bool:
         """Whether recovery waits for the place of somebody inside."""

@@ -25,7 +25,7 @@ class ClaimLimit:
 
     def take(self) -> bool:
         """Count one more row, if the limit allows."""
-        if self._ahead == 0 or self._room == 0:
+        if self._ahead <= 0 or self._room == 0:
             return False
         self._ahead -= 1
         self._room -= 1
@@ -37,6 +37,11 @@ class ClaimLimit:
         while number < most and self.take():
             number += 1
         return number
+
+    def widen(self, by: int) -> None:
+        """So many more may wait for the lane itself; fewer, if *by* is negative."""
+        self._ahead += by
+        self._changed.set()
 
     def begin(self) -> None:
         """A row has begun, or waits for something of its own: the next may be claimed."""

@@ -211,6 +211,12 @@ class Scheduler:
         while job.inside and job.inside[-1] != job.task.resource:
             self._lines.leave(job.inside.pop())
 
+    def resize(self, gate: LaneGate, max_running: int) -> None:
+        """Let so many handlers of a lane run from now on; those that do run go on."""
+        gate.claim_limit.widen(max_running - gate.max_running)
+        gate.max_running = max_running
+        self._lines.resize(gate, max_running)
+
     def leave(self, job: Job) -> None:
         """Give back every place that *job* has taken; may be called twice."""
         if not job.inside and not job.alone:

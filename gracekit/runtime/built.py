@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gracekit.admin.api import AdminApi
 from gracekit.clock import Clock
+from gracekit.config.live import LiveSettings
 from gracekit.config.settings import Settings
 from gracekit.control.gauges import Gauges
 from gracekit.control.verbs import Control
@@ -48,6 +49,7 @@ class Ground:
     """What is there before anything is built: what was declared, the four ports, the seat.
 
     Attributes:
+        live: The settings, of which a few may change; `settings` is what they are now.
         tracker: Here, because a dump of stacks may be asked for at any time.
         stacks: Makes that dump.
         stops: Here, because a stop may be asked for at any time.
@@ -55,7 +57,7 @@ class Ground:
     """
 
     service: Service
-    settings: Settings
+    live: LiveSettings
     process: Process
     clock: Clock
     location: StoreLocation
@@ -68,6 +70,11 @@ class Ground:
     stops: Stops
     seat: OwnSeat
     signals: StopSignals | None
+
+    @property
+    def settings(self) -> Settings:
+        """What the run is told now."""
+        return self.live.now
 
     @property
     def topics(self) -> dict[Lane, str]:

@@ -16,6 +16,7 @@ from gracekit import background
 from gracekit.admin.api import AdminApi
 from gracekit.clock import Clock
 from gracekit.config.choices import StopSource
+from gracekit.config.live import LiveSettings
 from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
@@ -46,11 +47,14 @@ class Runtime:
     Args:
         service: What to serve.
         settings: Used as they are. None for the environment's, over the service's own defaults.
+            `gracekit.config.LiveSettings(settings, read=...)` says how SIGHUP reads them again.
         signals: Whether this Runtime owns the process's stop signals and its kernel
             alarm, from `open` to the end of its drain: SIGTERM and SIGINT drain, a
-            second SIGINT or SIGQUIT hands over at once. SIGHUP, unless the program has
-            a handler for it, drains where standard input is a terminal, and is
-            ignored elsewhere. Then the old handlers are back. The alarm stays only
+            second SIGINT or SIGQUIT hands over at once; SIGUSR1 writes the stacks. SIGHUP
+            drains where standard input is a terminal. Elsewhere it reads the settings
+            again (see `settings`), SIGTSTP closes the intake, and SIGCONT opens it; these
+            three stay the program's where it has handlers for them. After the drain the
+            old handlers are back. The alarm stays only
             where the report says `must_die`: a handler or a hook goes on although it was
             cancelled, and only the end of the process ends it.
         process: The process port.
@@ -67,7 +71,7 @@ class Runtime:
     def __init__(
         self,
         service: Service,
-        settings: Settings | None = None,
+        settings: Settings | LiveSettings | None = None,
         *,
         signals: bool = False,
         process: Process | None = None,
@@ -203,7 +207,7 @@ class Runtime:
 
     @property
     def settings(self) -> Settings:
-        """What it was configured with, all sources taken together."""
+        """What it is configured with now, all sources taken together."""
         return self.ground.settings
 
     @property

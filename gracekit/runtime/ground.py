@@ -6,6 +6,7 @@ import os
 from functools import partial
 
 from gracekit.clock import Clock
+from gracekit.config.live import LiveSettings
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings
 from gracekit.drain.coordinator import ALARM_AFTER_HARD_LIMIT_S
@@ -29,7 +30,7 @@ from gracekit.tracker.tracker import Tracker
 
 def lay_ground(
     service: Service,
-    settings: Settings | None,
+    settings: Settings | LiveSettings | None,
     *,
     signals: bool,
     process: Process | None,
@@ -47,6 +48,8 @@ def lay_ground(
         ConfigError: a setting, or the two topics together, cannot be.
     """
     settings = settings or load({}, os.environ, defaults=service.defaults)
+    live = LiveSettings(settings) if isinstance(settings, Settings) else settings
+    settings = live.now
     settings.ops_topic_of(service.topic)  # refused before anything is made
     telemetry, process, clock = telemetry or Telemetry(), process or Process(), clock or Clock()
     location = StoreLocation(settings.store_url)
@@ -65,7 +68,7 @@ def lay_ground(
     stacks = StackDump(partial(_title, service, seat), tracker, callers=CALLERS)
     return Ground(
         service=service,
-        settings=settings,
+        live=live,
         process=process,
         clock=clock,
         location=location,
@@ -77,7 +80,7 @@ def lay_ground(
         stacks=stacks,
         stops=Stops(clock),
         seat=seat,
-        signals=_signals(settings, process, telemetry, stacks) if signals else None,
+        signals=_signals(live, process, telemetry, stacks) if signals else None,
     )
 
 
@@ -101,7 +104,7 @@ def _transport(
 
 
 def _signals(
-    settings: Settings,
+    live: LiveSettings,
     process: Process,
     telemetry: Telemetry,
     stacks: StackDump,
@@ -109,7 +112,7 @@ def _signals(
     return StopSignals(
         process,
         telemetry,
-        alarm_s=settings.hard_limit_s + ALARM_AFTER_HARD_LIMIT_S,
+        alarm_s=lambda: live.now.hard_limit_s + ALARM_AFTER_HARD_LIMIT_S,
         on_dump=stacks.write,
     )
 

@@ -41,7 +41,7 @@ async def open_run(ground: Ground, starting: Starting) -> Wired:
             signals.give_back(served=False, must_die=False)
         raise
     if signals is not None:
-        signals.follow(wired.control.obey_signal)
+        signals.follow(wired.control.obey_signal, wired.control.act_on_signal)
     ground.stops.hand_to(wired.coordinator)
     return wired
 

@@ -18,6 +18,7 @@ import traceback
 from typing import Final, NoReturn
 
 from gracekit import streams
+from gracekit.config.live import LiveSettings
 from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
@@ -39,7 +40,7 @@ COLLECT_AFTER: Final = (20_000, 5, 10)
 """Objects more than before, and collections of the younger; Python's own are 700, 10 and 10."""
 
 
-def run_service(service: Service, settings: Settings | None = None) -> int:
+def run_service(service: Service, settings: Settings | LiveSettings | None = None) -> int:
     """Run *service* until a signal ends it; returns the exit code.
 
     SystemExit and KeyboardInterrupt that application code raises outside of its handlers
@@ -47,10 +48,12 @@ def run_service(service: Service, settings: Settings | None = None) -> int:
 
     Does not return when a handler or a thread never ended: the process then
     leaves by `os._exit`, so that its leases are freed by its proven death.
+    With `LiveSettings` SIGHUP reads the settings again, where standard input is no terminal.
     Ended by INT at a terminal, it re-raises INT. When it returns, stop signals
     are ignored: nothing but the end of the process is expected to follow.
     """
-    as_json = settings is not None and settings.log_format == "json"
+    given = settings.now if isinstance(settings, LiveSettings) else settings
+    as_json = given is not None and given.log_format == "json"
     try:
         runtime = Runtime(service, settings, signals=True)
         signals = runtime.ground.signals

@@ -16,6 +16,7 @@ from gracekit.control.facts import StoreFacts
 from gracekit.control.gauges import Gauges
 from gracekit.control.health import HealthCheck
 from gracekit.control.orders import Orders
+from gracekit.control.reload import Reload
 from gracekit.control.verbs import Control
 from gracekit.dispatcher import Dispatcher
 from gracekit.drain.coordinator import ShutdownCoordinator
@@ -87,7 +88,7 @@ def wire(ground: Ground) -> Wired:
         ends_process=ground.signals is not None and ground.signals.for_good,
     )
     coordinator = ShutdownCoordinator(
-        ground.phase, parts, ground.settings, ground.telemetry, ground.clock
+        ground.phase, parts, ground.live, ground.telemetry, ground.clock
     )
     view = _view(ground)
     facts = StoreFacts(view, ground.telemetry, service=ground.service.topic)
@@ -179,6 +180,7 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
         trigger=trigger,
     )
     history, gates = History(), _gates(ground)
+    ground.live.on_change(lambda _, now: scheduler.resize(gates[Lane.REQUESTS], now.max_running))
     dispatcher = Dispatcher(
         services,
         arrivals,
@@ -348,6 +350,13 @@ def _control(
         ),
         health=health,
         journal=records.journal,
+        reload=Reload(
+            ground.live,
+            coordinator,
+            ground.process.notify,
+            ground.process.threads(1),
+            ground.telemetry,
+        ),
         dumps=Dumps(ground.stacks, ground.process.threads(1), ground.clock),
         telemetry=ground.telemetry,
         clock=ground.clock,

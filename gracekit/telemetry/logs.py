@@ -122,11 +122,27 @@ def _install(handler: logging.Handler, level: int) -> None:
 
 
 def _formatting(log_format: LogFormat, out: TextIO) -> logging.Handler:
-    text = log_format == "text" or (log_format == "auto" and out.isatty())
     handler = _handler(out)
-    handler.setFormatter(TextFormatter() if text else JsonFormatter())
+    handler.setFormatter(_formatter(log_format, out))
     handler.addFilter(RequestFilter())
     return handler
+
+
+def _formatter(log_format: LogFormat, out: TextIO) -> logging.Formatter:
+    text = log_format == "text" or (log_format == "auto" and out.isatty())
+    return TextFormatter() if text else JsonFormatter()
+
+
+def change_format(log_format: LogFormat) -> None:
+    """Log otherwise from now on; what an application has configured gives way."""
+    root = logging.getLogger()
+    ours = [
+        one for one in root.handlers if isinstance(one.formatter, TextFormatter | JsonFormatter)
+    ]
+    for handler in ours:
+        handler.setFormatter(_formatter(log_format, sys.stdout))
+    if not ours:
+        _install(_formatting(log_format, sys.stdout), root.level)
 
 
 class RequestFilter(logging.Filter):

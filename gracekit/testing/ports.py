@@ -230,7 +230,12 @@ class PlayedProcess(Process):
             self._alarm = None
             self.alarms.append(None)
 
-    def watch_signals(self, on_signal: Callable[[int], None]) -> SignalWatch:  # noqa: ARG002
+    def watch_signals(
+        self,
+        on_signal: Callable[[int], None],  # noqa: ARG002 - see below
+        *,
+        has_terminal: bool,  # noqa: ARG002
+    ) -> SignalWatch:
         """See `Process.watch_signals`; signals come to the real process only."""
         return _NoSignals()
 

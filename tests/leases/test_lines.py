@@ -19,11 +19,13 @@ class Line:
         assert self._lines.enter_nowait("key")
         self.inside: list[str] = []
 
-    async def stand(self, name: str, kind: Kind, *, first: bool = False) -> asyncio.Task[None]:
+    async def stand(
+        self, name: str, kind: Kind, *, first: bool = False, width: int = 1
+    ) -> asyncio.Task[None]:
         """Let *name* wait in it."""
 
         async def wait() -> None:
-            await self._lines.enter("key", kind=kind, first=first)
+            await self._lines.enter("key", width, kind=kind, first=first)
             self.inside.append(name)
 
         task = asyncio.create_task(wait())
@@ -39,8 +41,11 @@ class Line:
     def is_settling(self) -> bool:
         return self._lines.is_settling("key")
 
-    def is_free(self) -> bool:
-        return not self._lines.is_full("key")
+    def is_free(self, width: int = 1) -> bool:
+        return not self._lines.is_full("key", width)
+
+    def resize(self, width: int) -> None:
+        self._lines.resize("key", width)
 
 
 async def test_while_both_kinds_wait_they_are_served_in_turns():
@@ -107,3 +112,44 @@ async def test_a_wait_that_is_given_up_takes_no_place(served: bool):
     assert line.inside == ["next"]
     await line.move()
     assert line.is_free()
+
+
+async def test_a_line_that_becomes_wider_lets_those_in_who_wait():
+    """
+    At once, in their order; who comes then finds the rest of the room.
+    """
+    line = Line()
+    for name in ("a", "b", "c"):
+        await line.stand(name, Kind.NEW)
+    line.resize(3)
+    await asyncio.sleep(0)
+
+    assert line.inside == ["a", "b"]
+    line.resize(5)
+    await asyncio.sleep(0)
+    assert line.inside == ["a", "b", "c"]
+    assert line.is_free(5)
+    line.resize(4)
+    assert not line.is_free(4)
+
+
+async def test_a_line_that_becomes_narrower_waits_for_those_inside():
+    """
+    Nobody follows them until no more are inside than have a place; then each is followed again.
+    """
+    line = Line()
+    line.resize(3)
+    for name in ("a", "b", "c", "d", "e"):
+        await line.stand(name, Kind.NEW, width=3)
+    assert line.inside == ["a", "b"]
+    line.resize(1)
+    await line.move(2)
+
+    assert line.inside == ["a", "b"]
+    await line.move()
+    assert line.inside == ["a", "b", "c"]
+    line.resize(2)
+    await asyncio.sleep(0)
+    assert line.inside == ["a", "b", "c", "d"]
+    await line.move(3)
+    assert line.is_free(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from contextvars import ContextVar
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from gracekit.errors import (
     Undeliverable,
 )
 from gracekit.process import Point
+from gracekit.request.claim_limit import ClaimLimit
 from tests.service.kit import Doors, Fault, World
 
 pytestmark = pytest.mark.looptime
@@ -40,6 +42,60 @@ async def test_a_lane_runs_so_many_at_a_time_in_order(world: World, svc: Service
     assert await doors.wait(3) == [0, 1, 2]
     doors.open(0, 2, 3)
     await doors.wait(4)
+
+
+async def test_a_lane_is_made_wider_and_narrower_while_it_runs(world: World, svc: Service):
+    """
+    Wider, those who wait begin at once, recovered rows too; narrower, nobody begins until fewer
+    run than may.
+    """
+    doors = Doors()
+
+    @svc.rpc(on_interrupt="retry")
+    async def work(ctx: Context, n: int) -> None:
+        await doors.pass_(n)
+
+    first = await world.start(svc, max_running=1)
+    client = await world.client(svc)
+    for n in range(6):
+        await client.cast(work, n=n)
+    await world.settle()
+    doors.open(0)
+    await doors.wait(2)
+    await first.crash()
+    life = await world.start(svc, max_running=1)
+    live, before = life.runtime.ground.live, len(await doors.wait(3))
+
+    live.take(replace(live.now, max_running=4))
+    await doors.wait(before + 3)
+    await world.settle()
+    assert life.runtime.wired.tracker.running == 4
+    assert len(doors.entered) == before + 3
+    live.take(replace(live.now, max_running=2))
+    doors.open(*doors.entered[-3:-1])
+    await world.settle()
+    assert (life.runtime.wired.tracker.running, len(doors.entered)) == (2, before + 3)
+    doors.open(doors.entered[-1])
+    await doors.wait(before + 4)
+    doors.open(*range(6))
+    assert (await life.drain()).exit_code == 0
+
+
+async def test_as_many_rows_are_claimed_ahead_as_the_lane_may_run():
+    """
+    Also when that has become fewer than are claimed already: then none, until those have begun.
+    """
+    limit = ClaimLimit(ahead=3, total=100)
+    assert limit.take_some(10) == 3
+    limit.widen(2)
+    assert limit.take_some(10) == 2
+    limit.widen(-4)
+    for _ in range(4):
+        limit.begin()
+        assert not limit.take()
+    limit.begin()
+
+    assert limit.take_some(10) == 1
 
 
 async def test_beyond_the_places_nothing_is_accepted(world: World, svc: Service):

@@ -1,0 +1,88 @@
+"""Settings that are read again while the service runs, as SIGHUP asks for it.
+
+What may change is changed, and of every other setting that reads otherwise now one line says that
+only a restart takes it. If what was read is wrong, nothing changes.
+"""
+
+from __future__ import annotations
+
+from gracekit.config.live import LiveSettings
+from gracekit.config.settings import Settings
+from gracekit.drain.coordinator import ShutdownCoordinator
+from gracekit.errors import ConfigError
+from gracekit.notify import Notify
+from gracekit.process import Threads
+from gracekit.telemetry.telemetry import Telemetry
+
+
+class Reload:
+    """Reads the settings of one run again.
+
+    Args:
+        coordinator: In a drain nothing changes, as its times are fixed.
+        threads: One thread: a file may lie on a disk that does not answer.
+    """
+
+    def __init__(
+        self,
+        settings: LiveSettings,
+        coordinator: ShutdownCoordinator,
+        notify: Notify,
+        threads: Threads,
+        telemetry: Telemetry,
+    ) -> None:
+        self._settings = settings
+        self._coordinator = coordinator
+        self._notify = notify
+        self._threads = threads
+        self._telemetry = telemetry
+        self._is_asked = False
+        self._is_busy = False
+
+    async def reload(self) -> None:
+        """Read them, and once more if that is asked for meanwhile; raises nothing."""
+        self._is_asked = True
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._is_asked:
+                self._is_asked = False
+                # systemd waits for both messages (Type=notify-reload), whatever comes of it.
+                self._notify.reloading()
+                await self._reload()
+                self._notify.ready()
+        finally:
+            self._is_busy = False
+
+    async def _reload(self) -> None:
+        read = self._settings.read
+        if read is None:
+            self._hint(
+                "SIGHUP is ignored: the program gave the settings itself, so there is nothing to "
+                "reload; SIGTERM drains"
+            )
+            return
+        try:
+            found = await self._threads.run(read)
+            if self._coordinator.stop_requested:
+                self._hint("SIGHUP is ignored in a drain: the next start reads the settings")
+                return
+            self._take(found)
+        except ConfigError as error:
+            for problem in str(error).splitlines():
+                self._telemetry.emit("service.reload_failed", error=problem)
+
+    def _take(self, found: Settings) -> None:
+        differences = self._settings.differences(found)
+        for one in differences:
+            if not one.is_changeable:
+                self._telemetry.emit(
+                    "setting.kept", setting=one.name, value=one.before, wanted=one.after
+                )
+        self._settings.take(found)
+        changed = [str(one) for one in differences if one.is_changeable]
+        self._telemetry.emit("service.reloaded", changed=", ".join(changed) or "nothing")
+
+    def _hint(self, text: str) -> None:
+        self._telemetry.emit("signal.hint", text=text)
