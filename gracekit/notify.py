@@ -29,6 +29,11 @@ class Notify:
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
         self._env = env
 
+    @property
+    def has_listener(self) -> bool:
+        """Whether somebody wants to be told: what is long to say need not be made otherwise."""
+        return bool(self._variables.get("NOTIFY_SOCKET"))
+
     def ready(self, text: str = "") -> bool:
         """The service takes requests, for the first time or after `reloading`."""
         return self._send({"READY": "1"} | _status(text))

@@ -27,7 +27,8 @@ from gracekit.stop_signals import StopSignals
 from gracekit.store.engine import Engine
 from gracekit.store.status import StoreState, StoreStatus
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.task import Lane
+from gracekit.tracker.task import Lane, TaskState
+from gracekit.tracker.tracker import Tracker
 
 DISCARD_S: Final = 1800.0
 """Age of adoptions whose fanout queues are removed; older ones are gone by themselves."""
@@ -35,6 +36,8 @@ DEAF_AFTER_S: Final = 5.0
 """A service that could not read its queues for so long is not ready."""
 HELD_AFTER_S: Final = 30.0
 """As above, where it reads nothing because too much of what it has read is not accepted yet."""
+STATUS_S: Final = 5.0
+"""Between two lines for `systemctl status` of a service that serves."""
 SHORTEST_FEED_S: Final = 0.1
 """systemd's watchdog is fed no more often, so its time must be at least twice as long."""
 
@@ -238,12 +241,53 @@ class Starting:
             await asyncio.sleep(self._every_s)
 
 
+class StatusLine:
+    """Shows systemd how much a service has to do, while it serves or is quiet.
+
+    A drain shows its own line, and so does a start. It is sent when it has changed, at most each
+    `STATUS_S`.
+    """
+
+    def __init__(self, tracker: Tracker, phase: Phase, notify: Notify, clock: Clock) -> None:
+        self._tracker = tracker
+        self._phase = phase
+        self._notify = notify
+        self._clock = clock
+        self._sent = ""
+        self._next_at: float | None = None
+
+    def look(self) -> None:
+        """Called by the beat; the first look shows nothing, as the start may not be over."""
+        now = self._clock.loop()
+        if self._next_at is None:
+            self._next_at = now + STATUS_S
+        if now < self._next_at or not self._notify.has_listener:
+            return
+        self._next_at = now + STATUS_S
+        before, self._sent = self._sent, self._text()
+        if self._sent and self._sent != before:
+            self._notify.status(self._sent)
+
+    def _text(self) -> str:
+        """`serving: 12 running, 3 waiting`, behind what is wrong; empty in a start or drain."""
+        state = self._phase.state
+        if state not in {ServiceState.SERVING, ServiceState.QUIET}:
+            return ""
+        running = sum(task.running for task in self._tracker)
+        waiting = sum(task.state is TaskState.ACCEPTED for task in self._tracker)
+        counts = f"{state.value}: {running} running"
+        if state is ServiceState.SERVING:
+            counts += f", {waiting} waiting"
+        return "; ".join(filter(None, (self._phase.trouble, counts)))
+
+
 class RunWatch:
     """What is looked at each second, whatever the store does."""
 
     def __init__(
         self,
         signs: LifeSigns,
+        status: StatusLine,
         servers: Mapping[Lane, RpcServer],
         signals: StopSignals | None,
         phase: Phase,
@@ -254,6 +298,7 @@ class RunWatch:
         every_s: float,
     ) -> None:
         self._signs = signs
+        self._status = status
         self._servers = servers
         self._phase = phase
         self._notify = notify
@@ -268,6 +313,7 @@ class RunWatch:
         while True:
             self._signs.look_at_files()
             self._listen()
+            self._status.look()
             if self._signals is not None:
                 self._signals.keep()
             self._telemetry.tell_left_out()

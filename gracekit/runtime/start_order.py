@@ -32,7 +32,7 @@ from gracekit.runtime.built import Ground, Records, Requests
 from gracekit.runtime.metrics import count_metrics
 from gracekit.tracker.history import History
 from gracekit.tracker.task import Lane
-from gracekit.upkeep import LifeSigns, RunWatch, Tidying, Watchdog
+from gracekit.upkeep import LifeSigns, RunWatch, StatusLine, Tidying, Watchdog
 
 
 def in_order(
@@ -199,8 +199,10 @@ def _life_signs(
 
 
 def _watch(ground: Ground, signs: LifeSigns, servers: Mapping[Lane, RpcServer]) -> RunWatch:
+    status = StatusLine(ground.tracker, ground.phase, ground.process.notify, ground.clock)
     return RunWatch(
         signs,
+        status,
         servers,
         ground.signals,
         ground.phase,

@@ -240,8 +240,10 @@ async def test_the_platform_shows_at_once_what_state_the_service_is_in(
     life.faults.delay_s = 20
     life.plan("consume", Fault.DELAY)
     await world.verb(life, "resume")
-    await life.hears("drain.resumed", 2)
+    await asyncio.sleep(0)
     assert await shown() == "serving"
+    await life.hears("drain.resumed", 2)
+    assert await shown() == "serving: 1 running, 0 waiting"
 
     life.ask_to_stop()
     assert await shown() == "draining: 1 running"
