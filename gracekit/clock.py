@@ -1,8 +1,9 @@
 """Every clock, id and random draw of the product.
 
-Four kinds of time, never mixed: loop time for deadlines inside a run, wall
-time for stored moments, and random ids, all drawn here so that a simulation
-can replace them with a seeded source.
+Three kinds of time, never mixed: loop time for deadlines inside a run, wall
+time for stored moments, and the machine's for what is measured and decides
+nothing. Random ids are drawn here too, so that a simulation can replace all
+of it with a seeded source.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ class Clock:
     def wall(self) -> float:
         """Seconds since the epoch: for stored moments, never for liveness or ownership."""
         return time.time()
+
+    def machine(self) -> float:
+        """Seconds that have passed for the machine: loop time that no test makes faster."""
+        return time.monotonic()
 
     def new_id(self) -> str:
         """128 random bits as 32 hex digits, the form of oslo's `_unique_id`."""

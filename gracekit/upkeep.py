@@ -38,6 +38,8 @@ HELD_AFTER_S: Final = 30.0
 """As above, where it reads nothing because too much of what it has read is not accepted yet."""
 STATUS_S: Final = 5.0
 """Between two lines for `systemctl status` of a service that serves."""
+BLOCKED_S: Final = 1.0
+"""An event loop that stood still for so long is worth a line."""
 SHORTEST_FEED_S: Final = 0.1
 """systemd's watchdog is fed no more often, so its time must be at least twice as long."""
 
@@ -310,6 +312,7 @@ class RunWatch:
 
     async def watch(self) -> None:
         """Look until cancelled."""
+        looked_at = self._clock.machine()
         while True:
             self._signs.look_at_files()
             self._listen()
@@ -319,6 +322,13 @@ class RunWatch:
             self._telemetry.tell_left_out()
             self._telemetry.look_for_metrics()
             await asyncio.sleep(self._every_s)
+            before, looked_at = looked_at, self._clock.machine()
+            self._tell_blocked(looked_at - before - self._every_s)
+
+    def _tell_blocked(self, late_s: float) -> None:
+        """How late a look is says how long the loop did nothing else, but for one beat at most."""
+        if late_s >= BLOCKED_S:
+            self._telemetry.emit("loop.blocked", blocked_s=round(late_s, 1))
 
     def _listen(self) -> None:
         """Notice that a lane cannot be read, or can again."""

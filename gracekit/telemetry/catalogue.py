@@ -80,6 +80,13 @@ _EVENTS: Final = (
         "handler's own, or the event loop was stopped; a drain follows.",
         "error",
     ),
+    _event(
+        "loop.blocked",
+        _W,
+        "The event loop did nothing else for so long, up to a beat more: a handler kept it, or "
+        "the process was stopped.",
+        "blocked_s",
+    ),
     _event("service.deaf", _W, "It cannot read requests, and is not ready.", "channel error"),
     _event("service.hears", _I, "It reads requests again, and is ready.", "channel"),
     _event(

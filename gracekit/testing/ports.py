@@ -116,6 +116,10 @@ class VirtualClock(Clock):
             self.shift_s += self._faults.seconds("clock", "wall")
         return EPOCH_S + self._loop.time() + self.shift_s
 
+    def machine(self) -> float:
+        """See `Clock.machine`; it stands still, as what it measures is no part of a story."""
+        return 0.0
+
     def new_id(self) -> str:
         """See `Clock.new_id`; these count."""
         self._ids += 1

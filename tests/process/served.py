@@ -217,6 +217,13 @@ async def block_loop(ctx: Context, disk: str) -> None:
         effect("beat", disk)
 
 
+@svc.rpc
+async def block_for(ctx: Context, key: str, s: float) -> str:
+    """Takes the event loop for so many seconds."""
+    time.sleep(s)
+    return key
+
+
 @svc.rpc(resource="disk")
 async def block_loop_with_alarm_of_its_own(ctx: Context, disk: str) -> None:
     """Takes SIGALRM for itself, as helpers for time-outs do, and blocks the event loop."""
