@@ -34,7 +34,7 @@ from gracekit.rpc.failures import words_of
 from gracekit.rpc.transport import Delivery
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import History
-from gracekit.tracker.task import Interruption, Lane, Order, Reason, TaskState, TrackedTask
+from gracekit.tracker.task import Awaited, Interruption, Lane, Order, Reason, TaskState, TrackedTask
 
 
 class Dispatcher:
@@ -213,12 +213,14 @@ class Dispatcher:
         self._scheduler.leave(job)  # the one in flight may need the place that was handed to us
         job.task.handler = asyncio.current_task()
         job.waiting = True
+        job.task.waits_for = Awaited.SAME_ID
         try:
             await self._tracker.add_after(job.task, self._clock)
         except asyncio.CancelledError:
             return False
         finally:
             job.waiting = False
+            job.task.waits_for = None
         return True
 
     async def _give_up_row(self, job: Job) -> None:

@@ -20,8 +20,8 @@ from gracekit.cli.quiet import find
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, doubt
 from gracekit.cli.status import forecast, longest
-from gracekit.cli.text import clock, duration, json_text, plural, safe
-from gracekit.config.values import parse_duration
+from gracekit.cli.text import clock, json_text, plural, safe
+from gracekit.config.values import duration, parse_duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.exits import Verdict
 from gracekit.listings import listings_sql as sql

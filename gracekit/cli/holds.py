@@ -18,7 +18,8 @@ from gracekit.cli.options import (
 )
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.task_orders import OPERATOR, open_writing
-from gracekit.cli.text import duration, json_text, plural, safe, table
+from gracekit.cli.text import json_text, plural, safe, table
+from gracekit.config.values import duration
 from gracekit.errors import GracekitError
 from gracekit.journal.holds_sql import END_BY_ORDER
 from gracekit.journal.tasks_sql import COUNT, NOTE

@@ -13,10 +13,10 @@ from typing import Final, Self
 
 import click
 
-from gracekit.cli.text import counts, duration, plural
+from gracekit.cli.text import counts, plural
 from gracekit.clock import Clock, age_s
 from gracekit.config.settings import Settings
-from gracekit.config.values import did_you_mean
+from gracekit.config.values import did_you_mean, duration
 from gracekit.errors import ConfigError, DependencyError
 from gracekit.life import Liveness
 from gracekit.listings.store_view import Accounts, StoreView, gone_at, label, verdict_of

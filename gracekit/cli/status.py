@@ -12,8 +12,9 @@ from gracekit.cli.main import UNREACHABLE
 from gracekit.cli.options import CommonOptions, common
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, balance, doubt
-from gracekit.cli.text import counts, duration, json_text, paint, safe, table
+from gracekit.cli.text import counts, json_text, paint, safe, table
 from gracekit.clock import age_s
+from gracekit.config.values import duration
 from gracekit.life import Alive
 from gracekit.listings.reports import RunAnswer
 from gracekit.listings.status import RunStatus, StatusReport, look

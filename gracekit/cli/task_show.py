@@ -16,8 +16,9 @@ import click
 from gracekit.cli.options import CommonOptions, common
 from gracekit.cli.reach import ControlClient, find_task
 from gracekit.cli.records import StoreRecords
-from gracekit.cli.text import duration, json_text, safe
+from gracekit.cli.text import json_text, safe
 from gracekit.clock import age_s
+from gracekit.config.values import duration
 from gracekit.listings.one_task import TaskRecord, read_task
 from gracekit.listings.reports import RunReport
 from gracekit.runs.run import Run

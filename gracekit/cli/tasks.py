@@ -22,22 +22,17 @@ from gracekit.cli.records import StoreRecords
 from gracekit.cli.status import LONGEST_WHY
 from gracekit.cli.task_orders import cancel, fail, retry
 from gracekit.cli.task_show import show
-from gracekit.cli.text import duration, json_text, safe, table
+from gracekit.cli.text import json_text, safe, table
 from gracekit.clock import age_s
-from gracekit.listings.tasks import (
-    ALL_STATES,
-    ListedTask,
-    TaskList,
-    TaskQuery,
-    list_tasks,
-    short_id,
-)
+from gracekit.config.values import duration
+from gracekit.listings.listed_task import ListedTask, short_id
+from gracekit.listings.tasks import ALL_STATES, TaskList, TaskQuery, list_tasks
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.tracker.task import Lane, TaskState
 
 _HEADERS: Final = (
     "TASK", "METHOD", "RESOURCE", "STATE", "AGE", "EXPECTED", "ATTEMPTS", "OWNER",
-    "LAST SAFE POINT", "REASON",
+    "LAST SAFE POINT",
 )  # fmt: skip
 _WITHOUT_ROW: Final = {
     Lane.PERIODIC.value: "periodic job, takes no orders",
@@ -57,12 +52,19 @@ _LONGEST_CURSOR: Final = 24
     type=click.Choice([ALL_STATES, *(state.value for state in TaskState)]),
     help="Tasks in this state; may be repeated.  [default: those that have not ended]",
 )
+@click.option("--stuck", is_flag=True, help="Those that do not come further, and why.")
 @click.option(
     "--limit", type=click.IntRange(1, _MOST), default=50, show_default=True, help="At most so many."
 )
 @common
 def tasks(
-    options: CommonOptions, /, *, resource: str | None, states: tuple[str, ...], limit: int
+    options: CommonOptions,
+    /,
+    *,
+    resource: str | None,
+    states: tuple[str, ...],
+    stuck: bool,
+    limit: int,
 ) -> None:
     """List tasks: those that have not ended, newest first, or as the options say.
 
@@ -70,6 +72,12 @@ def tasks(
     run, or since it was accepted if it has not begun. When a task was handed over is
     told by `gracekit tasks show`. OWNER is the instance that may act on a task: "none" waits
     for any living run, "gone" for the next start.
+
+    With --stuck the list has, of those tasks, the ones that have run for three times the
+    p95 of their method without a safe point or an end (10 minutes where the method has no
+    history), those that have not begun for 10 minutes, and those that were handed
+    over 10 minutes ago or earlier and that nobody has taken. WHY LISTED tells which
+    it is, and what the task waits for.
 
     `show` tells all that is on record of one task; `cancel`, `fail` and `retry`
     act on it.
@@ -79,13 +87,17 @@ def tasks(
     if click.get_current_context().invoked_subcommand is not None:
         refuse_options_before_the_verb()
         return
-    query = TaskQuery(name=options.instance, resource=resource, states=states, limit=limit)
+    query = TaskQuery(
+        name=options.instance, resource=resource, states=states, stuck=stuck, limit=limit
+    )
     with StoreRecords(options.settings) as records:
         found = asyncio.run(_look(records, query))
     if options.as_json:
         click.echo(json_text(found.as_json()))
         return
-    click.echo(table(_HEADERS, _rows(found.tasks)) if found.tasks else "no tasks")
+    headers = (*_HEADERS, "WHY LISTED" if stuck else "REASON")
+    nothing = "no task is stuck" if stuck else "no tasks"
+    click.echo(table(headers, _rows(found.tasks)) if found.tasks else nothing)
     if found.more:
         click.echo(f"and more; --limit shows above {limit}")
     for name, why in found.not_heard.items():
@@ -125,7 +137,7 @@ def _row(entry: ListedTask, known: Mapping[str, int]) -> tuple[object, ...]:
         columns["attempts"],
         _owner(entry),
         _safe_point(columns),
-        _reason(entry),
+        entry.why_listed or _reason(entry),
     )
 
 
@@ -163,5 +175,5 @@ def _reason(entry: ListedTask) -> str:
         wait_s = (columns["not_before"] or 0.0) - time.time()
         return f"cut: {columns['cut']}" + (f", left for {duration(wait_s)}" if wait_s > 0 else "")
     words = ": ".join(str(columns[name]) for name in ("reason", "detail") if columns[name])
-    words = words or entry.apart
+    words = words or entry.apart or (f"waits for {entry.waits_for}" if entry.waits_for else "")
     return safe(words, longest=_LONGEST_TEXT)

@@ -18,8 +18,6 @@ from gracekit.telemetry.safe_text import LONGEST_TEXT, escape
 
 _GAP: Final = "  "
 _MINUTE_S: Final = 60
-_HOUR_S: Final = 3600
-_DAY_S: Final = 86400
 
 Colour = Literal["green", "yellow", "red", "bold"]
 
@@ -55,20 +53,6 @@ def _redacted(value: Any) -> Any:
         case None | bool() | int() | float():
             return value
     return redact_url(str(value))
-
-
-def duration(seconds: float | None) -> str:
-    """The two largest units: `41s`, `1m12s`, `1h10m`, `3d02h`; `-` for None."""
-    if seconds is None:
-        return "-"
-    whole = max(0, int(seconds))
-    if whole < _MINUTE_S:
-        return f"{whole}s"
-    if whole < _HOUR_S:
-        return f"{whole // _MINUTE_S}m{whole % _MINUTE_S:02d}s"
-    if whole < _DAY_S:
-        return f"{whole // _HOUR_S}h{whole % _HOUR_S // _MINUTE_S:02d}m"
-    return f"{whole // _DAY_S}d{whole % _DAY_S // _HOUR_S:02d}h"
 
 
 def clock(seconds: float) -> str:

@@ -16,6 +16,9 @@ DECLARE_PROFILE: Final = "durable"
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _CENTURY_S: Final = 100 * 366 * 86400.0  # beyond it timers of the kernel overflow
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", re.ASCII)
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3600
+_DAY_S: Final = 86400
 _COUNT: Final = re.compile(r"-?[0-9]+")
 _LONGEST_COUNT: Final = 18
 _SHOWN_DIGITS: Final = 30
@@ -62,6 +65,20 @@ def format_duration(seconds: float) -> str:
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:.0f}{unit}"
     return f"{seconds:.10g}s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:.10g}ms"
+
+
+def duration(seconds: float | None) -> str:
+    """The two largest units: `41s`, `1m12s`, `1h10m`, `3d02h`; `-` for None."""
+    if seconds is None:
+        return "-"
+    whole = max(0, int(seconds))
+    if whole < _MINUTE_S:
+        return f"{whole}s"
+    if whole < _HOUR_S:
+        return f"{whole // _MINUTE_S}m{whole % _MINUTE_S:02d}s"
+    if whole < _DAY_S:
+        return f"{whole // _HOUR_S}h{whole % _HOUR_S // _MINUTE_S:02d}m"
+    return f"{whole // _DAY_S}d{whole % _DAY_S // _HOUR_S:02d}h"
 
 
 def check_topic(topic: str, remedy: str) -> str:

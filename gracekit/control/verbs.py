@@ -37,6 +37,7 @@ from gracekit.rpc.message import Request
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Order, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
+from gracekit.tracker.waiting import Waiting
 
 LONGEST_WORD: Final = 100
 LONGEST_REASON: Final = 500
@@ -223,7 +224,9 @@ class Control:
         else:
             limit = max(0, min(MAX_PAGE, _number(args, "limit", MAX_PAGE)))
             found, more = self._tracker.page(after=_number(args, "after", 0), limit=limit)
-        tasks = _cut_to([self._task(task, now) for task in found], PAGE_BYTES)
+        waiting = Waiting(self._tracker)
+        words = [self._task(task, now) | {"waits_for": waiting.of(task)} for task in found]
+        tasks = _cut_to(words, PAGE_BYTES)
         more = more or len(tasks) < len(found)
         return {"tasks": tasks, "next": found[len(tasks) - 1].serial if more and tasks else None}
 
@@ -239,6 +242,8 @@ class Control:
             "age_s": round(now - _since(task), 1),
             "attempt": task.attempt,
             "expected_s": None if end is None else round(end - now, 1),
+            "p95_s": task.usual_s,
+            "safe_point_age_s": _age(task.safe_point_at, now),
             "journaled": task.journaled,
             "holds_drain": task.holds_drain,
             "cancelled_by": task.cancel_cause and task.cancel_cause.value,
@@ -322,6 +327,10 @@ def _cut_to(tasks: list[VerbAnswer], size: int) -> list[VerbAnswer]:
         if size < 0:
             return tasks[: max(1, number)]
     return tasks
+
+
+def _age(moment: float | None, now: float) -> float | None:
+    return None if moment is None else round(now - moment, 1)
 
 
 def _since(task: TrackedTask) -> float:

@@ -5,26 +5,24 @@ No arguments, context, result or failure: they may hold what an operator must no
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gracekit.clock import age_s
 from gracekit.life import Alive
 from gracekit.listings import listings_sql as sql
-from gracekit.listings.reports import Reports, RunAnswer
+from gracekit.listings import stuck
+from gracekit.listings.listed_task import ListedTask, short_id
+from gracekit.listings.reports import Reports
 from gracekit.listings.store_view import StoreView, is_named, label
 from gracekit.request.suspects import SUSPECTED
 from gracekit.runs.run import Run
 from gracekit.store.batch import Row, Value
-from gracekit.telemetry.safe_text import escape
 from gracekit.tracker.task import TRANSIENT, TaskState
+from gracekit.tracker.waiting import ELSEWHERE
 
 ALL_STATES: Final = "all"
-SHORT_ID: Final = 12
-LONGEST_ID: Final = 40
-_HEX_ID: Final = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
+_ALL: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,79 +33,15 @@ class TaskQuery:
         name: INSTANCE or SERVICE@INSTANCE that may act on them; None for any, and for nobody.
         resource: `kind:id`, or the id alone; None for any.
         states: Words of `TaskState`, or `ALL_STATES`; empty for those that have not ended.
+        stuck: Only those that `stuck.why_stuck` finds a reason for.
         limit: At most so many.
     """
 
     name: str | None = None
     resource: str | None = None
     states: Sequence[str] = ()
+    stuck: bool = False
     limit: int = 50
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedTask:
-    """One task in the list.
-
-    Attributes:
-        columns: As in the journal; of a task without a row, as its process says.
-        owner: Instance that may act on it; None for nobody.
-        orphaned: Whether its owner is proven dead.
-        doubtful: Whether its owner is neither proven dead nor alive.
-        live: What its process says of it; None if it does not, or does not answer.
-        now: Wall time of the look.
-        journaled: Whether it has a row.
-        apart: Why it runs apart, or waits for what does; else empty.
-    """
-
-    columns: Mapping[str, Any]
-    owner: str | None
-    orphaned: bool
-    doubtful: bool
-    live: RunAnswer | None
-    now: float
-    journaled: bool = True
-    apart: str = ""
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since it has ended, else since its last start, else since it was accepted."""
-        if self.live is not None and (not self.journaled or self._runs_here()):
-            return float(self.live.get("age_s") or 0.0)
-        column = self.columns
-        since = column["finished_at"] or column["started_at"] or column["accepted_at"]
-        return age_s(self.now, since)
-
-    def _runs_here(self) -> bool:
-        # What only waits there may have been accepted by an earlier process: its row knows.
-        return self.live is not None and self.live.get("state") == TaskState.RUNNING.value
-
-    @property
-    def resource(self) -> str | None:
-        """`kind:id`."""
-        kind = self.columns.get("resource_kind")
-        return None if kind is None else f"{kind}:{self.columns['resource_id']}"
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
-        return {
-            **self.columns,
-            "resource": self.resource,
-            "owner_run": self.columns.get("owner"),
-            "owner": self.owner,
-            "orphaned": self.orphaned,
-            "owner_not_proven": self.doubtful,
-            "ownerless": self.journaled and self.is_transient and self.owner is None,
-            "journaled": self.journaled,
-            "age_s": round(self.age_s, 1),
-            "live": self.live is not None,
-            "expected_s": self.live and self.live.get("expected_s"),
-            "apart": self.apart,
-        }
-
-    @property
-    def is_transient(self) -> bool:
-        """Whether it still has to end."""
-        return TaskState(self.columns["state"]) in TRANSIENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,13 +79,6 @@ async def list_tasks(view: StoreView, reports: Reports, query: TaskQuery) -> Tas
     return await listing.of(query)
 
 
-def short_id(request_id: str) -> str:
-    """Random ids are known by their beginning; those that callers chose are not."""
-    if _HEX_ID.fullmatch(request_id):
-        return request_id[:SHORT_ID]
-    return escape(request_id, longest=LONGEST_ID)
-
-
 class _Listing:
     """One look at the tasks of a store."""
 
@@ -172,22 +99,49 @@ class _Listing:
         owners = [run for run in self._runs.values() if query.name and is_named(run, query.name)]
         if query.name is not None and not owners:
             return TaskList(tasks=[], more=False, not_heard={})
+        limit = _ALL if query.stuck else query.limit
         text, params = _query(query.resource, query.states, owners)
-        rows = await self._view.engine.query(text, *params, query.limit + 1)
+        rows = await self._view.engine.query(text, *params, limit + 1)
         found = await self._view.engine.query(sql.APART)
         apart = {str(owner): str(task) for owner, task in found}
-        entries = [self._entry(row, apart) for row in rows[: query.limit]]
+        entries = [self._entry(row, apart) for row in rows]
         if not query.states or {TaskState.RUNNING.value, ALL_STATES} & {*query.states}:
             entries += await self._unjournaled(query.resource)
+        if query.stuck:
+            entries = await self._stuck(entries)
         return TaskList(
-            tasks=entries[: query.limit],
-            more=len(rows) > query.limit or len(entries) > query.limit,
+            tasks=[await self._with_holder(entry) for entry in entries[: query.limit]],
+            more=len(entries) > query.limit,
             not_heard={
                 label(self._runs[run_id]): said.why or said.brief
                 for run_id, said in self._reports.items()
                 if said.brief
             },
         )
+
+    async def _stuck(self, entries: Sequence[ListedTask]) -> list[ListedTask]:
+        since = self._now - stuck.UNTOUCHED_S
+        lately = await self._view.engine.query(sql.HANDED_OVER_SINCE, since)
+        recent = {str(request_id) for (request_id,) in lately}
+        judged = ((entry, stuck.why_stuck(entry, recent=recent)) for entry in entries)
+        return [replace(entry, why_listed=why) for entry, why in judged if why is not None]
+
+    async def _with_holder(self, entry: ListedTask) -> ListedTask:
+        """Name the holder of a lease that another run has, which its own process does not know."""
+        columns, said = entry.columns, entry.waits_for
+        if said is None or not said.endswith(ELSEWHERE):
+            return entry
+        key = (columns["resource_kind"], columns["resource_id"])
+        for _, owner, request_id, _, _ in await self._view.engine.query(sql.LEASE, *key):
+            if owner is not None and owner != columns["owner"]:
+                run = self._runs.get(str(owner))
+                holder = f"held by task {short_id(str(request_id))}"
+                words = (
+                    said.removesuffix(ELSEWHERE) + holder + (f" on {run.instance}" if run else "")
+                )
+                why = entry.why_listed and entry.why_listed.replace(said, words)
+                return replace(entry, waits_for=words, why_listed=why)
+        return entry
 
     def _entry(self, row: Row, apart: Mapping[str, str]) -> ListedTask:
         columns = dict(zip(sql.TASK_NAMES, row, strict=True))
@@ -197,14 +151,16 @@ class _Listing:
         judgement = self._judged.get(run_id or "")
         is_owned = is_transient and run_id is not None
         key = (run_id or "", str(columns["request_id"]))
+        live = self._live.get(key) if is_transient else None
         return ListedTask(
             columns=columns,
             owner=owner.instance if owner else run_id,
             orphaned=is_owned and (judgement is None or judgement.is_dead),
             doubtful=is_owned and judgement is not None and judgement.answer is Alive.NOT_PROVEN,
-            live=self._live.get(key) if is_transient else None,
+            live=live,
             now=self._now,
             apart=_apart(columns, apart),
+            waits_for=None if live is None else live.get("waits_for"),
         )
 
     async def _unjournaled(self, resource: str | None) -> list[ListedTask]:
@@ -236,6 +192,7 @@ class _Listing:
                 live=task,
                 now=self._now,
                 journaled=False,
+                waits_for=task.get("waits_for"),
             )
             entries.append(entry)
         return entries

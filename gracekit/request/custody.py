@@ -29,7 +29,7 @@ from gracekit.request.outcomes import failed
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.store.batch import Batch, Row
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.task import Interruption, TaskState, TrackedTask
+from gracekit.tracker.task import Awaited, Interruption, TaskState, TrackedTask
 
 TRIES: Final = 3
 
@@ -169,6 +169,7 @@ class Custody:
                     return self._lost(job, outcome, expected)
                 row = found[0] if found else None
                 if row is None or (row.state is expected and row.owner == self._journal.run_id):
+                    task.waits_for = Awaited.STORE
                     await asyncio.sleep(next(pauses))
                     continue
                 if row.state is outcome.state and row.owner == self._journal.run_id:
@@ -176,6 +177,7 @@ class Custody:
                     return outcome, await self._journal.replies_due(row.id)
                 return outcome, []  # not ours any more
             task.advance(outcome.state)
+            task.waits_for = None
             if hook:
                 self._trigger.poke()
             return outcome, [address_of(row) for row in rows]

@@ -24,7 +24,7 @@ from gracekit.request.suspects import Suspects, Suspicion
 from gracekit.rpc.methods import Method
 from gracekit.rpc.server import Capacity
 from gracekit.rpc.transport import Delivery
-from gracekit.tracker.task import Lane, TrackedTask
+from gracekit.tracker.task import Awaited, Lane, TrackedTask
 
 
 @dataclass(slots=True, eq=False)
@@ -154,15 +154,18 @@ class Scheduler:
                 if key not in job.inside:
                     if self._is_its_own(job, key) and self._lines.is_full(key, width):
                         job.begin_claimed()
+                    job.task.waits_for = _wait_of(job, key)
                     await self._lines.enter(key, width, kind=kind, first=job.refused)
                     job.inside.append(key)
             if _asks_whether_apart(job) and not self._enters_beside_others(job):
                 row = ("task", job.task.row_id or 0)
+                job.task.waits_for = Awaited.APART
                 job.alone = await self._suspects.enter(job, row, job.suspicion)
         except asyncio.CancelledError:
             return False
         finally:
             job.waiting = False
+            job.task.waits_for = None
         return job.gate.is_open
 
     def _enters_beside_others(self, job: Job) -> bool:
@@ -237,6 +240,15 @@ class Scheduler:
             widths.append((gate.threads, gate.threads.number))
         widths.append((gate, gate.max_running))
         return widths
+
+
+def _wait_of(job: Job, key: Hashable) -> Awaited:
+    """What a job waits for that stands in the line *key*."""
+    if key is job.gate:
+        return Awaited.LANE
+    if key is job.gate.threads:
+        return Awaited.THREAD
+    return Awaited.METHOD if key is job.method else Awaited.RESOURCE
 
 
 def _asks_whether_apart(job: Job) -> bool:

@@ -24,6 +24,7 @@ from gracekit.request.custody import Custody
 from gracekit.request.lanes import Job, Scheduler
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.store.wakeup import Wakeups
+from gracekit.tracker.task import Awaited
 
 LEASE_BEAT_S: Final = 1.0
 """A lease held by another process is asked for again this often; a nudge is heard at once."""
@@ -104,6 +105,7 @@ class LeaseWaits:
     async def _sleep(self, job: Job, seconds: float) -> bool:
         """Wait for a beat or a nudge; false if it was cancelled."""
         job.waiting = True
+        job.task.waits_for = Awaited.LEASE
         self._waiting += 1
         try:
             async with asyncio.timeout(seconds):
@@ -115,6 +117,7 @@ class LeaseWaits:
         finally:
             self._waiting -= 1
             job.waiting = False
+            job.task.waits_for = None
         return True
 
     def wake(self) -> None:

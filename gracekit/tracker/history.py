@@ -33,6 +33,11 @@ class Durations:
         """One more attempt has succeeded."""
         self._last.append(seconds)
 
+    @property
+    def usual(self) -> float | None:
+        """The high quantile of all kept attempts, in seconds; None if there are too few."""
+        return _high(sorted(self._last.copy())) if len(self._last) >= FEWEST else None
+
     def expected(self, elapsed_s: float) -> float | None:
         """Seconds from start to end of an attempt that has run for *elapsed_s*.
 
@@ -43,9 +48,11 @@ class Durations:
         if len(known) < FEWEST:
             return None
         longer = known[bisect.bisect_right(known, elapsed_s) :]
-        if not longer:
-            return None
-        return longer[math.ceil(QUANTILE * len(longer)) - 1]
+        return _high(longer) if longer else None
+
+
+def _high(ordered: list[float]) -> float:
+    return ordered[math.ceil(QUANTILE * len(ordered)) - 1]
 
 
 class History:

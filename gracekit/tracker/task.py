@@ -122,6 +122,19 @@ class CancelCause(enum.Enum):
     OPERATOR = "operator"
 
 
+class Awaited(enum.Enum):
+    """What a task stands still for; `tracker.waiting` makes a sentence of it."""
+
+    RESOURCE = "resource"  # another task of this process has it, or is before it in line
+    LEASE = "lease"  # another process has it
+    METHOD = "method"  # as many as its `max_running` run
+    THREAD = "thread"
+    LANE = "lane"  # as many as the lane may run do
+    APART = "apart"  # it is a suspect, or one runs apart
+    SAME_ID = "same id"
+    STORE = "store"  # its handler has returned, and the outcome cannot be recorded
+
+
 class Verb(enum.Enum):
     """What an operator may order of one task."""
 
@@ -170,6 +183,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         cancellable: Only while the handler itself runs; gracekit's own steps never are.
         cancel_cause: Why gracekit cancelled it; None if it did not.
         stopped: gracekit stopped the attempt at a safe point, and has not cancelled it since.
+        waits_for: What it stands in line for; None while nothing is in its way.
         order: Of the operator that asked for it; None if it was somebody else.
         thread_id: Of the worker thread that a plain handler is in; None outside one.
         history: How long its method's attempts took; None before it has started.
@@ -198,6 +212,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
     cancellable: bool = False
     cancel_cause: CancelCause | None = None
     stopped: bool = False
+    waits_for: Awaited | None = None
     order: Order | None = None
     thread_id: int | None = None
     history: Durations | None = None
@@ -229,6 +244,11 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
             return None
         seconds = self.history.expected(now - self.started_at)
         return None if seconds is None else self.started_at + seconds
+
+    @property
+    def usual_s(self) -> float | None:
+        """Seconds within which nearly all attempts of its method ended; None without history."""
+        return None if self.history is None else self.history.usual
 
     @property
     def running(self) -> bool:

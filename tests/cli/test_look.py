@@ -20,7 +20,7 @@ from gracekit import RpcClient
 from gracekit.cli.main import cli
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.status import not_ready
-from gracekit.listings.tasks import ListedTask
+from gracekit.listings.listed_task import ListedTask
 from gracekit.process import Process
 from gracekit.runs.run import Run
 from gracekit.store.engine import SqliteEngine

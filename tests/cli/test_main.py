@@ -13,7 +13,8 @@ import pytest
 
 from gracekit.cli.call import arguments
 from gracekit.cli.main import COMMANDS, cli
-from gracekit.cli.text import clock, duration, json_text, table
+from gracekit.cli.text import clock, json_text, table
+from gracekit.config.values import duration
 from gracekit.process import Process
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations

@@ -1,0 +1,115 @@
+"""One task as it is listed: its row, and what its process says of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gracekit.clock import age_s
+from gracekit.listings.reports import RunAnswer
+from gracekit.telemetry.safe_text import escape
+from gracekit.tracker.task import TRANSIENT, TaskState
+
+_SHORT_ID: Final = 12
+_LONGEST_ID: Final = 40
+_HEX_ID: Final = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedTask:
+    """One task in the list.
+
+    Attributes:
+        columns: As in the journal; of a task without a row, as its process says.
+        owner: Instance that may act on it; None for nobody.
+        orphaned: Whether its owner is proven dead.
+        doubtful: Whether its owner is neither proven dead nor alive.
+        live: What its process says of it; None if it does not, or does not answer.
+        now: Wall time of the look.
+        journaled: Whether it has a row.
+        apart: Why it runs apart, or waits for what does; else empty.
+        waits_for: What is in its way, as far as that is known; None for nothing.
+        why_listed: Why it is taken for stuck; None if it is not, or that was not asked.
+    """
+
+    columns: Mapping[str, Any]
+    owner: str | None
+    orphaned: bool
+    doubtful: bool
+    live: RunAnswer | None
+    now: float
+    journaled: bool = True
+    apart: str = ""
+    waits_for: str | None = None
+    why_listed: str | None = None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it has ended, else since its last start, else since it was accepted."""
+        if self.live is not None and (not self.journaled or self.runs_here):
+            return float(self.live.get("age_s") or 0.0)
+        column = self.columns
+        since = column["finished_at"] or column["started_at"] or column["accepted_at"]
+        return age_s(self.now, since)
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the process that answers for it runs it.
+
+        What only waits there may have been accepted by an earlier process: its row knows.
+        """
+        return self.live is not None and self.live.get("state") == TaskState.RUNNING.value
+
+    @property
+    def safe_point_age_s(self) -> float | None:
+        """Seconds since its last safe point; None without one."""
+        said = self.said("safe_point_age_s")
+        if said is not None:
+            return float(said)
+        at = self.columns.get("cursor_at")
+        return None if at is None else round(age_s(self.now, at), 1)
+
+    def said(self, name: str) -> Any:
+        """What its process says under that name; None if it does not, or does not answer."""
+        return None if self.live is None else self.live.get(name)
+
+    @property
+    def resource(self) -> str | None:
+        """`kind:id`."""
+        kind = self.columns.get("resource_kind")
+        return None if kind is None else f"{kind}:{self.columns['resource_id']}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {
+            **self.columns,
+            "resource": self.resource,
+            "owner_run": self.columns.get("owner"),
+            "owner": self.owner,
+            "orphaned": self.orphaned,
+            "owner_not_proven": self.doubtful,
+            "ownerless": self.journaled and self.is_transient and self.owner is None,
+            "journaled": self.journaled,
+            "age_s": round(self.age_s, 1),
+            "live": self.live is not None,
+            "expected_s": self.said("expected_s"),
+            "p95_s": self.said("p95_s"),
+            "safe_point_age_s": self.safe_point_age_s,
+            "waits_for": self.waits_for,
+            "apart": self.apart,
+            "why_listed": self.why_listed,
+        }
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether it still has to end."""
+        return TaskState(self.columns["state"]) in TRANSIENT
+
+
+def short_id(request_id: str) -> str:
+    """Random ids are known by their beginning; those that callers chose are not."""
+    if _HEX_ID.fullmatch(request_id):
+        return request_id[:_SHORT_ID]
+    return escape(request_id, longest=_LONGEST_ID)
