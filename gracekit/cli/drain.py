@@ -20,7 +20,7 @@ from gracekit.cli.quiet import find
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, doubt
 from gracekit.cli.status import forecast, longest
-from gracekit.cli.text import clock, json_text, plural, safe
+from gracekit.cli.text import LONGEST_WHY, clock, json_text, plural, safe
 from gracekit.config.values import duration, parse_duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.exits import Verdict
@@ -171,7 +171,7 @@ async def _drain(
         ended = isinstance(error, RunEndedError)
         watch.code = UNREACHABLE if ended or isinstance(error, DependencyError) else ERROR
         watch.result["error"] = str(error)
-        watch.say(safe(str(error), longest=1024), err=True)
+        watch.say(safe(str(error), longest=LONGEST_WHY), err=True)
         if watch.code == UNREACHABLE and not ended:
             pid = watch.run.identity.pid
             watch.say(f"SIGTERM drains it too: kill -TERM {pid}", err=True)
@@ -273,7 +273,7 @@ def _tell_trouble(watch: DrainWatch, why: str) -> None:
     """Why there is no progress to show, once; a run that is only slow to answer says nothing."""
     if watch.shown != why:
         watch.shown = why
-        watch.say(f"no progress to show: {safe(why, longest=1024)}")
+        watch.say(f"no progress to show: {safe(why, longest=LONGEST_WHY)}")
 
 
 # -- the verdict ----------------------------------------------------------------------

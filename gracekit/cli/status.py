@@ -12,7 +12,8 @@ from gracekit.cli.main import UNREACHABLE
 from gracekit.cli.options import CommonOptions, common
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, balance, doubt
-from gracekit.cli.text import counts, json_text, paint, safe, table
+from gracekit.cli.text import LONGEST_WHY, counts, json_text, paint, safe, table
+from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.life import Alive
@@ -22,8 +23,6 @@ from gracekit.listings.store_view import gone_at, verdict_of
 from gracekit.phase import ServiceState
 from gracekit.runs.run import Run
 
-LONGEST_WHY: Final = 1024
-
 _ON_ITS_WAY: Final = (ServiceState.DRAINING.value, ServiceState.QUIET.value)
 _HEADERS: Final = ("INSTANCE", "PHASE", "UP", "IN-FLIGHT", "OPS", "LONGEST", "DRAIN")
 _EXIT_HEADERS: Final = (
@@ -32,8 +31,9 @@ _EXIT_HEADERS: Final = (
 
 
 @click.command()
+@watch_option
 @common
-def status(options: CommonOptions, /) -> None:
+def status(options: CommonOptions, /, *, every_s: float | None) -> None:
     """Show the runs of a store: living ones by their own words, others by what they left.
 
     Asks each living process, for 2 seconds at most. With none alive the store
@@ -41,8 +41,18 @@ def status(options: CommonOptions, /) -> None:
 
     Exit status: 0; with --instance 4 if no run of that name is proven alive.
     """
-    with StoreRecords(options.settings) as records:
-        report = asyncio.run(_look(records, options.instance))
+
+    def look_once() -> StatusReport:
+        with StoreRecords(options.settings) as records:
+            return asyncio.run(_look(records, options.instance))
+
+    def picture() -> Picture:
+        report = look_once()
+        return Picture(text=_text(report), data=report.as_json())
+
+    if every_s is not None:
+        watch(picture, every_s=every_s, as_json=options.as_json)
+    report = look_once()
     click.echo(json_text(report.as_json()) if options.as_json else _text(report))
     if options.instance and not any(entry.judgement.is_alive for entry in report.entries):
         click.get_current_context().exit(UNREACHABLE)

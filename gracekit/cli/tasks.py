@@ -19,10 +19,10 @@ from gracekit.cli.options import (
 )
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords
-from gracekit.cli.status import LONGEST_WHY
 from gracekit.cli.task_orders import cancel, fail, retry
 from gracekit.cli.task_show import show
-from gracekit.cli.text import json_text, safe, table
+from gracekit.cli.text import LONGEST_WHY, json_text, safe, table
+from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.listings.listed_task import ListedTask, short_id
@@ -56,6 +56,7 @@ _LONGEST_CURSOR: Final = 24
 @click.option(
     "--limit", type=click.IntRange(1, _MOST), default=50, show_default=True, help="At most so many."
 )
+@watch_option
 @common
 def tasks(
     options: CommonOptions,
@@ -65,6 +66,7 @@ def tasks(
     states: tuple[str, ...],
     stuck: bool,
     limit: int,
+    every_s: float | None,
 ) -> None:
     """List tasks: those that have not ended, newest first, or as the options say.
 
@@ -90,19 +92,23 @@ def tasks(
     query = TaskQuery(
         name=options.instance, resource=resource, states=states, stuck=stuck, limit=limit
     )
-    with StoreRecords(options.settings) as records:
-        found = asyncio.run(_look(records, query))
-    if options.as_json:
-        click.echo(json_text(found.as_json()))
-        return
-    headers = (*_HEADERS, "WHY LISTED" if stuck else "REASON")
-    nothing = "no task is stuck" if stuck else "no tasks"
-    click.echo(table(headers, _rows(found.tasks)) if found.tasks else nothing)
-    if found.more:
-        click.echo(f"and more; --limit shows above {limit}")
-    for name, why in found.not_heard.items():
-        words = safe(why, longest=LONGEST_WHY)
-        tell(f"what {safe(name)} runs without a row is not listed: {words}", prefix="")
+
+    def look_once() -> TaskList:
+        with StoreRecords(options.settings) as records:
+            return asyncio.run(_look(records, query))
+
+    def picture() -> Picture:
+        found = look_once()
+        text = "\n".join((_text(found, query), *_not_heard(found)))
+        return Picture(text=text, data=found.as_json())
+
+    if every_s is not None:
+        watch(picture, every_s=every_s, as_json=options.as_json)
+    found = look_once()
+    click.echo(json_text(found.as_json()) if options.as_json else _text(found, query))
+    if not options.as_json:
+        for sentence in _not_heard(found):
+            tell(sentence, prefix="")
 
 
 for _verb in (show, cancel, fail, retry):
@@ -114,6 +120,20 @@ async def _look(records: StoreRecords, query: TaskQuery) -> TaskList:
         reports = await control.hear_all(records, query.name, every_task=True)
     await records.need(query.name)
     return await list_tasks(records, reports, query)
+
+
+def _text(found: TaskList, query: TaskQuery) -> str:
+    headers = (*_HEADERS, "WHY LISTED" if query.stuck else "REASON")
+    nothing = "no task is stuck" if query.stuck else "no tasks"
+    text = table(headers, _rows(found.tasks)) if found.tasks else nothing
+    return f"{text}\nand more; --limit shows above {query.limit}" if found.more else text
+
+
+def _not_heard(found: TaskList) -> list[str]:
+    return [
+        f"what {safe(name)} runs without a row is not listed: {safe(why, longest=LONGEST_WHY)}"
+        for name, why in found.not_heard.items()
+    ]
 
 
 def _rows(entries: Sequence[ListedTask]) -> list[tuple[object, ...]]:
