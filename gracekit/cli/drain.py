@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import click
 
+from gracekit.cli.burndown import Burndown, DrainPicture, Level, burndown, why_it_blocks
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
 from gracekit.cli.options import CommonOptions, common, why_option
 from gracekit.cli.quiet import find
@@ -36,6 +37,10 @@ POLL_S: Final = 0.2
 RESUMED_AFTER_S: Final = 2.0
 """A run that serves so long after the verb was answered has been resumed."""
 
+TOLD_TASKS: Final = 5
+"""Of so many of the oldest tasks it is said why they still run."""
+TOLD_EVERY_S: Final = 30.0
+
 _NAMED_TASKS: Final = 20
 _NAMED_HOLDS: Final = 5
 
@@ -52,6 +57,10 @@ class DrainWatch:
         shown: The last progress line.
         code: Exit status of this drain.
         result: What `--json` shows of it.
+        drawing: Where it is drawn; None where lines are printed.
+        kill_after_s: As in the settings of the command line; None if unknown.
+        levels: How many were in flight since when, for the chart.
+        told_at: Monotonic seconds of the last progress line.
     """
 
     run: Run
@@ -62,16 +71,27 @@ class DrainWatch:
     shown: str = ""
     code: int = 0
     result: dict[str, Any] = field(default_factory=dict)
+    drawing: Burndown | None = None
+    kill_after_s: float | None = None
+    levels: list[Level] = field(default_factory=list)
+    told_at: float = 0.0
 
     @property
     def elapsed_s(self) -> float:
         """Since the verb was answered."""
         return 0.0 if self.began is None else time.monotonic() - self.began
 
+    def hide(self) -> None:
+        """It is drawn no more."""
+        if self.drawing is not None:
+            self.drawing.show(self.run.run_id, None)
+
     def say(self, text: str, *, err: bool = False) -> None:
         """Print a line about this drain."""
         if err:
             tell(f"{self.prefix}{text}", prefix="")
+        elif self.drawing is not None:
+            self.drawing.say(f"{self.prefix}{text}")
         elif not self.quiet:
             click.echo(f"{self.prefix}{text}")
 
@@ -102,6 +122,10 @@ def drain(
     INSTANCE may be left out where one run lives. Ctrl-C detaches, and the
     drain goes on; `gracekit resume` undoes it before its deadline.
 
+    At a terminal, with the extra `rich`, it draws how many tasks are in flight, with
+    the deadline, and with kill_after if the settings of this command have it; elsewhere
+    a line tells each change. For the five oldest tasks it says why they still run.
+
     Exit status: 0 drained, 3 unfinished tasks are in the journal,
     4 unreachable, 1 any other end, 2 usage, 78 configuration, 130 detached.
     """
@@ -115,6 +139,7 @@ def drain(
                 run=run,
                 prefix=f"{run.instance}: " if len(runs) > 1 else "",
                 quiet=options.as_json,
+                kill_after_s=options.settings.kill_after_s,
             )
             for run in runs
         ]
@@ -148,8 +173,11 @@ def _detach(watches: list[DrainWatch]) -> None:
 async def _drain_all(
     records: StoreRecords, watches: list[DrainWatch], asked: Mapping[str, str], *, wait: bool
 ) -> None:
-    async with ControlClient(records.run_directory) as control:
-        await asyncio.gather(*(_drain(records, control, w, asked, wait=wait) for w in watches))
+    with burndown(wanted=wait and not any(watch.quiet for watch in watches)) as drawing:
+        async with ControlClient(records.run_directory) as control:
+            for watch in watches:
+                watch.drawing = drawing
+            await asyncio.gather(*(_drain(records, control, w, asked, wait=wait) for w in watches))
 
 
 async def _drain(
@@ -184,7 +212,7 @@ async def _drain(
 
 
 async def _ask(control: ControlClient, watch: DrainWatch, asked: Mapping[str, str]) -> None:
-    before = (await control.hear(watch.run, limit=0)).answer
+    before = (await control.hear(watch.run, limit=TOLD_TASKS)).answer
     under_way = before is not None and before.get("phase") == ServiceState.DRAINING.value
     await control.ask(watch.run, "drain", asked)
     watch.began = time.monotonic()
@@ -213,7 +241,7 @@ async def _watch(records: StoreRecords, control: ControlClient, watch: DrainWatc
                 watch.say(doubt(watch.run, judgement))
                 return
             if asking is None:
-                asking = asyncio.create_task(control.hear(watch.run, limit=0))
+                asking = asyncio.create_task(control.hear(watch.run, limit=TOLD_TASKS))
             await asyncio.wait({asking}, timeout=POLL_S)
             reports = asking.result() if asking.done() else RunReport()
             answer = reports.answer
@@ -232,6 +260,7 @@ async def _watch(records: StoreRecords, control: ControlClient, watch: DrainWatc
     finally:
         if asking is not None:
             asking.cancel()
+        watch.hide()
     await _conclude(records, watch)
 
 
@@ -252,21 +281,63 @@ async def _holds_of(records: StoreRecords, watch: DrainWatch, answer: RunAnswer)
 
 
 def _tell_progress(watch: DrainWatch, answer: RunAnswer, holds: list[str]) -> None:
-    """A line whenever the number in flight, or what holds the drain, has changed."""
+    """Draw it; or a line whenever the number in flight, or what holds the drain, has changed.
+
+    Below the line why the oldest tasks still run; that is told again now and then.
+    """
     left, timeout = answer.get("drain_left_s"), answer.get("drain_timeout_s")
     if left is None or timeout is None:
         return
     in_flight, held = safe(answer.get("in_flight")), _some(holds, len(holds))
-    if watch.shown == in_flight + held:
-        return
-    watch.shown = in_flight + held
     times = f"{clock(timeout - left)} / {clock(timeout)}"
+    line = "   ".join([f"in flight {in_flight}", times, _outlook(answer, holds, held)]).rstrip()
+    if watch.drawing is not None:
+        _draw(watch, answer, f"{watch.prefix}{line}", holds)
+        return
+    now = time.monotonic()
+    if watch.shown == in_flight + held and now - watch.told_at < TOLD_EVERY_S:
+        return
+    watch.shown, watch.told_at = in_flight + held, now
+    watch.say(line)
+    for reason in _reasons(answer, []):
+        watch.say(f"  {reason}")
+
+
+def _outlook(answer: RunAnswer, holds: list[str], held: str) -> str:
     what, expected, risk = longest(answer), forecast(answer), answer.get("at_risk")
     more = [] if what == "-" else [f"longest {what}"]
     more += [expected] if expected else []
     more += [f"{risk} at risk"] if risk else []
     more += [f"waits for {'hold' if len(holds) == 1 else 'holds'} {held}"] if held else []
-    watch.say("   ".join([f"in flight {in_flight}", times, ", ".join(more)]).rstrip())
+    return ", ".join(more)
+
+
+def _reasons(answer: RunAnswer, holds: list[str]) -> list[str]:
+    """Why the oldest tasks, and holds, still keep the drain."""
+    tasks = answer.get("tasks", ())
+    reasons = [why_it_blocks(task) for task in tasks]
+    more = (answer.get("in_flight") or 0) - len(reasons)
+    reasons += [f"and {plural(more, 'task')} more"] if reasons and more > 0 else []
+    return reasons + [f"hold {safe(hold)}" for hold in holds[:_NAMED_HOLDS]]
+
+
+def _draw(watch: DrainWatch, answer: RunAnswer, title: str, holds: list[str]) -> None:
+    assert watch.drawing is not None
+    left, timeout = float(answer["drain_left_s"]), float(answer["drain_timeout_s"])
+    # The run says no more than that nothing is left once its deadline is over.
+    now_s = timeout - left if left > 0 else max(timeout, watch.elapsed_s)
+    in_flight = int(answer.get("in_flight") or 0)
+    if not watch.levels or watch.levels[-1][1] != in_flight:
+        watch.levels.append((now_s, in_flight))
+    picture = DrainPicture(
+        title=title,
+        levels=watch.levels,
+        now_s=now_s,
+        deadline_s=timeout,
+        kill_s=watch.kill_after_s,
+        reasons=_reasons(answer, holds),
+    )
+    watch.drawing.show(watch.run.run_id, picture)
 
 
 def _tell_trouble(watch: DrainWatch, why: str) -> None:
