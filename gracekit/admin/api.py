@@ -122,6 +122,15 @@ class AdminApi:
         """Whether all that was accepted is accounted for."""
         return (await self._view.accounts()).as_json()
 
+    async def dump(self) -> dict[str, Any]:
+        """The tasks in flight and the stacks of the process: what SIGUSR1 writes to the log."""
+        page = await self._verb("dump")
+        text = page["text"]
+        while page["next"] is not None:
+            page = await self._verb("dump", {"dump_id": page["dump_id"], "page": page["next"]})
+            text += page["text"]
+        return {"text": text}
+
     def config(self) -> dict[str, Any]:
         """Every setting of this run with its origin; no secrets."""
         return {

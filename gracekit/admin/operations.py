@@ -162,6 +162,12 @@ _REASON: Final = Parameter(name="reason", meaning="Why: for the record.", schema
 _SECONDS: Final = Parameter(
     name="timeout", meaning="For running tasks, as `60s` or `5m`.", schema=_text(40, minLength=1)
 )
+_MORE: Final = Parameter(
+    name="more",
+    meaning="How much more, as `60s` or `5m`.",
+    schema=_text(40, minLength=1),
+    needed=True,
+)
 _RECIPIENT: Final = Parameter(
     name="recipient", meaning="Whose copy of a fanout.", schema=_text(LONGEST_ID)
 )
@@ -208,6 +214,10 @@ async def _accounts(api: AdminApi, _: Values) -> Mapping[str, Any]:
 
 async def _config(api: AdminApi, _: Values) -> Mapping[str, Any]:
     return api.config()
+
+
+async def _dump(api: AdminApi, _: Values) -> Mapping[str, Any]:
+    return await api.dump()
 
 
 def _probe(probe: Probe) -> Callable[[AdminApi, Values], Awaitable[Mapping[str, Any]]]:
@@ -258,10 +268,12 @@ LISTINGS: Final = (
     _show("/api/v1/tasks/{task_id}", "All that is on record of one task.", _task),
     _show("/api/v1/exits", "The last runs that ended, newest first.", _exits, _limit(20)),
     _show("/api/v1/accounts", "Whether all that was accepted is accounted for.", _accounts),
+    _show("/api/v1/dump", "Tasks in flight, and the stacks of the process.", _dump),
     _show("/api/v1/config", "Every setting with its origin; no secrets.", _config),
 )
 ACTIONS: Final = (
     _verb("drain", "Drain the run; `resume` undoes it before its deadline.", _SECONDS),
+    _verb("extend", "Give a drain that a command asked for more time.", _MORE),
     _verb("quiet", "Close the intake; what runs goes on."),
     _verb("resume", "Undo quiet, or a drain that a command asked for."),
     _order("cancel", "Cancel a task."),

@@ -34,7 +34,7 @@ _LANES: Final = {
     Lane.BACKGROUND.value: "work of a handler",
 }
 
-Level = tuple[float, int]
+CountAt = tuple[float, int]
 """Seconds since the drain began, and how many tasks were in flight from then on."""
 
 
@@ -73,7 +73,7 @@ class DrainPicture:
     """
 
     title: str
-    levels: Sequence[Level]
+    levels: Sequence[CountAt]
     now_s: float
     deadline_s: float
     kill_s: float | None

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.burndown import Burndown, DrainPicture, Level, burndown, why_it_blocks
+from gracekit.cli.burndown import Burndown, CountAt, DrainPicture, burndown, why_it_blocks
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
 from gracekit.cli.options import CommonOptions, common, why_option
 from gracekit.cli.quiet import find
@@ -73,7 +73,7 @@ class DrainWatch:
     result: dict[str, Any] = field(default_factory=dict)
     drawing: Burndown | None = None
     kill_after_s: float | None = None
-    levels: list[Level] = field(default_factory=list)
+    levels: list[CountAt] = field(default_factory=list)
     told_at: float = 0.0
 
     @property

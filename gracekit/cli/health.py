@@ -78,7 +78,7 @@ def _ask(options: CommonOptions, name: str | None, probe: str) -> dict[str, Any]
     meant = [answer for answer in heard if name in {None, answer.get("instance")}]
     if len(meant) == 1 and (name is not None or not silent):
         return meant[0]
-    known = [str(answer.get("instance")) for answer in heard]
+    known = sorted(str(answer.get("instance")) for answer in heard)
     if len(meant) > 1 or (meant and silent):
         listed = [*map(safe, known), *[f"{silent} that did not answer"] * bool(silent)]
         raise click.UsageError(f"several runs live ({', '.join(listed)}): name one as INSTANCE")

@@ -12,8 +12,8 @@ from gracekit.cli.main import ERROR, UNREACHABLE, tell
 from gracekit.cli.options import CommonOptions, common, why_option
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, choose
-from gracekit.cli.text import duration, json_text, safe
-from gracekit.config.values import parse_duration
+from gracekit.cli.text import json_text, safe
+from gracekit.config.values import duration, parse_duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.runs.run import Run
 

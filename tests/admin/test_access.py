@@ -18,7 +18,7 @@ from gracekit.phase import ServiceState
 from tests.admin.kit import ALICE, JSON, TOKEN, Site, write_tokens
 
 EVE = {"Authorization": f"Bearer {TOKEN[::-1]}"}
-READINGS = ("status", "tasks", "exits", "accounts", "config", "openapi.json", "action-key")
+READINGS = ("status", "tasks", "dump", "exits", "accounts", "config", "openapi.json", "action-key")
 
 
 @pytest.fixture
@@ -75,6 +75,39 @@ async def test_an_action_is_on_record_with_who_and_why(site: Site):
         {"verb": "quiet", "by": "token alice", "reason": "host moves"}
     ]
     assert TOKEN not in str(site.events)
+
+
+async def test_a_drain_by_http_is_given_more_time_and_undone(tmp_path: Path):
+    """
+    As by the command line; how much is left is answered, and all of it is on record.
+    """
+    svc, begun, done = Service("s"), asyncio.Event(), asyncio.Event()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        begun.set()
+        await done.wait()
+
+    tokens = str(write_tokens(tmp_path))
+    async with Site(tmp_path, svc, admin_token_file=tokens) as site:
+        async with RpcClient(site.runtime.ground.transport, "s") as client:
+            await client.cast("work")
+        await begun.wait()
+        drained = await site.act("/api/v1/drain", timeout="20s", reason="host moves")
+        while site.runtime.state is not ServiceState.DRAINING:
+            await asyncio.sleep(0.01)
+        extended = await site.act("/api/v1/extend", more="5m", reason="nearly done")
+        wrong = await site.act("/api/v1/extend", more="soon")
+        dump = await site.ask("/api/v1/dump", **ALICE)
+        undone = await site.act("/api/v1/resume", reason="not today")
+        done.set()
+        noted = await incidents(site)
+
+    assert [answer.status for answer in (drained, extended, wrong, undone)] == [200, 200, 400, 200]
+    assert 300 < extended.json["drain_left_s"] <= 320
+    assert "work" in dump.json["text"]
+    assert [what for what, _ in noted] == ["operator_drain", "operator_extend", "operator_resume"]
+    assert all(detail.startswith("token alice") for _, detail in noted)
 
 
 async def test_tokens_are_read_again_when_their_file_changes(tmp_path: Path):

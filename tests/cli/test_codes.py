@@ -16,6 +16,7 @@ NEEDED: Final = {
     "run": "served",
     "call": "compute echo",
     "cast": "compute echo",
+    "extend": "--by 5m",
     "tasks show": "x",
     "tasks cancel": "x --reason y",
     "tasks fail": "x --reason y",
