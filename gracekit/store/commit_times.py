@@ -15,11 +15,18 @@ RECENT_S: Final = 5.0
 
 
 class _Recent(NamedTuple):
-    """The longest commits of a span of `RECENT_S`, and of the one before."""
+    """The longest commits of the span of `RECENT_S` that ends at *until*, and of the one before."""
 
-    span: int
+    until: float
     longest_s: float
     before_s: float
+
+    def at(self, now: float) -> _Recent:
+        """What is recent at that moment."""
+        if now < self.until:
+            return self
+        follows = now < self.until + RECENT_S
+        return _Recent(now + RECENT_S, 0.0, self.longest_s if follows else 0.0)
 
 
 class CommitTimes:
@@ -31,7 +38,7 @@ class CommitTimes:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now: Final = now
-        self._recent = _Recent(0, 0.0, 0.0)
+        self._recent = _Recent(0.0, 0.0, 0.0)
         self._under_way: float | None = None
         self._listeners: tuple[Callable[[float], None], ...] = ()
 
@@ -49,12 +56,14 @@ class CommitTimes:
 
     def end(self) -> None:
         """It is committed, or refused, and is about to be answered."""
-        now, begun, self._under_way = self.now(), self._under_way, None
+        begun, self._under_way = self._under_way, None
         if begun is None:
             return
+        now, recent = self.now(), self._recent
         took_s = now - begun
-        recent = self._at(now)
-        self._recent = recent._replace(longest_s=max(recent.longest_s, took_s))
+        if took_s > recent.longest_s or now >= recent.until:  # seldom
+            recent = recent.at(now)
+            self._recent = recent._replace(longest_s=max(recent.longest_s, took_s))
         for listener in self._listeners:
             try:
                 listener(took_s)
@@ -67,13 +76,6 @@ class CommitTimes:
         One that is still under way counts with the time that it has taken so far.
         """
         now, begun = self.now(), self._under_way
-        recent = self._at(now)
+        recent = self._recent.at(now)
         under_way_s = 0.0 if begun is None else now - begun
         return max(recent.longest_s, recent.before_s, under_way_s)
-
-    def _at(self, now: float) -> _Recent:
-        """What is recent at that moment."""
-        recent, span = self._recent, int(now // RECENT_S)
-        if span == recent.span:
-            return recent
-        return _Recent(span, 0.0, recent.longest_s if span == recent.span + 1 else 0.0)

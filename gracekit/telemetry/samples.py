@@ -30,7 +30,7 @@ class Feeds:
     def of(self, event: str, fields: Mapping[str, Any]) -> Iterator[Sample]:
         """Each metric that *event* feeds, under which values of its labels, and by how much."""
         for metric, labels in self._by_event.get(event, ()):
-            values = tuple(_bounded(fields.get(field), known) for field, known in labels)
+            values = tuple([_bounded(fields.get(field), known) for field, known in labels])
             yield metric, values, fields.get(metric.value) or 0.0 if metric.value else 1
 
 
