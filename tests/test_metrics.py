@@ -49,14 +49,15 @@ NUMBERS: Final = words(
     """
     hard_limit_s allowed_s every_s took_s exit_code again_s given_back not_started attempt crashes
     for_s ran_s waited_s tries in_flight running timeout_s running_s safe_point_s expected_s
-    open_holds left_s limit_s finished handed_over unfinished by_s away_s uid pid
+    open_holds left_s limit_s finished handed_over unfinished by_s away_s uid pid blocked_s
+    more_s
     """
 )
 NO_NUMBERS: Final = words(
     """
     service instance host run text signal by channel error hook task_id method work queue store
     resource alone outcome verb reason state purpose what exchange source step holds tasks cut
-    cursor path verdict hold key address why
+    cursor path verdict hold key changed setting value wanted address why
     """
 )
 # Numbers that no metric shows, and why: (event or "*", field).
@@ -87,6 +88,8 @@ NOT_MEASURED: Final = {
     ("drain.progress", "left_s"): "a gauge",
     ("drain.progress", "expected_s"): "a gauge",
     ("drain.waiting", "limit_s"): "a setting",
+    ("drain.extended", "more_s"): "what somebody asked for; gracekit_drain_left_seconds shows it",
+    ("drain.extended", "left_s"): "a gauge: gracekit_drain_left_seconds",
     ("drain.finished", "finished"): "each was a task.finished",
     ("drain.finished", "handed_over"): "each was a task.handed_over",
     ("drain.finished", "not_started"): "they are unfinished rows",

@@ -127,6 +127,7 @@ _CALL_BOUNDS: Final = (
     *(30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0),
 )
 _COMMIT_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_BLOCKED_BOUNDS: Final = (2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 _DRAIN_BOUNDS: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 180.0, 600.0, 1800.0, 3600.0)
 
 STORE_COMMIT: Final = Metric(
@@ -219,6 +220,16 @@ _HISTOGRAMS: Final = (
         help="How long a drain waited for tasks; known when the run is over.",
     ),
     STORE_COMMIT,
+    Metric(
+        name="gracekit_loop_blocked_seconds",
+        instrument="gracekit.loop.blocked",
+        kind=MetricKind.HISTOGRAM,
+        unit="s",
+        events=("loop.blocked",),
+        value="blocked_s",
+        bounds=_BLOCKED_BOUNDS,
+        help="How long the event loop did nothing else, each time that it did so for long.",
+    ),
 )
 
 _GAUGES: Final = (
