@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from gracekit.config.settings import Settings, variable_name
+from gracekit.config.live import LiveSettings
+from gracekit.config.settings import variable_name
 from gracekit.control.facts import StoreFacts
 from gracekit.control.gauges import Gauges
 from gracekit.control.health import Health, HealthCheck, Probe
@@ -53,7 +54,7 @@ class AdminApi:
         gauges: Gauges,
         facts: StoreFacts,
         view: StoreView,
-        settings: Settings,
+        settings: LiveSettings,
         *,
         store: str,
     ) -> None:
@@ -136,7 +137,7 @@ class AdminApi:
         return {
             "settings": [
                 {"setting": n, "value": v, "origin": o, "variable": variable_name(n)}
-                for n, v, o in self._settings.describe()
+                for n, v, o in self._settings.now.describe()
             ]
         }
 

@@ -397,5 +397,5 @@ def _admin(
 ) -> AdminApi:
     store = ground.location.name or ground.location.url
     return AdminApi(
-        ground.seat.run_id, control, health, gauges, facts, view, ground.settings, store=store
+        ground.seat.run_id, control, health, gauges, facts, view, ground.live, store=store
     )
