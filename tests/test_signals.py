@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 from gracekit.errors import DeclarationError
-from gracekit.signals import STOP_SIGNALS, SignalWatcher
+from gracekit.signals import STOP_SIGNALS, SignalWatcher, watched_signals
 from tests.scale import scale
 
 pytestmark = pytest.mark.process
@@ -418,3 +418,21 @@ def test_a_withdrawn_alarm_leaves_the_programs_own_handler_in_force():
         assert line(running) == "the program's"
         assert running.wait(30) == -signal.SIGALRM
         assert line(running) == ""
+
+
+def test_of_signals_that_a_program_may_want_only_free_ones_are_watched():
+    """
+    SIGHUP, SIGTSTP and SIGCONT stay with a handler that is there; at a terminal the last two are
+    its own.
+    """
+    spared = (signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT)
+    before = [signal.signal(number, signal.SIG_DFL) for number in spared]
+    try:
+        assert set(spared) <= set(watched_signals(has_terminal=False))
+        assert set(spared) & set(watched_signals(has_terminal=True)) == {signal.SIGHUP}
+        signal.signal(signal.SIGTSTP, lambda *_: None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert set(spared) & set(watched_signals(has_terminal=False)) == {signal.SIGCONT}
+    finally:
+        for number, handler in zip(spared, before, strict=True):
+            signal.signal(number, handler)

@@ -61,6 +61,8 @@ def run(
     """
     if as_json:
         flags["log_format"] = flags["log_format"] or "json"
+    # The application may change the working directory, and the file is read again on SIGHUP.
+    file = None if config is None else config.absolute()
     tell = partial(_tell, as_json=_is_json(flags["log_format"]))
     try:
         with _logging(load_for_log(flags, os.environ, config)):
@@ -74,7 +76,7 @@ def run(
         tell(f"{target}: the module raised {type(error).__name__} when it was imported:", trace)
         ctx.exit(ExitCode.CONFIG if isinstance(error, ImportError) else ExitCode.INTERNAL)
     live = LiveSettings(
-        settings, read=partial(load, flags, os.environ, config, defaults=service.defaults)
+        settings, read=partial(load, flags, os.environ, file, defaults=service.defaults)
     )
     live.on_change(_change_log)
     ctx.exit(run_service(service, live))

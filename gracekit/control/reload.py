@@ -11,6 +11,7 @@ from gracekit.config.settings import Settings
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.errors import ConfigError
 from gracekit.notify import Notify
+from gracekit.phase import Phase
 from gracekit.process import Threads
 from gracekit.telemetry.telemetry import Telemetry
 
@@ -27,12 +28,14 @@ class Reload:
         self,
         settings: LiveSettings,
         coordinator: ShutdownCoordinator,
+        phase: Phase,
         notify: Notify,
         threads: Threads,
         telemetry: Telemetry,
     ) -> None:
         self._settings = settings
         self._coordinator = coordinator
+        self._phase = phase
         self._notify = notify
         self._threads = threads
         self._telemetry = telemetry
@@ -48,10 +51,14 @@ class Reload:
         try:
             while self._is_asked:
                 self._is_asked = False
-                # systemd waits for both messages (Type=notify-reload), whatever comes of it.
-                self._notify.reloading()
+                # systemd waits for both messages (Type=notify-reload), whatever comes of it. In a
+                # start the second one would say that the service is ready.
+                is_told = self._phase.has_served
+                if is_told:
+                    self._notify.reloading()
                 await self._reload()
-                self._notify.ready()
+                if is_told:
+                    self._notify.ready()
         finally:
             self._is_busy = False
 
@@ -59,8 +66,8 @@ class Reload:
         read = self._settings.read
         if read is None:
             self._hint(
-                "SIGHUP is ignored: the program gave the settings itself, so there is nothing to "
-                "reload; SIGTERM drains"
+                "SIGHUP is ignored: this program does not read its settings again, as `gracekit "
+                "run` does; SIGTERM drains"
             )
             return
         try:

@@ -353,6 +353,7 @@ def _control(
         reload=Reload(
             ground.live,
             coordinator,
+            ground.phase,
             ground.process.notify,
             ground.process.threads(1),
             ground.telemetry,

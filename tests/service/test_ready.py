@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,35 @@ async def test_a_long_start_asks_systemd_for_more_time_until_it_is_ready(
     assert systemd.statuses() == [*(f"starting: {what}" for what in shown), "serving"]
     assert asked == systemd.texts("STATUS=starting")
     assert systemd.told[-1][1] == "READY=1\nSTATUS=serving"
+
+
+async def test_a_hangup_in_a_start_does_not_say_that_it_is_ready(
+    world: World, svc: Service, systemd: Systemd
+):
+    """
+    systemd would send requests, or start what waits for it.
+    """
+
+    @svc.on_start
+    async def warm_up() -> None:
+        await asyncio.sleep(2)
+
+    systemd.listen()
+    life = world.life(svc, signals=True)
+    starting = asyncio.ensure_future(life.start())
+    await asyncio.sleep(1)
+    assert life.runtime.ground.signals is not None
+    life.runtime.ground.signals.came(signal.SIGHUP, now())
+    await asyncio.sleep(0.5)
+    in_start = systemd.texts("READY=1")
+    await starting
+    life.runtime.ground.signals.came(signal.SIGHUP, now())
+    await asyncio.sleep(0.5)
+
+    assert in_start == []
+    assert len(life.told("signal.hint")) == 2
+    told = [text.splitlines()[0] for _, text in systemd.told if "STATUS=starting" not in text]
+    assert told == ["READY=1", "RELOADING=1", "READY=1"]
 
 
 async def test_a_start_that_is_cut_or_fails_asks_systemd_for_no_more_time(
