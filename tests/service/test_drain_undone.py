@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 from pathlib import Path
 
@@ -485,3 +486,28 @@ async def test_a_stop_that_comes_while_intake_reopens_stands(world: World, svc: 
     assert life.runtime.wired.reconciler.is_paused()
     doors.open("work")
     await asyncio.wait({resuming})
+
+
+async def test_signals_about_the_intake_are_obeyed_in_their_order(world: World, svc: Service):
+    """
+    However fast they come and however long the transport takes, the last one counts.
+    """
+    life = await world.start(svc, signals=True)
+    signals = life.runtime.ground.signals
+    assert signals is not None
+    life.faults.delay_s = 2
+    life.plan("cancel", Fault.DELAY)
+    for number in (signal.SIGTSTP, signal.SIGCONT):
+        signals.came(number, now())
+    await asyncio.sleep(10)
+    first = life.runtime.state
+    for number in (signal.SIGTSTP, signal.SIGCONT, signal.SIGTSTP):
+        signals.came(number, now())
+    await asyncio.sleep(10)
+
+    assert (first, life.runtime.state) == (ServiceState.SERVING, ServiceState.QUIET)
+    assert [one["what"] for one in world.rows("SELECT what FROM incident ORDER BY id")] == [
+        *("operator_quiet", "operator_resume"),
+        *("operator_quiet", "operator_resume", "operator_quiet"),
+    ]
+    assert (await life.drain()).exit_code == 0
