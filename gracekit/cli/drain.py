@@ -16,7 +16,7 @@ import click
 
 from gracekit.cli.burndown import Burndown, CountAt, DrainPicture, burndown, why_it_blocks
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
-from gracekit.cli.options import CommonOptions, common, why_option
+from gracekit.cli.options import CommonOptions, common, living_instance_argument, why_option
 from gracekit.cli.quiet import find
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, doubt
@@ -97,7 +97,7 @@ class DrainWatch:
 
 
 @click.command()
-@click.argument("name", metavar="[INSTANCE]", required=False)
+@living_instance_argument
 @click.option(
     "--timeout", metavar="DURATION", help="For running tasks.  [default: the service's setting]"
 )

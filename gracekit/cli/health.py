@@ -17,7 +17,7 @@ from typing import Any, Final
 import click
 
 from gracekit.cli.main import ERROR, end
-from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.options import CommonOptions, common, living_instance_argument
 from gracekit.cli.text import json_text, safe
 from gracekit.config.values import did_you_mean
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
@@ -44,7 +44,7 @@ _started = click.option(
 
 
 @click.command()
-@click.argument("name", metavar="[INSTANCE]", required=False)
+@living_instance_argument
 @_probe
 @_ready
 @_started

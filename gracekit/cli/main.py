@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from gracekit import streams
 from gracekit.config.values import did_you_mean
@@ -88,9 +89,23 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with the nearest name for a wrong one."""
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+        if (
+            not ctx.resilient_parsing
+            and args
+            and not args[0].startswith("-")
+            and args[0] not in COMMANDS
+        ):
             ctx.fail(f"no command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """As click does, from the table: no command is imported."""
+        commands = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The list of commands, from the table."""

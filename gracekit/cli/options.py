@@ -21,6 +21,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import click
 from click.core import ParameterSource
 
+from gracekit.cli.completion import known_instances, living_instances
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings, option_name, variable_name
 from gracekit.config.urls import file_url
@@ -47,7 +48,13 @@ transport_option: Final = click.option(
     help=f"The service's transport, {file_url('file')}.  [env: GRACEKIT_TRANSPORT_URL]",
 )
 instance_option: Final = click.option(
-    "--instance", metavar="NAME", help="One instance of the service.  [env: GRACEKIT_INSTANCE]"
+    "--instance",
+    metavar="NAME",
+    help="One instance of the service.  [env: GRACEKIT_INSTANCE]",
+    shell_complete=known_instances,
+)
+living_instance_argument: Final = click.argument(
+    "name", metavar="[INSTANCE]", required=False, shell_complete=living_instances
 )
 config_option: Final = click.option(
     "--config",
@@ -107,7 +114,12 @@ class HintingGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with a hint."""
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
+        if (
+            not ctx.resilient_parsing
+            and args
+            and not args[0].startswith("-")
+            and args[0] not in self.commands
+        ):
             ctx.fail(f"no command {args[0]!r}{did_you_mean(args[0], self.commands)}")
         return super().resolve_command(ctx, args)
 

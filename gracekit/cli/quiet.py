@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from gracekit.cli.main import ERROR, UNREACHABLE, tell
-from gracekit.cli.options import CommonOptions, common, why_option
+from gracekit.cli.options import CommonOptions, common, living_instance_argument, why_option
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, choose
 from gracekit.cli.text import json_text, safe
@@ -20,12 +20,11 @@ from gracekit.runs.run import Run
 _SHOWN: Final = ("phase", "drain_left_s")
 """What an answer shows, as far as it has that."""
 
-_instance = click.argument("name", metavar="[INSTANCE]", required=False)
 _all = click.option("--all", "everyone", is_flag=True, help="Every living run of the store.")
 
 
 @click.command()
-@_instance
+@living_instance_argument
 @_all
 @why_option
 @common
@@ -38,7 +37,7 @@ def quiet(options: CommonOptions, /, *, name: str | None, everyone: bool, reason
 
 
 @click.command()
-@_instance
+@living_instance_argument
 @_all
 @why_option
 @common
@@ -52,7 +51,7 @@ def resume(options: CommonOptions, /, *, name: str | None, everyone: bool, reaso
 
 
 @click.command()
-@_instance
+@living_instance_argument
 @click.option(
     "--by", "more", metavar="DURATION", required=True, help="How much later its deadline is then."
 )

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import click
 
+from gracekit.cli.completion import task_ids
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
 from gracekit.cli.options import CommonOptions, common, reason_option, who
 from gracekit.cli.reach import ControlClient, find_task
@@ -52,7 +53,7 @@ from gracekit.runs.run import Run
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
 from gracekit.store.location import StoreLocation
-from gracekit.tracker.task import RETRIED, Order, TaskState, Verb
+from gracekit.tracker.task import RETRIED, TRANSIENT, Order, TaskState, Verb
 
 ASKED: Final = 3
 OPERATOR: Final = "operator"
@@ -63,7 +64,16 @@ POLL_S: Final = 0.1
 MOVES: Final = 50
 """A task may change hands so often before we give up."""
 
-_id = click.argument("task_id", metavar="ID")
+_open_id = click.argument(
+    "task_id",
+    metavar="ID",
+    shell_complete=task_ids(*(state.value for state in TaskState if state in TRANSIENT)),
+)
+_retried_id = click.argument(
+    "task_id",
+    metavar="ID",
+    shell_complete=task_ids(TaskState.HANDED_OVER.value, *(state.value for state in RETRIED)),
+)
 _must_say_why = reason_option("Why: for the record and for the caller.")
 _may_say_why = click.option("--reason", metavar="TEXT", default="", help="Why: for the record.")
 _yes = click.option("--yes", is_flag=True, help="Do not ask back about an abbreviated ID.")
@@ -76,7 +86,7 @@ _timeout = click.option(
 
 
 @click.command()
-@_id
+@_open_id
 @_must_say_why
 @_yes
 @_wait
@@ -103,7 +113,7 @@ def cancel(
 
 
 @click.command()
-@_id
+@_open_id
 @_must_say_why
 @_yes
 @_wait
@@ -126,7 +136,7 @@ def fail(
 
 
 @click.command()
-@_id
+@_retried_id
 @_may_say_why
 @_yes
 @common

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import click
 
+from gracekit.cli.completion import task_ids
 from gracekit.cli.options import CommonOptions, common
 from gracekit.cli.reach import ControlClient, find_task
 from gracekit.cli.records import StoreRecords
@@ -27,7 +28,7 @@ _LONGEST: Final = 2048
 
 
 @click.command()
-@click.argument("task_id", metavar="ID")
+@click.argument("task_id", metavar="ID", shell_complete=task_ids())
 @common
 def show(options: CommonOptions, /, *, task_id: str) -> None:
     """Show everything that is on record of one task.
