@@ -50,7 +50,11 @@ TYPED: Final = ("gracekit", "examples", "benchmarks", "tests/typing")
 NO_PIP: Final = "this Python has no pip: apt-get install python3-pip (or your system's like)"
 
 # Debian's packages that the tests start private servers of, by a program that each brings.
-NEEDED: Final = {"rabbitmq-server": "rabbitmq-server", "postgres": "postgresql"}
+NEEDED: Final = {
+    "rabbitmq-server": "rabbitmq-server",
+    "postgres": "postgresql",
+    "/lib/systemd/systemd": "systemd",
+}
 
 # The packages would start a broker and a database of the system, and Erlang's epmd on all
 # addresses, now and at each boot: against the first a policy, unless the machine has one; against
@@ -70,8 +74,13 @@ if ! [ -e $policy ]; then
     printf '#!/bin/sh\\nexit 101\\n' > $policy
     chmod 755 $policy
 fi
-units=rabbitmq-server
-command -v epmd || units="$units epmd.socket epmd.service"
+units=
+case " $* " in
+    *" rabbitmq-server "*)
+        units=rabbitmq-server
+        command -v epmd || units="$units epmd.socket epmd.service"
+        ;;
+esac
 install() {
     set -- apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"
     "$@" || { apt-get update && "$@"; }
@@ -86,7 +95,7 @@ for package in "$@"; do
     fi
     install $package || exit 1
 done
-! command -v systemctl || systemctl disable $units || :
+[ -z "$units" ] || ! command -v systemctl || systemctl disable $units || :
 """
 
 
@@ -164,7 +173,7 @@ def _put(half: Path, folder: Path) -> None:
 
 def servers(arguments: Sequence[str]) -> None:
     """
-    Have RabbitMQ and PostgreSQL, and install what is missing.
+    Have RabbitMQ, PostgreSQL and systemd, and install what is missing.
 
     Without them there is no run of all tests: one that skips theirs would look like one that
     passed them. A run of chosen tests goes on, and those that need them fail and say so.
@@ -188,7 +197,7 @@ def _install_servers() -> str:
     if not (packages := _missing()):
         return ""
     names = " ".join(packages)
-    need = f"the tests need {names}, of which they start servers of their own"
+    need = f"the tests need {names}, which they start for themselves"
     if shutil.which("apt-get") is None:
         return f"{need}: install them by your system's means, RabbitMQ with erl_call"
     if (root := _as_root()) is None:

@@ -1,0 +1,36 @@
+"""A machine with a systemd of its own, for each test."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.systemd.machine import HERE, Machine, what_is_missing
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.process)
+
+
+@pytest.fixture(scope="session")
+def _can_have_systemd() -> None:
+    """Missing parts fail the tests: skipped ones would look as if they had passed."""
+    if missing := what_is_missing():
+        pytest.fail(missing)
+
+
+@pytest.fixture
+def machine(_can_have_systemd: None) -> Iterator[Machine]:
+    """Not in `tmp_path`: directories above that are closed to the user of the services."""
+    directory = Path(tempfile.mkdtemp(prefix="gracekit-systemd-"))
+    try:
+        with Machine(directory).running() as made:
+            yield made
+    finally:
+        shutil.rmtree(directory)
