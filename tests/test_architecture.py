@@ -46,6 +46,7 @@ FLOORS: Final = (
     {"admin"},
     _FACE,
     {"doctor", "web"},
+    {"deploy"},  # judged by doctor
     {"cli"},
     {"demo"},  # a command of its own
     {"testing"},  # may import anything; nothing imports it

@@ -56,6 +56,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "dump": ("gracekit.cli.dump:dump", "Print a run's tasks with their stacks."),
         "runs": ("gracekit.cli.runs:runs", "Say that a run is gone."),
         "doctor": ("gracekit.cli.doctor:doctor", "Look for what would go wrong."),
+        "init": ("gracekit.cli.init:init", "Print a unit, manifests or a Dockerfile."),
         "prune": ("gracekit.cli.prune:prune", "Remove what hosts that are gone have left."),
         "store": ("gracekit.cli.store:store", "Back up the file of a store."),
         "config": ("gracekit.cli.config:config", "Show settings, and where each comes from."),

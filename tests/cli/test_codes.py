@@ -24,6 +24,9 @@ NEEDED: Final = {
     "holds end": "name key --reason y",
     "runs gone": "x --reason y",
     "store backup": "copy.db",
+    "init systemd": "served",
+    "init k8s": "served --image i",
+    "init docker": "served",
 }
 """What a command cannot be called without."""
 

@@ -60,7 +60,8 @@ def test_every_command_has_json_and_help(name: str):
     parts = list(command.commands.values()) if isinstance(command, click.Group) else [command]
     for part in parts:
         assert part.help
-        assert any("--json" in parameter.opts for parameter in part.params)
+        if name != "init":  # what that prints is read by platforms
+            assert any("--json" in parameter.opts for parameter in part.params)
 
 
 def test_a_wrong_command_gets_the_nearest_name(tmp_path: Path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.systemd.kit import Shop
 from tests.systemd.machine import HERE, Machine, what_is_missing
 
 
@@ -34,3 +35,9 @@ def machine(_can_have_systemd: None) -> Iterator[Machine]:
             yield made
     finally:
         shutil.rmtree(directory)
+
+
+@pytest.fixture
+def shop(machine: Machine) -> Shop:
+    """Its unit is loaded, and not started."""
+    return Shop(machine)

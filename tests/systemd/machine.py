@@ -144,8 +144,14 @@ class Machine:
 
     def ctl(self, *words: str, check: bool = True) -> str:
         """Run systemctl; what it printed."""
-        done = self._run("systemctl", *words)
-        assert not check or done.returncode == 0, f"{words}: {done.stderr}{self.tail()}"
+        return self.run("systemctl", *words, check=check)
+
+    def run(self, *words: str, check: bool = True) -> str:
+        """Run a program there as root; what it printed."""
+        inside = (*_as_root(), "nsenter", "-t", str(self._pid), "-m", "-p", "-C")
+        done = subprocess.run([*inside, *words], capture_output=True, text=True, check=False)
+        said = f"{words}: {done.stdout}{done.stderr}"
+        assert not check or done.returncode == 0, f"{said}{self.tail()}"
         return done.stdout.strip()
 
     def show(self, unit: str, *names: str) -> dict[str, str]:
@@ -169,19 +175,13 @@ class Machine:
         """Run the command line there as the service's user; what it printed."""
         user = ("setpriv", f"--reuid={USER}", "--regid=nogroup", "--clear-groups", "--no-new-privs")
         variables = ("env", "-C", str(APP), *(f"{name}={value}" for name, value in env.items()))
-        done = self._run(*user, *variables, python(), "-P", "-m", "gracekit", *words)
-        assert done.returncode == 0, f"{words}: {done.stderr}{self.tail()}"
-        return done.stdout
+        return self.run(*user, *variables, python(), "-P", "-m", "gracekit", *words)
 
     def tail(self) -> str:
         """What systemd has logged last of services, and what these have written."""
         logged = [line for line in self.log.splitlines() if _OF_SERVICES.search(line)]
         written = [path.read_text() for path in self.lib.glob("*.log")]
         return "\n".join(["", *logged[-30:], *written])[-6000:]
-
-    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        inside = (*_as_root(), "nsenter", "-t", str(self._pid), "-m", "-p", "-C")
-        return subprocess.run([*inside, *words], capture_output=True, text=True, check=False)
 
 
 def python() -> str:

@@ -27,6 +27,7 @@ for name in null zero full random urandom tty console; do : > /run/dev/$name; do
 for name in null zero full random urandom tty; do mount --bind /dev/$name /run/dev/$name; done
 mount --bind "$tty" /run/dev/console
 ln -s /proc/self/fd /run/dev/fd
+ln -s pts/ptmx /run/dev/ptmx
 mount --move /run/dev /dev
 
 mount --bind "$dir/units" /run/units

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import errno
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from gracekit import Context, Service
@@ -25,6 +28,35 @@ async def work(ctx: Context, s: float) -> None:
     """Take *s* seconds; at the second attempt none."""
     if ctx.attempt == 1:
         await asyncio.sleep(s)
+
+
+@svc.rpc
+async def refusals(ctx: Context) -> dict[str, str]:
+    """What this process may not do, by what it tried."""
+    tries: dict[str, Callable[[], object]] = {
+        "write where all may": Path("/srv/open/file").touch,
+        "be root": lambda: os.setuid(0),
+        "have a namespace": make_namespace,
+        "look into /tmp of others": Path("/tmp/of-others").read_text,
+        "write its state": (STATE / "written").touch,
+        "see other processes": Path("/proc/1/stat").read_text,
+    }
+    return {what: word for what, attempt in tries.items() if (word := refused(attempt))}
+
+
+def make_namespace() -> None:
+    """A user namespace, in which a process is root; Python's own function is younger than 3.11."""
+    if ctypes.CDLL(None, use_errno=True).unshare(0x10000000) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+
+
+def refused(attempt: Callable[[], object]) -> str:
+    """The name of the error, or nothing."""
+    try:
+        attempt()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return ""
 
 
 @svc.rpc(on_interrupt="retry")

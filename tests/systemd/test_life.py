@@ -1,100 +1,10 @@
-"""A whole life under a real systemd: start, drain, kill, watchdog, restart."""
+"""A whole life of the unit that `gracekit init systemd` prints, under a real systemd."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Mapping
+from tests.systemd.kit import NAME
 
-import pytest
-
-from tests.systemd.machine import APP, HERE, Machine, python
-
-UNIT = """
-[Unit]
-Description=shop
-
-[Service]
-Type=notify
-NotifyAccess=main
-User=nobody
-WorkingDirectory={app}
-ExecStart={python} -P -m gracekit run shop:svc
-KillMode=mixed
-TimeoutStopSec=4
-WatchdogSec=30
-Restart=on-failure
-RestartSec=1
-SuccessExitStatus=75
-RestartForceExitStatus=75
-RestartPreventExitStatus=78
-StateDirectory=shop
-StateDirectoryMode=0700
-StandardOutput=append:/var/lib/shop.log
-StandardError=inherit
-"""
-FILES = {
-    "GRACEKIT_TRANSPORT_URL": "sqlite:////var/lib/shop/gracekit.db",
-    "GRACEKIT_STORE_URL": "sqlite:////var/lib/shop/gracekit-store.db",
-    "GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "0.2s",
-}
-NAME = "shop.service"
 NEVER_S = 300
-WAIT_S = 30
-
-
-class Shop:
-    """The service `shop` on a machine."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        machine.add_app(HERE / "shop.py")
-        self.set()
-
-    def set(self, environment: str = "", **directives: str) -> None:
-        """Set variables of the service, and directives of its unit."""
-        given = " ".join(f"{name}={value}" for name, value in FILES.items())
-        text = UNIT.format(app=APP, python=python()) + f"Environment={given} {environment}\n"
-        self._machine.add_unit(NAME, text, **directives)
-
-    def start(self) -> None:
-        self._machine.ctl("start", NAME)
-
-    def stop(self) -> float:
-        """Stop it; seconds that it took."""
-        began_at = time.monotonic()
-        self._machine.ctl("stop", NAME)
-        return time.monotonic() - began_at
-
-    def shown(self, *properties: str) -> list[str]:
-        """Values of properties of its unit."""
-        found = self._machine.show(NAME, *properties)
-        return [found[name] for name in properties]
-
-    def cast(self, method: str, *durations_s: float) -> list[str]:
-        """Send a request for each duration, and wait until they run; their ids."""
-        words = ("cast", "shop", method, "--json")
-        sent = [
-            json.loads(self._machine.gracekit(*words, f"s={s}", env=FILES))["request_id"]
-            for s in durations_s
-        ]
-        self.wait_for(dict.fromkeys(sent, "running"))
-        return sent
-
-    def wait_for(self, wanted: Mapping[str, str]) -> None:
-        """Wait until tasks are in these states."""
-        words = ("tasks", "--state", "all", "--json")
-        found = dict[str, str]()
-        deadline = time.monotonic() + WAIT_S
-        while any(found.get(task) != state for task, state in wanted.items()):
-            assert time.monotonic() < deadline, f"{found}, not {wanted}{self._machine.tail()}"
-            rows = json.loads(self._machine.gracekit(*words, env=FILES))["tasks"]
-            found = {row["request_id"]: row["state"] for row in rows}
-
-
-@pytest.fixture
-def shop(machine: Machine) -> Shop:
-    return Shop(machine)
 
 
 # -- start ----------------------------------------------------------------------------

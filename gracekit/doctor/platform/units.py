@@ -35,6 +35,7 @@ CALM_WATCHDOG_S: Final = 2.0  # a busy machine may hold a process up for a secon
 Directives = Mapping[str, str]
 
 _ADDED: Final = frozenset({"Environment", "EnvironmentFile"})
+_SPECIFIER: Final = re.compile(r"%(.)")
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _SPAN_UNITS: Final = {
     "": 1.0, "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0,
@@ -95,7 +96,8 @@ def _check_named(settings: Settings, unit: str) -> Iterator[Finding]:
 def parse_unit(text: str) -> Directives:
     """The [Service] section of a unit file; a later line wins, an empty one resets.
 
-    Lines that add up, as `Environment=` does, are joined by blanks.
+    Lines that add up, as `Environment=` does, are joined by blanks. `%%` is `%`, and of another
+    specifier, such as `%i`, its letter stands for what systemd would make of it.
     """
     section, found = "", dict[str, str]()
     for line in text.replace("\\\n", " ").splitlines():
@@ -110,7 +112,7 @@ def parse_unit(text: str) -> Directives:
     if "TimeoutSec" in found:
         found.setdefault("TimeoutStopSec", found["TimeoutSec"])
         found.setdefault("TimeoutStartSec", found["TimeoutSec"])
-    return found
+    return {name: _SPECIFIER.sub(r"\1", value) for name, value in found.items()}
 
 
 def show_unit(name: str) -> Directives | None:

@@ -1,0 +1,101 @@
+"""The Dockerfile of a service: `gracekit init docker`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from gracekit.config.settings import variable_name
+from gracekit.deploy.kubernetes import DATA, LIVE_EVERY_S, PROBE_TIMEOUT_S, USER_ID
+from gracekit.deploy.plan import NUMBERS, WATCHDOG_S, Plan, commented
+from gracekit.errors import ConfigError
+
+_HOME: Final = "/app"
+
+
+def dockerfile(plan: Plan) -> str:
+    """Its text.
+
+    Raises:
+        ConfigError: a setting has characters that cannot stand in it.
+    """
+    parts = (
+        _head(plan),
+        _image(),
+        _settings(plan),
+        _start(plan),
+        commented(NUMBERS, _reasons(plan)),
+    )
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    kill_after = variable_name("kill_after_s")
+    yield "# Dockerfile: printed by gracekit init docker. requirements.txt names gracekit."
+    yield "#"
+    yield f"#   docker build -t {plan.name} ."
+    yield f"#   docker run --hostname {plan.name} --stop-timeout {plan.stop_s} \\"
+    yield f"#       -e {kill_after}={plan.stop_s} -v {plan.name}:{DATA} {plan.name}"
+    for variable, shown in plan.secret().items():
+        yield "#"
+        yield f"# {variable} ({_line(shown)}) holds a password, so it is not in here: give it"
+        yield "# by --env-file, a file of mode 0600."
+
+
+def _image() -> Iterator[str]:
+    yield f"FROM python:{sys.version_info.major}.{sys.version_info.minor}-slim"
+    yield f"RUN useradd --system --uid {USER_ID} --user-group --no-create-home gracekit \\"
+    yield f"    && install -d -o gracekit -g gracekit -m 0700 {DATA}"
+    yield f"WORKDIR {_HOME}"
+    yield "COPY requirements.txt ./"
+    yield "RUN pip install --no-cache-dir -r requirements.txt"
+    yield "COPY . ./"
+
+
+def _settings(plan: Plan) -> Iterator[str]:
+    variables = plan.files(DATA) | plan.other_urls() | plan.given(with_file=True)
+    if plan.admin is not None:
+        variables[variable_name("admin")] = str(plan.admin)
+    yield f"# Journal and queue are in {DATA}: a volume, so that they outlive the container."
+    for name, value in variables.items():
+        yield f"ENV {name}={_word(value)}"
+    yield f"VOLUME {json.dumps([DATA])}"
+
+
+def _start(plan: Plan) -> Iterator[str]:
+    words = ["gracekit", "run", plan.target, *["--factory"] * plan.factory]
+    yield f"USER {USER_ID}:{USER_ID}"
+    yield "STOPSIGNAL SIGTERM"
+    if plan.has_door:
+        yield f"HEALTHCHECK --interval={LIVE_EVERY_S}s --timeout={PROBE_TIMEOUT_S}s \\"
+        yield f"    --start-period={plan.start_s}s --retries={WATCHDOG_S // LIVE_EVERY_S} \\"
+        yield f"    CMD {json.dumps(['gracekit', 'health', '--live'])}"
+    yield "# A list, without a shell, which would keep SIGTERM to itself."
+    yield f"CMD {json.dumps(words)}"
+
+
+def _reasons(plan: Plan) -> Iterator[str]:
+    yield from plan.reasons("docker run --stop-timeout", "start-period")
+    yield (
+        "Without --stop-timeout Docker kills 10 s after SIGTERM, and an image cannot say more. In "
+        f"a compose file: stop_grace_period: {plan.stop_s}s."
+    )
+    if plan.has_door:
+        yield (
+            f"HEALTHCHECK: {WATCHDOG_S} s, in which a stuck event loop does not answer. It passes "
+            "through a whole drain. Docker by itself does not restart what fails it."
+        )
+
+
+def _line(text: str) -> str:
+    if not text.isprintable():
+        raise ConfigError(f"{text!r} has characters that cannot stand in a Dockerfile")
+    return text
+
+
+def _word(text: str) -> str:
+    r"""*text* in quotes; `\`, `"` and `$` mean something there."""
+    escaped = "".join(f"\\{one}" if one in '\\"$' else one for one in _line(text))
+    return f'"{escaped}"'

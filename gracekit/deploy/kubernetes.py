@@ -1,0 +1,290 @@
+"""The manifests that run a service on Kubernetes: `gracekit init k8s`.
+
+A StatefulSet where store or queue are files: each pod has a volume of its own, which it finds
+again, and no second pod begins before the first one has ended. Else a Deployment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from gracekit.config.settings import variable_name
+from gracekit.config.urls import UrlKind, kind_of
+from gracekit.deploy.plan import NUMBERS, WATCHDOG_S, Plan, commented
+from gracekit.deploy.yaml_text import Noted, comment, yaml_text
+from gracekit.errors import ConfigError
+
+DATA: Final = "/data"
+TOKENS: Final = "/etc/gracekit/admin"
+TLS: Final = "/etc/gracekit/tls"
+SECRET_MODE: Final = 0o400
+USER_ID: Final = 10_001
+LIVE_EVERY_S: Final = 10
+READY_EVERY_S: Final = 5
+PROBE_TIMEOUT_S: Final = 6
+"""`gracekit health` waits 5 s for an answer."""
+PROBES: Final = {"started": "startupz", "ready": "readyz", "live": "livez"}
+
+
+def manifests(plan: Plan, image: str) -> str:
+    """All documents, as one file of YAML.
+
+    Raises:
+        ConfigError: there is nothing that a probe could ask.
+    """
+    _check_probes(plan)
+    documents = (_service(plan), _workload(plan, image), _budget(plan))
+    text = "---\n".join(map(yaml_text, documents))
+    return "\n".join([*_head(plan), text, *commented(NUMBERS, _reasons(plan)), ""])
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    yield f"# {plan.name}.yaml: printed by gracekit init k8s.  kubectl apply -f {plan.name}.yaml"
+    for variable, shown in plan.secret().items():
+        yield "#"
+        yield from comment(
+            f"{variable} ({shown}) holds a password, so it is not in here.\n"
+            f"Write the line {variable}=... into a file of mode 0600, and:\n"
+            f"  kubectl create secret generic {plan.name} --from-env-file=FILE"
+        )
+    if plan.settings.admin_token_file:
+        yield "#"
+        yield "# The tokens of the HTTP endpoint, lines name:token:"
+        yield f"#   kubectl create secret generic {plan.name}-admin --from-file=token=FILE"
+    if plan.settings.admin_tls:
+        yield "#"
+        yield f"#   kubectl create secret tls {plan.name}-tls --cert=FILE --key=FILE"
+
+
+def _check_probes(plan: Plan) -> None:
+    if not plan.has_door and not _has_http(plan):
+        raise ConfigError(
+            f"store_url = {plan.settings.store_url} has no door that `gracekit health` could ask, "
+            "so the pod needs an HTTP endpoint for its probes: set GRACEKIT_ADMIN=0.0.0.0:9701 "
+            "and GRACEKIT_ADMIN_TOKEN_FILE"
+        )
+
+
+# -- the pod ----------------------------------------------------------------------------
+
+
+def _workload(plan: Plan, image: str) -> dict[str, object]:
+    kind = "StatefulSet" if plan.has_files else "Deployment"
+    spec: dict[str, object] = {
+        "replicas": Noted(1, _REPLICAS if plan.has_files else "Each is a run of its own."),
+        "selector": {"matchLabels": _labels(plan)},
+        "template": {"metadata": {"labels": _labels(plan)}, "spec": _pod(plan, image)},
+    }
+    if plan.has_files:
+        spec = {"serviceName": plan.name} | spec | {"volumeClaimTemplates": [_claim()]}
+    note = _WHY_STATEFUL if plan.has_files else _WHY_DEPLOYMENT
+    head = {"apiVersion": Noted("apps/v1", note), "kind": kind, "metadata": _metadata(plan)}
+    return head | {"spec": spec}
+
+
+_WHY_STATEFUL: Final = (
+    "A StatefulSet, because store or queue are files: the pod finds its volume again, and the\n"
+    "next one begins only when this one has ended."
+)
+_WHY_DEPLOYMENT: Final = "A Deployment, because neither store nor queue is a file."
+_REPLICAS: Final = (
+    "Not more: each pod would have files of its own, and dedupe, resources and recovery do not\n"
+    "reach from one to the other."
+)
+
+
+def _pod(plan: Plan, image: str) -> dict[str, object]:
+    volumes = [{"name": "tmp", "emptyDir": {}}, *_secret_volumes(plan)]
+    return {
+        "terminationGracePeriodSeconds": Noted(plan.stop_s, "As GRACEKIT_KILL_AFTER; see the end."),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
+            "fsGroup": USER_ID,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "automountServiceAccountToken": False,
+        "containers": [_container(plan, image)],
+        "volumes": volumes,
+    }
+
+
+def _container(plan: Plan, image: str) -> dict[str, object]:
+    words = ["gracekit", "run", plan.target, *["--factory"] * plan.factory]
+    container: dict[str, object] = {
+        "name": plan.name,
+        "image": image,
+        "command": Noted(
+            words,
+            "Without a shell, which would keep SIGTERM to itself. No preStop:\n"
+            "a drain closes the intake by itself.",
+        ),
+        "env": _environment(plan),
+    }
+    if _has_http(plan):
+        assert plan.admin is not None
+        container["ports"] = [{"name": "admin", "containerPort": plan.admin.port}]
+    return (
+        container
+        | _probes(plan)
+        | {
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            },
+            "volumeMounts": _mounts(plan),
+        }
+    )
+
+
+def _environment(plan: Plan) -> list[object]:
+    variables = plan.files(DATA) | plan.other_urls() | plan.given(with_file=True)
+    if plan.admin is not None:
+        variables[variable_name("admin")] = str(plan.admin)
+    if plan.settings.admin_token_file:
+        variables[variable_name("admin_token_file")] = f"{TOKENS}/token"
+    if plan.settings.admin_tls:
+        variables[variable_name("admin_tls")] = f"{TLS}/tls.crt,{TLS}/tls.key"
+    variables[variable_name("kill_after_s")] = str(plan.stop_s)
+    entries: list[object] = [{"name": name, "value": value} for name, value in variables.items()]
+    if kind_of(plan.settings.transport_url) is UrlKind.FILE:
+        entries[0] = Noted(entries[0], _OWN_QUEUE)
+    for name in plan.secret():
+        source = {"secretKeyRef": {"name": plan.name, "key": name}}
+        entries.append({"name": name, "valueFrom": source})
+    if not plan.has_files:
+        entries += _names_of_pods(plan, variables)
+    return entries
+
+
+_OWN_QUEUE: Final = (
+    "A file, which callers outside of this pod cannot reach: print this again with the URL of a\n"
+    "broker for them."
+)
+
+
+def _names_of_pods(plan: Plan, variables: dict[str, str]) -> Iterator[object]:
+    """Pods of a Deployment have another name each time; queues of a host stay."""
+    host, instance = variable_name("host"), variable_name("instance")
+    if host not in variables:
+        yield Noted({"name": host, "value": plan.name}, "A host has queues that stay: one name.")
+    if instance not in variables:
+        yield {"name": instance, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+
+
+# -- probes -----------------------------------------------------------------------------
+
+
+def _has_http(plan: Plan) -> bool:
+    """Whether the kubelet can ask by HTTP: it comes from outside of the pod, without a token."""
+    admin = plan.admin
+    return (
+        admin is not None
+        and not admin.is_local
+        and admin.port > 0
+        and plan.settings.admin_open == "probes"
+    )
+
+
+def _probes(plan: Plan) -> dict[str, object]:
+    start_tries = math.ceil(plan.start_s / READY_EVERY_S)
+    live_tries = math.ceil(WATCHDOG_S / LIVE_EVERY_S)
+    return {
+        "startupProbe": _probe(plan, "started", every_s=READY_EVERY_S, tries=start_tries),
+        "readinessProbe": _probe(plan, "ready", every_s=READY_EVERY_S, tries=1),
+        "livenessProbe": _probe(plan, "live", every_s=LIVE_EVERY_S, tries=live_tries),
+    }
+
+
+def _probe(plan: Plan, what: str, *, every_s: int, tries: int) -> dict[str, object]:
+    ask: dict[str, object] = {"exec": {"command": ["gracekit", "health", f"--{what}"]}}
+    if _has_http(plan):
+        get: dict[str, object] = {"path": f"/{PROBES[what]}", "port": "admin"}
+        if plan.settings.admin_tls:
+            get["scheme"] = "HTTPS"
+        ask = {"httpGet": get}
+    times = {"timeoutSeconds": PROBE_TIMEOUT_S, "failureThreshold": tries}
+    return ask | {"periodSeconds": every_s} | times
+
+
+# -- volumes ----------------------------------------------------------------------------
+
+
+def _claim() -> dict[str, object]:
+    size = Noted("1Gi", "Journal and queue: some kilobytes a task, for as long as `retention`.")
+    return {
+        "metadata": {"name": "data"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}},
+    }
+
+
+def _mounts(plan: Plan) -> list[object]:
+    mounts: list[object] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - in the pod
+    if plan.has_files:
+        mounts.append({"name": "data", "mountPath": DATA})
+    for name, place in _secrets(plan):
+        mounts.append({"name": name, "mountPath": place, "readOnly": True})
+    return mounts
+
+
+def _secrets(plan: Plan) -> list[tuple[str, str]]:
+    """Volumes of the HTTP endpoint's secrets, by the place of each in the pod."""
+    settings, found = plan.settings, []
+    if settings.admin_token_file:
+        found.append(("admin", TOKENS))
+    if settings.admin_tls:
+        found.append(("tls", TLS))
+    return found
+
+
+def _secret_volumes(plan: Plan) -> list[dict[str, object]]:
+    return [
+        {"name": name, "secret": {"secretName": f"{plan.name}-{name}", "defaultMode": SECRET_MODE}}
+        for name, _ in _secrets(plan)
+    ]
+
+
+# -- around the pod ---------------------------------------------------------------------
+
+
+def _service(plan: Plan) -> dict[str, object]:
+    note = "Names the pods, also while they start and drain, when operators look for them."
+    spec: dict[str, object] = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": _labels(plan),
+    }
+    if _has_http(plan):
+        assert plan.admin is not None
+        spec["ports"] = [{"name": "admin", "port": plan.admin.port, "targetPort": "admin"}]
+    head = {"apiVersion": Noted("v1", note), "kind": "Service", "metadata": _metadata(plan)}
+    return head | {"spec": spec}
+
+
+def _budget(plan: Plan) -> dict[str, object]:
+    note = "One pod at a time: `minAvailable: 1` of one replica would hold up every node's drain."
+    head = {"apiVersion": Noted("policy/v1", note), "kind": "PodDisruptionBudget"}
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": _labels(plan)}}
+    return head | {"metadata": _metadata(plan), "spec": spec}
+
+
+def _labels(plan: Plan) -> dict[str, object]:
+    return {"app.kubernetes.io/name": plan.name}
+
+
+def _metadata(plan: Plan) -> dict[str, object]:
+    return {"name": plan.name, "labels": _labels(plan)}
+
+
+def _reasons(plan: Plan) -> Iterator[str]:
+    yield from plan.reasons("terminationGracePeriodSeconds", "startupProbe, in all,")
+    yield "A pod's grace period cannot be extended while it ends: a drain has these seconds."
+    yield (
+        f"livenessProbe: {WATCHDOG_S} s, in which a stuck event loop does not answer. It passes "
+        "through a whole drain; readinessProbe fails from the first moment of one."
+    )

@@ -1,0 +1,293 @@
+"""The unit of systemd that runs a service: `gracekit init systemd`.
+
+Each directive that restricts the service was tried under a real systemd (`tests/systemd/`) with
+its door, its SQLite locks and the signals of its user. Two that are often recommended are left
+out: ProtectProc, because a run looks at other processes to see who lives, and
+MemoryDenyWriteExecute, because handlers may use libraries that need it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from gracekit.config.settings import variable_name
+from gracekit.config.urls import file_of
+from gracekit.config.values import PREFIX, format_duration
+from gracekit.deploy.plan import NUMBERS, RESTART_S, WATCHDOG_S, Plan, commented
+from gracekit.errors import ConfigError
+from gracekit.exits import ExitCode
+
+RELOADS_SINCE: Final = 253
+"""The first systemd that knows Type=notify-reload."""
+VERSION_TIMEOUT_S: Final = 5.0
+HARDENING: Final = (
+    "NoNewPrivileges=yes",
+    "CapabilityBoundingSet=",
+    "ProtectSystem=strict",
+    "PrivateDevices=yes",
+    "ProtectControlGroups=yes",
+    "ProtectKernelLogs=yes",
+    "ProtectKernelModules=yes",
+    "ProtectKernelTunables=yes",
+    "ProtectClock=yes",
+    "ProtectHostname=yes",
+    "LockPersonality=yes",
+    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6",
+    "RestrictNamespaces=yes",
+    "RestrictRealtime=yes",
+    "RestrictSUIDSGID=yes",
+    "SystemCallArchitectures=native",
+    "SystemCallFilter=@system-service",
+    "SystemCallErrorNumber=EPERM",
+    "UMask=0077",
+)
+_BARE: Final = re.compile(r"[\w%+,./:=@$*-]+")
+_HOMES: Final = ("/home", "/root", "/run/user")
+_TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - places to look for, not to write to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitOptions:
+    """What is chosen for a unit beside the settings.
+
+    Attributes:
+        instances: How many run beside each other; None for one, without a template.
+        version: Of the systemd that will run it.
+        user: Of the process.
+        program: What `gracekit` is called there.
+    """
+
+    instances: int | None
+    version: int
+    user: str
+    program: tuple[str, ...]
+
+
+def installed_version() -> int | None:
+    """The systemd of this machine; None if there is none."""
+    systemctl = shutil.which("systemctl")
+    if systemctl is None:
+        return None
+    try:
+        done = subprocess.run(  # noqa: S603 - an absolute path
+            [systemctl, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=VERSION_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.match(r"systemd (\d+)", done.stdout)
+    return None if found is None else int(found[1])
+
+
+def this_program() -> tuple[str, ...]:
+    """How this `gracekit` is called from anywhere: its script, or its interpreter.
+
+    `-P`: Python would else import from the working directory first, before gracekit can look.
+    """
+    script = Path(sys.executable).parent / "gracekit"
+    return (str(script),) if script.is_file() else (sys.executable, "-P", "-m", "gracekit")
+
+
+def unit(plan: Plan, options: UnitOptions) -> str:
+    """The text of the unit, or of the template unit.
+
+    Raises:
+        ConfigError: the instances of a template would want one thing for themselves.
+    """
+    lines = [*_head(plan, options), ""]
+    lines += ["[Unit]", f"Description={_plain(plan.target)}, a service on gracekit"]
+    lines += ["Wants=network-online.target", "After=network-online.target", ""]
+    lines += ["[Service]", *_service(plan, options), "", "[Install]", "WantedBy=multi-user.target"]
+    return "\n".join([*lines, "", *commented(NUMBERS, _reasons(plan)), ""])
+
+
+def _head(plan: Plan, options: UnitOptions) -> Iterator[str]:
+    """How it is put into place."""
+    is_template = options.instances is not None
+    file = f"{plan.name}@.service" if is_template else f"{plan.name}.service"
+    started = plan.name
+    if is_template:
+        last = (options.instances or 1) - 1
+        started = f"{plan.name}@{{0..{last}}}" if last else f"{plan.name}@0"
+    yield f"# {file}: printed by gracekit init systemd. As root:"
+    yield "#"
+    yield f"#   useradd --system --user-group --no-create-home {options.user}"
+    yield f"#   cp {file} /etc/systemd/system/"
+    yield "#   systemctl daemon-reload"
+    yield f"#   systemctl enable --now {started}"
+    for variable, shown in _secrets(plan).items():
+        yield "#"
+        yield f"# {variable} ({_plain(shown)}) holds a password, so it is not in here."
+        yield f"# Write a line {variable}=... into {_secret_file(plan)}, which only root"
+        yield "# may read (chmod 600)."
+
+
+def _service(plan: Plan, options: UnitOptions) -> Iterator[str]:
+    yield f"Type={'notify-reload' if options.version >= RELOADS_SINCE else 'notify'}"
+    yield "NotifyAccess=main"
+    yield f"User={options.user}"
+    yield f"WorkingDirectory={_plain(str(plan.app_dir))}"
+    yield f"ExecStart={_command(plan, options)}"
+    if options.version < RELOADS_SINCE:
+        yield "ExecReload=/bin/sh -c 'kill -HUP $MAINPID'"
+    yield from _environment(plan, options)
+    yield ""
+    yield "# SIGTERM goes to the service alone, SIGKILL at last to all that it has started."
+    yield "KillMode=mixed"
+    yield f"TimeoutStopSec={plan.stop_s}"
+    yield f"TimeoutStartSec={plan.start_s}"
+    yield f"WatchdogSec={WATCHDOG_S}"
+    yield "Restart=on-failure"
+    yield f"RestartSec={RESTART_S}"
+    yield f"SuccessExitStatus={int(ExitCode.HANDED_OVER)}"
+    yield f"RestartForceExitStatus={int(ExitCode.HANDED_OVER)}"
+    yield f"RestartPreventExitStatus={int(ExitCode.CONFIG)}"
+    yield ""
+    yield f"StateDirectory={plan.name}"
+    yield "StateDirectoryMode=0700"
+    yield f"RuntimeDirectory={_runtime(plan, options)}"
+    yield from _writable(plan)
+    yield ""
+    yield "# Tried with a service that answers and drains. Take out what your handlers need."
+    yield from _places(plan, options)
+    yield from HARDENING
+
+
+def _command(plan: Plan, options: UnitOptions) -> str:
+    words = [*options.program, "run", plan.target, *["--factory"] * plan.factory]
+    return " ".join(_word(word).replace("$", "$$") for word in words)
+
+
+# -- settings ---------------------------------------------------------------------------
+
+
+def _environment(plan: Plan, options: UnitOptions) -> Iterator[str]:
+    variables = plan.files(_state(plan)) | _urls_of_brokers(plan) | plan.given(with_file=False)
+    if plan.config is not None:
+        variables[f"{PREFIX}CONFIG"] = str(plan.config.resolve())
+    if plan.admin is not None and options.instances is None:
+        variables[variable_name("admin")] = str(plan.admin)
+    variables[variable_name("kill_after_s")] = str(plan.stop_s)
+    for name, value in variables.items():
+        yield f"Environment={_word(f'{name}={value}')}"
+    if options.instances is not None:
+        yield from _of_instances(plan, options)
+    if _secrets(plan):
+        yield f"EnvironmentFile={_secret_file(plan)}"
+
+
+def _of_instances(plan: Plan, options: UnitOptions) -> Iterator[str]:
+    """The variables that differ between the instances of a template, whose name is `%i`."""
+    if plan.settings.instance is not None:
+        raise ConfigError(
+            f"instance = {plan.settings.instance} names one process, and the instances of a "
+            "template get names of their own: leave GRACEKIT_INSTANCE out"
+        )
+    yield f"Environment={variable_name('instance')}=%H-%i"
+    if (admin := plan.admin) is None:
+        return
+    if admin.path is None:
+        raise ConfigError(
+            f"admin = {admin} is one port, which several instances cannot share: give "
+            f"--admin unix:/run/{plan.name}/admin.sock, and each gets a socket of its own"
+        )
+    place = f"unix:/run/{_runtime(plan, options)}/{_plain(admin.path.name)}"
+    yield f"Environment={variable_name('admin')}={place}"
+
+
+def _urls_of_brokers(plan: Plan) -> dict[str, str]:
+    urls = plan.other_urls()
+    return {name: url for name, url in urls.items() if not plan.comes_from_file(name)}
+
+
+def _secrets(plan: Plan) -> dict[str, str]:
+    """Those that the settings file does not have."""
+    return {name: shown for name, shown in plan.secret().items() if not plan.comes_from_file(name)}
+
+
+def _secret_file(plan: Plan) -> str:
+    return f"/etc/{plan.name}.env"
+
+
+# -- places -----------------------------------------------------------------------------
+
+
+def _state(plan: Plan) -> str:
+    return f"/var/lib/{plan.name}"
+
+
+def _runtime(plan: Plan, options: UnitOptions) -> str:
+    # systemd removes it when the instance ends, so each has one for itself.
+    return plan.name if options.instances is None else f"{plan.name}/%i"
+
+
+def _writable(plan: Plan) -> Iterator[str]:
+    """Directories that the settings name outside of the service's own, as a path of the unit."""
+    own = (PurePosixPath(_state(plan)), PurePosixPath("/run", plan.name))
+    places = [PurePosixPath(file_of(url)).parent for url in plan.files(_state(plan)).values()]
+    if plan.admin is not None and plan.admin.path is not None:
+        places.append(PurePosixPath(plan.admin.path).parent)
+    others = [place for place in places if not any(one in (place, *place.parents) for one in own)]
+    for place in dict.fromkeys(others):
+        yield f"ReadWritePaths={_word(str(place))}"
+
+
+def _places(plan: Plan, options: UnitOptions) -> Iterator[str]:
+    """Homes and temporary files, which the application may be in itself."""
+    used = [plan.app_dir, Path(options.program[0]), Path(options.program[0]).resolve()]
+    in_home = any(_is_in(path, _HOMES) for path in used)
+    yield f"ProtectHome={'read-only' if in_home else 'yes'}"
+    if not any(_is_in(path, _TEMPORARY) for path in used):
+        yield "PrivateTmp=yes"
+
+
+def _is_in(path: Path, places: Sequence[str]) -> bool:
+    return any(Path(place) in (path, *path.parents) for place in places)
+
+
+# -- text -------------------------------------------------------------------------------
+
+
+def _reasons(plan: Plan) -> Iterator[str]:
+    yield from plan.reasons("TimeoutStopSec", "TimeoutStartSec")
+    yield "A drain that makes progress asks systemd for more time by itself, as does a start."
+    every = format_duration(min(plan.settings.beat_s, WATCHDOG_S / 2))
+    yield (
+        f"WatchdogSec = {WATCHDOG_S}: the event loop feeds it every {every}. One that is stuck for "
+        "so long is killed, and the service started again."
+    )
+    yield f"RestartSec = {RESTART_S}: systemd gives up after five starts in ten seconds."
+    yield (
+        "Exit codes: 75 is a good end with work left, so it is started again; 78 is a wrong "
+        "configuration, which starting again does not help."
+    )
+
+
+def _plain(text: str) -> str:
+    """*text* for a directive that takes no quotes.
+
+    Raises:
+        ConfigError: it has control characters.
+    """
+    if not text.isprintable():
+        raise ConfigError(f"{text!r} has characters that cannot stand in a unit")
+    return text.replace("%", "%%")
+
+
+def _word(text: str) -> str:
+    """*text* as one word of a directive; quoted where it must be."""
+    text = _plain(text)
+    if _BARE.fullmatch(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,103 @@
+"""YAML as text, with comments: the few forms that manifests need.
+
+A package for it would be a dependency of every service, for one command.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gracekit.errors import ConfigError
+
+_INDENT: Final = "  "
+# What cannot be read as another type: `yes`, `null`, `1e3`, `- x` and `a: b` can.
+_BARE: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*(?<![.-])")
+_OTHER_TYPES: Final = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "null"})
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A value, and the comment above it.
+
+    Attributes:
+        value: What a manifest may hold.
+        note: Lines of the comment, without its marks.
+    """
+
+    value: object
+    note: str
+
+
+def yaml_text(value: Mapping[str, object]) -> str:
+    """One document.
+
+    Raises:
+        ConfigError: a text in it has characters that YAML cannot hold.
+        TypeError: a value is of another type than texts, whole numbers, truths, lists, mappings.
+    """
+    return "".join(f"{line}\n" for line in _mapping(value, ""))
+
+
+def comment(text: str, indent: str = "") -> list[str]:
+    """*text* as comment lines."""
+    return [f"{indent}# {line}".rstrip() for line in text.splitlines()]
+
+
+def _mapping(entries: Mapping[str, object], indent: str) -> Iterator[str]:
+    for key, value in entries.items():
+        if isinstance(value, Noted):
+            yield from comment(value.note, indent)
+        yield from _entry(f"{indent}{_scalar(key)}:", _bare(value), indent + _INDENT)
+
+
+def _list(items: Sequence[object], indent: str) -> Iterator[str]:
+    for item in items:
+        if isinstance(item, Noted):
+            yield from comment(item.note, indent)
+        inner = _bare(item)
+        if isinstance(inner, Mapping) and inner:
+            first, *rest = _mapping(inner, indent + _INDENT)
+            yield f"{indent}- {first.lstrip()}"
+            yield from rest
+        else:
+            yield from _entry(f"{indent}-", inner, indent + _INDENT)
+
+
+def _entry(start: str, value: object, indent: str) -> Iterator[str]:
+    """*start* with the value behind it, or below it."""
+    match value:
+        case Mapping() if value:
+            yield start
+            yield from _mapping(value, indent)
+        case list() | tuple() if value and not all(isinstance(item, str) for item in value):
+            yield start
+            yield from _list(value, indent)
+        case list() | tuple():
+            yield f"{start} [{', '.join(map(_scalar, value))}]"
+        case Mapping():
+            yield f"{start} {{}}"
+        case _:
+            yield f"{start} {_scalar(value)}"
+
+
+def _bare(value: object) -> object:
+    return value.value if isinstance(value, Noted) else value
+
+
+def _scalar(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int():
+            return str(value)
+        case str() if _BARE.fullmatch(value) and value.lower() not in _OTHER_TYPES:
+            return value
+        case str() if value.isprintable():
+            return json.dumps(value, ensure_ascii=False)  # YAML reads the texts of JSON
+        case str():
+            raise ConfigError(f"{value!r} has characters that cannot stand in a manifest")
+    raise TypeError(f"{value!r} is nothing that a manifest holds")

@@ -1,0 +1,226 @@
+"""What a plan takes over from the settings, and the text that units and manifests are made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gracekit.config.loading import load
+from gracekit.deploy.kubernetes import manifests
+from gracekit.deploy.plan import Plan, name_for
+from gracekit.deploy.systemd import UnitOptions, unit
+from gracekit.deploy.yaml_text import Noted, yaml_text
+from gracekit.doctor.platform.units import parse_unit
+from gracekit.errors import ConfigError
+
+
+def plan(config: Path | None = None, /, **env: str) -> Plan:
+    variables = {f"GRACEKIT_{name.upper()}": value for name, value in env.items()}
+    return Plan(
+        name="shop",
+        target="shop:svc",
+        factory=False,
+        app_dir=Path("/srv/app"),
+        settings=load({}, variables, config),
+        start_hooks=0,
+        config=config,
+    )
+
+
+def unit_of(one: Plan, *, instances: int | None = None, app: str = "/usr/bin/gracekit") -> str:
+    options = UnitOptions(instances=instances, version=252, user="shop", program=(app,))
+    return unit(one, options)
+
+
+def pod_of(one: Plan) -> dict[str, Any]:
+    found = {one["kind"]: one for one in yaml.safe_load_all(manifests(one, "i"))}
+    workload = found.get("StatefulSet") or found["Deployment"]
+    return workload["spec"]["template"]["spec"]
+
+
+def env_of(one: Plan) -> dict[str, Any]:
+    (container,) = pod_of(one)["containers"]
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+
+
+# -- names ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("topic", "name"),
+    [("compute", "compute"), ("Nova.Compute_1", "nova-compute-1"), ("a@b", "a-b")],
+)
+def test_a_name_is_made_from_the_topic(topic, name):
+    """
+    Letters are made small, and what is neither letter nor digit becomes a dash.
+    """
+    assert name_for(topic, None) == name
+
+
+@pytest.mark.parametrize("given_name", ["", "1a", "a-", "Ab", "a.b", "a" * 32, "ä"])
+def test_a_name_that_users_or_kubernetes_do_not_take_is_refused(given_name):
+    """
+    One name is for a user, a unit and the objects of Kubernetes.
+    """
+    with pytest.raises(ConfigError, match="give another one by --name"):
+        name_for("shop", given_name)
+
+
+# -- settings ---------------------------------------------------------------------------
+
+
+def test_a_longer_kill_after_is_kept(tmp_path):
+    """
+    Who knows a platform's patience may give more than a run needs.
+    """
+    assert (plan().stop_s, plan(kill_after="2m").stop_s) == (31, 120)
+
+
+def test_only_what_was_set_is_repeated(tmp_path):
+    """
+    A default may change with the version; a settings file is read by systemd's run itself, and a
+    pod does not have it.
+    """
+    file = tmp_path / "shop.toml"
+    file.write_text("threads = 7\n")
+    one = plan(file, max_running="9")
+
+    words = unit_of(one)
+
+    assert "GRACEKIT_MAX_RUNNING=9" in words
+    assert f"GRACEKIT_CONFIG={file}" in words
+    assert "THREADS" not in words
+    assert {"GRACEKIT_MAX_RUNNING": "9", "GRACEKIT_THREADS": "7"}.items() <= env_of(one).items()
+
+
+def test_files_go_where_the_platform_keeps_them():
+    """
+    A relative path is one in the state directory; an absolute one stays, and may be written.
+    """
+    one = plan(store_url="sqlite:///own.db", transport_url="sqlite:////mnt/big/queue.db")
+
+    words = unit_of(one)
+
+    assert "GRACEKIT_STORE_URL=sqlite:////var/lib/shop/own.db" in words
+    assert "GRACEKIT_TRANSPORT_URL=sqlite:////mnt/big/queue.db" in words
+    assert parse_unit(words)["ReadWritePaths"] == "/mnt/big"
+
+
+@pytest.mark.parametrize(
+    ("app", "home", "temporary"),
+    [
+        ("/usr/bin/gracekit", "yes", "yes"),
+        ("/home/me/bin/gracekit", "read-only", "yes"),
+        ("/tmp/venv/bin/gracekit", "yes", None),
+    ],
+)
+def test_a_unit_does_not_hide_what_it_starts(app, home, temporary):
+    """
+    An application in a home can be read, and one in /tmp is not covered by a /tmp of its own.
+    """
+    found = parse_unit(unit_of(plan(), app=app))
+
+    assert (found["ProtectHome"], found.get("PrivateTmp")) == (home, temporary)
+
+
+def test_each_instance_has_a_name_and_a_socket_of_its_own():
+    """
+    systemd puts the number of the instance into both.
+    """
+    words = unit_of(plan(admin="unix:/run/shop/admin.sock"), instances=2)
+
+    assert "GRACEKIT_INSTANCE=%H-%i" in words
+    assert "GRACEKIT_ADMIN=unix:/run/shop/%i/admin.sock" in words
+    assert "systemctl enable --now shop@{0..1}" in words
+
+
+# -- probes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("admin", "how"),
+    [
+        ({}, "exec"),
+        ({"admin": "127.0.0.1:9701"}, "exec"),  # of the pod itself, where no kubelet comes from
+        ({"admin": "0.0.0.0:9701", "admin_token_file": "t"}, "httpGet"),
+        ({"admin": "0.0.0.0:9701", "admin_token_file": "t", "admin_open": "nothing"}, "exec"),
+    ],
+)
+def test_probes_go_by_http_where_the_kubelet_can_ask(admin, how):
+    """
+    It comes from outside of the pod, and has no token.
+    """
+    (container,) = pod_of(plan(**admin))["containers"]
+
+    assert [how in container[f"{one}Probe"] for one in ("startup", "readiness", "liveness")] == [
+        True
+    ] * 3
+
+
+def test_a_service_without_files_is_a_deployment():
+    """
+    Its pods get a new name each time, so the host that queues are named for is fixed.
+    """
+    admin = {"admin": "0.0.0.0:9701", "admin_token_file": "t"}
+    one = plan(store_url="memory://", transport_url="amqp://broker/v", **admin)
+
+    kinds = [found["kind"] for found in yaml.safe_load_all(manifests(one, "i"))]
+
+    assert kinds == ["Service", "Deployment", "PodDisruptionBudget"]
+    assert env_of(one)["GRACEKIT_HOST"] == "shop"
+    assert "volumeClaimTemplates" not in manifests(one, "i")
+
+
+# -- text -------------------------------------------------------------------------------
+
+printable = st.text().filter(str.isprintable)
+leaves = printable | st.integers() | st.booleans()
+values = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(printable, inner, max_size=4),
+)
+
+
+@given(st.dictionaries(printable, values))
+def test_yaml_reads_back_what_was_written(value):
+    """
+    Whatever a name or a setting holds, a manifest says the same.
+    """
+    assert yaml.safe_load(yaml_text(value)) == (value or None)
+
+
+def test_a_comment_stands_above_its_value():
+    """
+    Also in a list, where the value begins with a dash.
+    """
+    noted = {"a": Noted([Noted({"b": 1, "c": Noted(2, "two")}, "in a list")], "a list")}
+
+    assert yaml_text(noted) == "# a list\na:\n  # in a list\n  - b: 1\n    # two\n    c: 2\n"
+
+
+@pytest.mark.parametrize("value", ["a\nb", "\x1b[31m"])
+def test_what_is_not_printable_is_refused(value):
+    """
+    A line break in a value could add a directive, or a key.
+    """
+    with pytest.raises(ConfigError, match="cannot stand in"):
+        unit_of(plan(reply_queues=value))
+    with pytest.raises(ConfigError, match="cannot stand in"):
+        manifests(plan(reply_queues=value), "i")
+
+
+@given(st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126), min_size=1))
+def test_doctor_reads_back_what_a_unit_says(value):
+    """
+    Blanks, quotes, backslashes, dollars and percent signs arrive as they were given.
+    """
+    from gracekit.doctor.platform.units import _environment
+
+    variables, _ = _environment(parse_unit(unit_of(plan(reply_queues=value))))
+
+    assert variables["GRACEKIT_REPLY_QUEUES"] == value

@@ -1,0 +1,85 @@
+"""What the printed unit lets a service do, and what not, under a real systemd."""
+
+from __future__ import annotations
+
+import json
+
+from tests.systemd.kit import LOG, NAME
+
+
+def test_an_operator_reaches_a_run_that_its_unit_confines(machine, shop):
+    """
+    By its door, as the service's user: status, and a drain that systemd takes for a good end.
+    """
+    shop.start()
+
+    (run,) = json.loads(shop.ask("status", "--json"))["runs"]
+    shop.ask("health", "--ready")
+    drained = shop.ask("drain")
+
+    assert run["phase"] == "serving"
+    machine.wait_for(NAME, ActiveState="inactive", Result="success", NRestarts="0")
+    assert "drained" in drained
+
+
+def test_a_unit_confines_its_service(machine, shop):
+    """
+    It writes into its own directories alone, and gets no more rights than it has.
+    """
+    machine.run("mkdir", "-m", "777", "/srv/open")
+    machine.run("touch", "/tmp/of-others")
+    shop.start()
+
+    refusals = json.loads(shop.ask("call", "shop", "refusals"))
+
+    assert refusals == {
+        "write where all may": "EROFS",
+        "be root": "EPERM",
+        "have a namespace": "EPERM",
+        "look into /tmp of others": "ENOENT",
+    }
+
+
+def test_a_setting_arrives_as_it_was_given(machine, shop):
+    """
+    systemd reads the quotes, percent signs and dollars of the unit as they were meant.
+    """
+    queues = 'a "b" \\c $d ${e} %i %% 100%,é'
+    machine.add_unit(NAME, shop.printed("--reply-queues", queues), **LOG)
+    shop.start()
+
+    pid = machine.show(NAME, "MainPID")["MainPID"]
+    variables = machine.run("cat", f"/proc/{pid}/environ").split("\0")
+
+    assert f"GRACEKIT_REPLY_QUEUES={queues}" in variables
+
+
+def test_doctor_finds_nothing_beside_a_running_unit(shop):
+    """
+    Neither in the unit, nor in the process that it has started, nor in its files.
+    """
+    shop.start()
+
+    words = ("doctor", "shop:svc", "--unit", f"/run/units/{NAME}", "--json")
+    found = json.loads(shop.ask(*words))["findings"]
+
+    areas = {"settings", "application", "platform", "process", "store", "transport"}
+    assert areas <= {one["area"] for one in found}
+    assert [one for one in found if one["level"] in {"warn", "fail"}] == []
+
+
+def test_instances_of_a_template_share_a_store(machine, shop):
+    """
+    Each is a run with a name and a runtime directory of its own.
+    """
+    machine.add_unit("shop@.service", shop.printed("--instances", "2"), **LOG)
+    machine.ctl("start", "shop@0", "shop@1")
+
+    runs = json.loads(shop.ask("status", "--json"))["runs"]
+    host = machine.run("hostname")
+    before = machine.run("ls", "/run/shop")
+    machine.ctl("stop", "shop@0")
+    after = machine.run("ls", "/run/shop")
+
+    assert {run["instance"] for run in runs} == {f"{host}-0", f"{host}-1"}
+    assert (before.split(), after) == (["0", "1"], "1")
