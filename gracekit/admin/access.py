@@ -108,17 +108,20 @@ class Tokens:
                 seen = (status.st_ino, status.st_mtime_ns, status.st_size)
                 if seen == self._seen:
                     return
-                self._check_mode(status.st_mode)
+                self._check_mode(status)
                 lines = file.read().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"admin_token_file {self._path} cannot be read: {error}") from error
         self._digests = dict(_tokens(self._path, lines))
         self._seen = seen
 
-    def _check_mode(self, mode: int) -> None:
-        if stat.S_IMODE(mode) & 0o077:
+    def _check_mode(self, status: os.stat_result) -> None:
+        mode = stat.S_IMODE(status.st_mode)
+        # Kubernetes gives a Secret to a user by the group: root's file, which that may read.
+        is_given = status.st_uid == 0 and os.geteuid() != 0
+        if mode & (0o037 if is_given else 0o077):
             raise ConfigError(
-                f"admin_token_file {self._path} has mode {stat.S_IMODE(mode):04o}, so others may "
+                f"admin_token_file {self._path} has mode {mode:04o}, so others may "
                 f"read the tokens: chmod 600 {self._path}"
             )
 

@@ -54,6 +54,23 @@ def test_a_setting_arrives_as_it_was_given(machine, shop):
     assert f"GRACEKIT_REPLY_QUEUES={queues}" in variables
 
 
+def test_a_confined_run_answers_by_http(machine, shop):
+    """
+    By a socket in its runtime directory; the tokens are in a file of root's for its group, which is
+    how Kubernetes gives a Secret.
+    """
+    machine.run("sh", "-c", f"echo op:{'t' * 32} > /run/tokens; chgrp nogroup /run/tokens")
+    machine.run("chmod", "440", "/run/tokens")
+    admin = ("--admin", "unix:/run/shop/admin.sock", "--admin-token-file", "/run/tokens")
+    machine.add_unit(NAME, shop.printed(*admin), **LOG)
+    shop.start()
+
+    ask = ("curl", "-sS", "--unix-socket", "/run/shop/admin.sock")
+    ready = machine.run(*ask, "http://localhost/readyz")
+
+    assert json.loads(ready)["status"] == "pass"
+
+
 def test_doctor_finds_nothing_beside_a_running_unit(shop):
     """
     Neither in the unit, nor in the process that it has started, nor in its files.
