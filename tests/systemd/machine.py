@@ -52,6 +52,7 @@ class Machine:
         directory: Its own; short-lived.
 
     Attributes:
+        app: Directory of the application, there `/srv/app`.
         lib: `/var/lib` of its services.
     """
 
@@ -59,8 +60,8 @@ class Machine:
         self._dir = directory
         self.lib = directory / "lib"
         self._units = directory / "units"
-        self._app = directory / "app"
-        for made in (self.lib, self._units, self._app):
+        self.app = directory / "app"
+        for made in (self.lib, self._units, self.app):
             made.mkdir(parents=True)
             made.chmod(0o755)
         for target in TARGETS:
@@ -113,7 +114,7 @@ class Machine:
     def _remove_files(self) -> None:
         """Those of the service's user, which whoever runs the tests may not remove."""
         if os.geteuid() != 0:
-            subprocess.run([*_as_root(), "rm", "-rf", self.lib, self._app], check=True)
+            subprocess.run([*_as_root(), "rm", "-rf", self.lib, self.app], check=True)
 
     def _until(self, condition: object, what: str, within_s: float = WAIT_S) -> None:
         assert callable(condition)
@@ -131,7 +132,7 @@ class Machine:
 
     def add_app(self, source: Path) -> None:
         """Put a module into the application's directory."""
-        shutil.copy(source, self._app)
+        shutil.copy(source, self.app)
 
     def add_unit(self, name: str, text: str, **changes: str) -> None:
         """Write a unit and load it; *changes* of its [Service] section are a drop-in."""
@@ -167,6 +168,10 @@ class Machine:
 
         self._until(is_so, f"{unit} is {wanted}", within_s)
 
+    def wait_for_log(self, text: str) -> None:
+        """Wait until a service has written *text*."""
+        self._until(lambda: text in self._written(), text)
+
     def told(self, unit: str) -> list[str]:
         """Each notification that systemd has received from *unit*, in their order."""
         return [found[2] for found in _NOTIFIED.finditer(self.log) if found[1] == unit]
@@ -180,8 +185,10 @@ class Machine:
     def tail(self) -> str:
         """What systemd has logged last of services, and what these have written."""
         logged = [line for line in self.log.splitlines() if _OF_SERVICES.search(line)]
-        written = [path.read_text() for path in self.lib.glob("*.log")]
-        return "\n".join(["", *logged[-30:], *written])[-6000:]
+        return "\n".join(["", *logged[-30:], self._written()])[-6000:]
+
+    def _written(self) -> str:
+        return "".join(path.read_text() for path in self.lib.glob("*.log"))
 
 
 def python() -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.systemd.kit import NAME
+from tests.systemd.kit import LOG, NAME
+from tests.systemd.machine import APP
 
 NEVER_S = 300
 
@@ -87,6 +88,28 @@ def test_systemd_understands_what_a_run_tells_it_in_its_life(machine, shop):
     steps = [text for text in told if not text.startswith("STATUS=draining")]
 
     assert steps == ["STATUS=starting: hooks", "READY=1", "WATCHDOG=1", "STOPPING=1"]
+
+
+def test_a_reload_is_told_from_its_beginning_to_its_end(machine, shop):
+    """
+    `systemctl reload` sends SIGHUP; the run reads its settings file again and says when it is done.
+    """
+    file = machine.app / "shop.toml"
+    file.write_text('drain_timeout = "25s"\n')
+    machine.add_unit(NAME, shop.printed("--config", str(APP / file.name)), **LOG)
+    shop.start()
+    file.write_text('drain_timeout = "20s"\n')
+
+    machine.ctl("reload", NAME)
+    machine.wait_for_log("service.reloaded")
+
+    told = [text.split(",")[0] for text in machine.told(NAME) if not text.startswith("WATCHDOG")]
+    assert [word for word in told if not word.startswith("STATUS")] == [
+        "READY=1",
+        "RELOADING=1",
+        "READY=1",
+    ]
+    assert shop.shown("ActiveState", "NRestarts") == ["active", "0"]
 
 
 # -- crashes and restarts -------------------------------------------------------------
