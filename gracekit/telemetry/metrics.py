@@ -194,6 +194,13 @@ _COUNTERS: Final = (
         events=("heartbeat.lost",),
         help="Heartbeats that found no way to their callers.",
     ),
+    Metric(
+        name="gracekit_operators_refused_total",
+        instrument="gracekit.operators.refused",
+        kind=MetricKind.COUNTER,
+        events=("admin.refused", "door.refused"),
+        help="Asks of operators, by HTTP or by the door, that who came may not make.",
+    ),
 )
 
 _HISTOGRAMS: Final = (

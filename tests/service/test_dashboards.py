@@ -166,7 +166,9 @@ async def test_every_metric_is_drawn(rendering: str):
         name for panel in panels() for t in panel["targets"] for name, _ in selectors(t["expr"])
     }
 
-    left_out = {m.name for m in METRICS if not {m.name, f"{m.name}_bucket", f"{m.name}_sum"} & drawn}
+    left_out = {
+        m.name for m in METRICS if not {m.name, f"{m.name}_bucket", f"{m.name}_sum"} & drawn
+    }
 
     assert left_out == {"gracekit_drain_duration_seconds"}
 
