@@ -1,7 +1,7 @@
 """Serves the HTTP endpoint by uvicorn, on a socket that is bound here; signals are left alone.
 
-It is the outermost part of a run: probes are answered while the store is opened, and until the
-stop record is written.
+It is the outermost part of a run: probes are answered from before the run is on record until its
+stop is.
 """
 
 from __future__ import annotations
