@@ -1,0 +1,54 @@
+"""The HTTP API, asked what nobody meant it to be asked: schemathesis, from its own description."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.admin.kit import TOKEN, ask_now, write_tokens
+from tests.admin.test_drains import free_port
+from tests.cli.kit import Running, write_service
+from tests.scale import scale
+from tools import dev
+
+pytestmark = pytest.mark.process
+
+LEFT_OUT: Final = ("/api/v1/events", "/api/v1/drain")
+"""A stream has no end; and a drain would end the service, as it finds out how to ask for one."""
+
+
+@pytest.mark.timeout(scale(240, 1800))
+def test_schemathesis_finds_nothing(tmp_path: Path):
+    """
+    Every answer has a status, a kind and a shape that the description tells, and the service lives.
+    """
+    write_service(tmp_path)
+    tokens = write_tokens(tmp_path)
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    with Running(tmp_path, GRACEKIT_ADMIN=address, GRACEKIT_ADMIN_TOKEN_FILE=str(tokens)) as run:
+        done = subprocess.run(
+            [
+                *(str(dev.python(dev.API_LOCK)), "-m", "schemathesis.cli", "run"),
+                f"http://{address}/api/v1/openapi.json",
+                *("-H", f"Authorization: Bearer {TOKEN}"),
+                *(word for path in LEFT_OUT for word in ("--exclude-path", path)),
+                *("--phases", scale("fuzzing", "examples,coverage,fuzzing,stateful")),
+                *("--max-examples", str(scale(8, 200))),
+                "--no-color",
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        alive = ask_now(address, "/livez").status
+        run.process.send_signal(signal.SIGTERM)
+        code = run.wait()
+
+    assert done.returncode == 0, done.stdout
+    assert (alive, code) == (200, 0)
