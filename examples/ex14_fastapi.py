@@ -1,0 +1,108 @@
+"""14 - A service inside a FastAPI program, with its probes, listings and verbs under `/ops`.
+
+    python examples/ex14_fastapi.py
+
+It needs `pip install '.[web,prometheus]' fastapi`.
+`gracekit.web.application(runtime)` is an ASGI application: probes for the platform, metrics for
+Prometheus, and the API for operators, who need a token to act. The Runtime owns the signals:
+SIGTERM drains the service, and uvicorn goes on answering until the drain is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+from gracekit import Context, Runtime, Service, Settings
+from gracekit.web import application
+
+TOKEN = "3b8c1f6f0d5e4a7f9c2e"
+TOKENS = Path("tokens")  # which only the service may read
+
+svc = Service("films")
+begun, finish = asyncio.Event(), asyncio.Event()
+
+
+@svc.rpc(on_interrupt="retry")
+async def transcode(_ctx: Context, film: str) -> str:
+    """Takes as long as the visitors want."""
+    begun.set()
+    await finish.wait()
+    return f"{film} is transcoded"
+
+
+class Server(uvicorn.Server):
+    """Leaves the signals to the Runtime."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take none of them."""
+        yield
+
+
+async def main() -> None:
+    """The program: an API of its own, and the service beside it."""
+    runtime = Runtime(svc, Settings(admin_token_file=str(TOKENS)), signals=True)
+    app = FastAPI()
+    app.mount("/ops", application(runtime))
+
+    @app.get("/films")
+    async def films() -> str:
+        async with svc.client("sqlite:///gracekit.db") as client:
+            return await client.call(transcode, film="Alien")
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
+    async with runtime:
+        web = asyncio.create_task(server.serve(sockets=[listener]))
+        visits = asyncio.create_task(visit(listener.getsockname()[1]))
+        await runtime.serve()
+        await visits
+    server.should_exit = True
+    await web
+
+
+async def visit(port: int) -> None:
+    """Who is outside: a customer, an operator, a load balancer, and whoever stops the program."""
+    answer = asyncio.create_task(asyncio.to_thread(get, port, "/films"))
+    await begun.wait()
+    _, body = await asyncio.to_thread(get, port, "/ops/api/v1/tasks")
+    (task,) = json.loads(body)["tasks"]
+    print(f"who has a token sees a task: {task['method']}, {task['state']}")
+    ready, _ = await asyncio.to_thread(get, port, "/ops/readyz")
+    print(f"the load balancer sees {ready}")
+    os.kill(os.getpid(), signal.SIGTERM)
+    while (seen := await asyncio.to_thread(get, port, "/ops/readyz"))[0] == ready:
+        pass
+    print(f"SIGTERM was sent, and it sees {seen[0]}")
+    finish.set()
+    print(f"the customer's answer: {(await answer)[1]}")
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    """Status and body of an answer, asked for with the token."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}"})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
+        TOKENS.touch(mode=0o600)
+        TOKENS.write_text(f"deploy: {TOKEN}\n")
+        asyncio.run(main())
