@@ -32,6 +32,7 @@ CASES = {
     "start": {"60 rows: ready", "60 rows: settled"},
     "growth": {"20 in flight / 1", "20 in history / 0", "20 methods / 1", "20 resources / 1"},
     "memory": {"tracked above bare, 200", "full collection, 200 served"},
+    "operators": {"processor time of that", "p99 of /readyz beside them", "idle, above off"},
 }
 
 

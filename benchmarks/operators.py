@@ -1,0 +1,195 @@
+"""What the operators' surfaces cost a service: all of them on against all of them off.
+
+On are the HTTP endpoint, a scrape of its metrics each second, and traces of which one in a hundred
+is sampled. Both services live side by side, each in a process of its own, and take turns. Who asks
+by HTTP and by the door is a third process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.child import Child, Measure
+from benchmarks.measure import Figure, Goal, Plan, against, alone
+from benchmarks.workload import Site, serving
+from gracekit.runtime.face import Runtime
+
+NAME: Final = "operators"
+AT_ONCE: Final = 32
+RATE: Final = Goal(0.9, at_least=True)
+COST: Final = Goal(1.1)
+FAST: Final = Goal(5.0)
+IDLE: Final = Goal(2.0)
+MEMORY: Final = Goal(10.0)
+_MIB: Final = 2**20
+
+
+def run(plan: Plan) -> Iterator[Figure]:
+    """Processor time and rate of requests; then how soon a probe is answered; then rest."""
+    sides = {}
+    with contextlib.ExitStack() as stack:
+        for kind in PREPARE:
+            directory = plan.directory / kind
+            directory.mkdir()
+            sides[kind] = stack.enter_context(Child(NAME, kind, AT_ONCE, directory)).ready()
+        number = plan.size(8000, 40)
+        rounds = []
+        for turn in range(plan.rounds):
+            order = sorted(sides, reverse=bool(turn % 2))
+            rounds.append({kind: sides[kind].measure(number) for kind in order})
+        yield from _figures(rounds)
+
+
+def _figures(rounds: list[dict[str, list[float]]]) -> Iterator[Figure]:
+    def pairs(place: int) -> list[tuple[float, float]]:
+        return [(one["on"][place], one["off"][place]) for one in rounds]
+
+    yield against(
+        NAME, "requests a second, 32 in flight", pairs(0), "tasks/s", Goal(0.9, at_least=True)
+    )
+    yield against(NAME, "processor time of that", pairs(1), "us a task", COST)
+    yield alone(NAME, "p99 of /readyz beside them", [one["on"][2] for one in rounds], "ms", FAST)
+    yield alone(NAME, "p99 of the door beside them", [one["on"][3] for one in rounds], "ms", FAST)
+    idle = [one["on"][4] - one["off"][4] for one in rounds]
+    yield alone(NAME, "idle, above off", idle, "ms/s", IDLE)
+    resident = [one["on"][5] - one["off"][5] for one in rounds]
+    yield alone(NAME, "resident, above off", resident, "MiB", MEMORY)
+
+
+# -- in the child -----------------------------------------------------------------------
+
+_ASK: Final = """
+import http.client, socket, sys, threading, time, urllib.request
+
+port, door, ask = int(sys.argv[1]), sys.argv[2], sys.argv[3].encode() + b"\\n"
+
+def scrape():
+    while True:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read()
+        time.sleep(1.0)
+
+def ready():
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("GET", "/readyz")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+def by_door():
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(door)
+        asking.sendall(ask)
+        assert asking.recv(65536)
+
+threading.Thread(target=scrape, daemon=True).start()
+for line in sys.stdin:
+    took = []
+    for step in (ready, by_door):
+        times = []
+        for _ in range(int(line)):
+            began = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - began)
+            time.sleep(0.002)
+        took.append(1000 * sorted(times)[int(0.99 * len(times))])
+    print(*took, flush=True)
+"""
+
+
+@contextlib.asynccontextmanager
+async def _off(size: int, directory: Path) -> AsyncIterator[Measure]:
+    async with serving(Site(), directory, "operators") as (_, sender):
+
+        async def measure(number: int) -> list[float]:
+            taken = await sender.repeat("work", at_once=size, number=number)
+            return [*taken.values(), 0.0, 0.0, await _idle_ms(number), _resident_mib()]
+
+        yield measure
+
+
+@contextlib.asynccontextmanager
+async def _on(size: int, directory: Path) -> AsyncIterator[Measure]:
+    _sample()
+    async with (
+        serving(Site(), directory, "operators", admin="127.0.0.1:0") as (runtime, sender),
+        _asking(runtime) as ask,
+    ):
+
+        async def measure(number: int) -> list[float]:
+            taken = await sender.repeat("work", at_once=size, number=number)
+            asked = asyncio.create_task(ask(max(5, number // 40)))
+            while not asked.done():
+                await sender.repeat("work", at_once=size, number=max(size, number // 8))
+            return [*taken.values(), *await asked, await _idle_ms(number), _resident_mib()]
+
+        yield measure
+
+
+def _sample() -> None:
+    """One trace in a hundred, into nothing: what exporting costs is the exporter's."""
+    from opentelemetry import trace  # noqa: PLC0415 - only this side loads the SDK
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio  # noqa: PLC0415
+
+    trace.set_tracer_provider(TracerProvider(sampler=ParentBasedTraceIdRatio(0.01)))
+
+
+@contextlib.asynccontextmanager
+async def _asking(runtime: Runtime) -> AsyncIterator[Any]:
+    """A process that scrapes each second, and asks for probes when it is told how many."""
+    assert runtime.wired is not None
+    runs = runtime.ground.location.run_directory
+    line = json.dumps({"run_id": runtime.run_id, "verb": "health", "args": {}})
+    arguments = (str(_port_of(runtime)), f"{runs}/{runtime.run_id}.sock", line)
+    asker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _ASK, *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+
+    async def ask(number: int) -> list[float]:
+        assert asker.stdin is not None
+        assert asker.stdout is not None
+        asker.stdin.write(f"{number}\n".encode())
+        await asker.stdin.drain()
+        return [float(word) for word in (await asker.stdout.readline()).split()]
+
+    yield ask
+    asker.kill()
+    await asker.wait()
+
+
+def _port_of(runtime: Runtime) -> int:
+    """Where its endpoint listens: the one TCP socket of this process that does."""
+    inodes = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(str(descriptor.readlink()).removeprefix("socket:[").rstrip("]"))
+    for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == "0A" and words[9] in inodes:  # LISTEN
+            return int(words[1].rpartition(":")[2], 16)
+    raise RuntimeError(f"{runtime.instance} does not listen")
+
+
+async def _idle_ms(number: int) -> float:
+    """Milliseconds of processor a second while nothing is asked; a scrape a second goes on."""
+    seconds = 5.0 if number >= AT_ONCE * 10 else 0.2
+    began = os.times()
+    await asyncio.sleep(seconds)
+    ended = os.times()
+    return 1000 * (ended.user + ended.system - began.user - began.system) / seconds
+
+
+def _resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
+
+
+PREPARE: Final = {"off": _off, "on": _on}
