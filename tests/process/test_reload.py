@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -194,6 +195,20 @@ async def test_tstp_closes_the_intake_and_cont_opens_it_again(
         ("operator_resume", "signal SIGCONT: no reason given"),
     ]
     assert service.log.count("signal=SIGCONT") == 1
+
+
+async def test_only_a_stop_arms_the_kernel_s_alarm(site: Site, client: RpcClient) -> None:
+    """
+    A service that is quiet or has read its settings again lives on past its hard limit.
+    """
+    short = {"drain_timeout": "100ms", "handover_grace": "100ms", "handover_flush": "100ms"}
+    service = await site.start(**short, exit_margin="100ms").serving()  # an alarm after 0.9 s
+    for number in (signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT):
+        service.signal(number)
+    await asyncio.sleep(1.5)
+
+    assert await client.call(served.ping) == service.pid
+    assert await service.stop() == 0
 
 
 async def test_cont_behind_a_term_does_not_open_a_quiet_service(site: Site) -> None:
