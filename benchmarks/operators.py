@@ -146,9 +146,10 @@ async def _asking(runtime: Runtime) -> AsyncIterator[Any]:
     assert runtime.wired is not None
     runs = runtime.ground.location.run_directory
     line = json.dumps({"run_id": runtime.run_id, "verb": "health", "args": {}})
-    arguments = (str(_port_of(runtime)), f"{runs}/{runtime.run_id}.sock", line)
+    arguments = (str(_port_of(runtime)), f"{runtime.run_id}.sock", line)
     asker = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _ASK, *arguments),
+        cwd=runs,  # the path of a socket must be short
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
