@@ -22,6 +22,7 @@ from gracekit.demo.client import cast
 from gracekit.demo.files import CONFIRMED, EFFECTS, PROCESSES, append, entries
 from gracekit.demo.judge import judge, read_rows, reader_of
 from gracekit.demo.service import DONE, START, svc
+from tests.cli.test_schemas import Schemas
 
 ROOT = Path(__file__).resolve().parent.parent
 COPY = {"label": "copy d", "method": "copy", "items": [0, 1, 2]}
@@ -69,6 +70,7 @@ def test_demo_loses_nothing_and_runs_nothing_twice():
     assert "exit codes: A 75, B 0;" in played.stdout
     assert "answers an ops ping" in played.stdout
     assert (judged.returncode, json.loads(judged.stdout)["sentence"]) == (0, last)
+    Schemas().check("demo", json.loads(judged.stdout))
 
 
 @pytest.mark.process

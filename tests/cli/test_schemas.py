@@ -1,0 +1,131 @@
+"""What each command prints with `--json` is described by a JSON schema that users may rely on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import jsonschema
+import pytest
+
+from gracekit.cli.main import cli
+from tests.cli.kit import ROOT, Answer, Running, Started, gracekit, write_service
+from tests.cli.test_statuses import commands
+
+SCHEMAS: Final = ROOT / "docs" / "schemas" / "commands.json"
+SHARED: Final = {"state", "live task", "run status", "drain report"}
+
+
+def closed(schema: Any) -> Any:
+    """*schema*, and no field more than it names: one that is not described must be found."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: closed(part) for name, part in schema.items()}
+    if schema.get("type") == "object" and "additionalProperties" not in schema:
+        made["additionalProperties"] = False
+    return made
+
+
+class Schemas:
+    """Checks documents by the name of their command."""
+
+    def __init__(self) -> None:
+        self._all = json.loads(SCHEMAS.read_text())
+        self.names = set(self._all["$defs"]) - SHARED
+        self.seen: set[str] = set()
+
+    def check(self, name: str, document: Any) -> None:
+        """Refuse a document that is not described."""
+        schema = closed(self._all) | {"$ref": f"#/$defs/{name}"}
+        jsonschema.Draft202012Validator(schema).validate(document)
+        self.seen.add(name)
+
+    def check_answer(self, name: str, answer: Answer) -> None:
+        """The same of what a command has printed."""
+        assert answer.out, answer
+        self.check(name, answer.json)
+
+
+def test_each_command_with_json_has_a_schema():
+    """
+    Of a new command this tells that its schema is missing; `run` prints a log.
+    """
+    found = {
+        name
+        for name, command in commands(cli)
+        if any("--json" in parameter.opts for parameter in command.params)
+    }
+
+    schemas = json.loads(SCHEMAS.read_text())
+    jsonschema.Draft202012Validator.check_schema(schemas)
+    assert Schemas().names == found - {"run"}
+
+
+@pytest.mark.process
+def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
+    """
+    Of runs that serve, drain and are gone; of tasks that run, wait and have failed.
+    """
+    schemas = Schemas()
+    write_service(tmp_path)
+
+    def says(name: str, *words: str, as_: str = "") -> Answer:
+        answer = gracekit(tmp_path, *name.split(), *words, "--json")
+        schemas.check_answer(as_ or name, answer)
+        return answer
+
+    with Running(tmp_path, "--instance", "api-1") as killed:
+        gracekit(tmp_path, "cast", "compute", "work", "vm=vm-0", "--id", "cut")
+        killed.wait_line("at work")
+        killed.kill()
+    says("status")
+    says("tasks")
+    with Running(tmp_path, "--instance", "api-1") as run:
+        says("call", "compute", "echo", "value=1", "--id", "short")
+        says("call", "compute", "boom", "--id", "failed")
+        says("cast", "compute", "work", "vm=vm-1", "--id", "order-1")
+        run.wait_line("at work 'vm-1'")
+        says("cast", "compute", "work", "vm=vm-1", "--id", "order-2")
+        says("call", "compute", "hold", "vm=vm-7")
+        says("cast", "compute", "peek", "--id", "peek-1")
+        run.wait_line("peeking")
+        for name in ("status", "tasks", "holds", "health", "doctor", "dump"):
+            says(name)
+        says("tasks", "--stuck")
+        says("tasks", "--state", "all")
+        for task_id in ("order-1", "order-2", "peek-1", "failed", "cut"):
+            says("tasks show", task_id)
+        says("holds end", "migration", "vm-7", "--reason", "done")
+        says("tasks cancel", "order-2", "--reason", "wrong")
+        says("tasks fail", "order-1", "--reason", "wrong", "--no-wait")
+        says("tasks retry", "failed")
+        says("extend", "--by", "5s")
+        says("quiet")
+        says("resume")
+        says("prune", "--dry-run")
+        says("store backup", "copy.db")
+        says("config show")
+        says("drain", "--timeout", "100ms")
+        run.wait()
+    says("status")
+
+    # One is of a run that nobody can prove dead, and one plays for 20 seconds, in its own test.
+    assert schemas.names - schemas.seen == {"runs gone", "demo"}
+
+
+@pytest.mark.process
+def test_a_watched_line_is_as_the_schema_of_its_command(tmp_path: Path):
+    """
+    With `--watch` nothing is added and nothing left out.
+    """
+    write_service(tmp_path)
+    with (
+        Running(tmp_path),
+        Started(tmp_path, "status", "--json", "--watch", "100ms") as watch,
+    ):
+        line = watch.wait_line("{")
+
+    Schemas().check("status", json.loads(line))
