@@ -211,7 +211,7 @@ class Control:
         ends = [end for task in held if (end := task.expected_end(now)) is not None]
         deadline = self._phase.deadline
         return {
-            "longest": None if longest is None else self._task(longest, now),
+            "longest": longest and self._task(longest, now, Waiting(self._tracker)),
             "expected_unknown": len(held) - len(ends),
             "expected_s": round(max(ends) - now, 1) if held and len(ends) == len(held) else None,
             "at_risk": 0 if deadline is None else sum(end > deadline for end in ends),
@@ -225,12 +225,11 @@ class Control:
             limit = max(0, min(MAX_PAGE, _number(args, "limit", MAX_PAGE)))
             found, more = self._tracker.page(after=_number(args, "after", 0), limit=limit)
         waiting = Waiting(self._tracker)
-        words = [self._task(task, now) | {"waits_for": waiting.of(task)} for task in found]
-        tasks = _cut_to(words, PAGE_BYTES)
+        tasks = _cut_to([self._task(task, now, waiting) for task in found], PAGE_BYTES)
         more = more or len(tasks) < len(found)
         return {"tasks": tasks, "next": found[len(tasks) - 1].serial if more and tasks else None}
 
-    def _task(self, task: TrackedTask, now: float) -> VerbAnswer:
+    def _task(self, task: TrackedTask, now: float, waiting: Waiting) -> VerbAnswer:
         end = task.expected_end(now)
         return {
             "task_id": task.request_id,
@@ -247,6 +246,7 @@ class Control:
             "journaled": task.journaled,
             "holds_drain": task.holds_drain,
             "cancelled_by": task.cancel_cause and task.cancel_cause.value,
+            "waits_for": waiting.of(task),
         }
 
     async def _drain(self, args: Mapping[str, Any]) -> VerbAnswer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Final
 
 from gracekit.tracker.task import TERMINAL, Awaited, TrackedTask
@@ -24,13 +25,17 @@ class Waiting:
     """What the tasks of one process wait for.
 
     Args:
-        tasks: All in flight.
+        tasks: All in flight; looked through once, and only if one waits for a lease.
     """
 
     def __init__(self, tasks: Iterable[TrackedTask]) -> None:
-        self._holders: Mapping[_Resource, str] = {
+        self._tasks = tasks
+
+    @cached_property
+    def _holders(self) -> Mapping[_Resource, str]:
+        return {
             task.resource: task.request_id
-            for task in tasks
+            for task in self._tasks
             if task.resource is not None and task.running
         }
 
