@@ -55,11 +55,11 @@ class Shop:
         found = self._machine.show(NAME, *properties)
         return [found[name] for name in properties]
 
-    def cast(self, method: str, *durations_s: float) -> list[str]:
-        """Send a request for each duration, and wait until they run; their ids."""
+    def cast(self, method: str, *durations_s: float, state: str = "running") -> list[str]:
+        """Send a request for each duration, and wait until they are in *state*; their ids."""
         words = ("cast", "shop", method, "--json")
         sent = [json.loads(self.ask(*words, f"s={s}"))["request_id"] for s in durations_s]
-        self.wait_for(dict.fromkeys(sent, "running"))
+        self.wait_for(dict.fromkeys(sent, state))
         return sent
 
     def wait_for(self, wanted: Mapping[str, str]) -> None:

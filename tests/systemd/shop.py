@@ -30,6 +30,14 @@ async def work(ctx: Context, s: float) -> None:
         await asyncio.sleep(s)
 
 
+@svc.rpc(on_interrupt="retry")
+async def end_in_drain(ctx: Context, s: float) -> None:
+    """End *s* seconds after a drain has begun."""
+    while not ctx.draining:
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(s)
+
+
 @svc.rpc
 async def refusals(ctx: Context) -> dict[str, str]:
     """What this process may not do, by what it tried."""

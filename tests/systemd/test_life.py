@@ -30,13 +30,13 @@ def test_a_drain_whose_tasks_go_on_ending_ends_by_itself(machine, shop):
     """
     Each task that ends asks for more time, so the drain may take many times TimeoutStopSec.
     """
-    shop.set(TimeoutStopSec="3")
+    shop.set(TimeoutStopSec="4")
     shop.start()
-    tasks = shop.cast("work", 4, 6, 8, 10)
+    tasks = shop.cast("end_in_drain", 2, 4, 6, 8, 10)
 
     took_s = shop.stop()
 
-    assert took_s > 6
+    assert took_s > 9
     assert shop.shown("Result", "ExecMainStatus") == ["success", "0"]
     assert any("EXTEND_TIMEOUT_USEC=6000000" in text for text in machine.told(NAME))
     shop.wait_for(dict.fromkeys(tasks, "succeeded"))
@@ -48,7 +48,7 @@ def test_a_drain_waits_for_a_task_whose_history_says_that_it_will_end(shop):
     """
     shop.set(TimeoutStopSec="2")
     shop.start()
-    shop.wait_for(dict.fromkeys(shop.cast("work", *[5.0] * 5), "succeeded"))
+    shop.cast("work", *[5.0] * 5, state="succeeded")
     shop.cast("work", 5)
 
     took_s = shop.stop()
