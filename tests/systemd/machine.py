@@ -203,14 +203,17 @@ def what_is_missing() -> str | None:
     """Why no such machine can be made here; None if one can."""
     if shutil.which(SYSTEMD) is None:
         return f"there is no {SYSTEMD}: apt-get install --no-install-recommends systemd"
-    may = subprocess.run(
-        [*_as_root(), "unshare", "--mount", "--pid", "--cgroup", "--fork", "true"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if may.returncode != 0:
-        return f"private namespaces need root, or sudo without a password: {may.stderr.strip()}"
+    try:
+        subprocess.run(
+            [*_as_root(), "unshare", "--mount", "--pid", "--cgroup", "--fork", "true"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except OSError as error:
+        return f"private namespaces need root, or sudo without a password: {error}"
+    except subprocess.CalledProcessError as error:
+        return f"private namespaces need root, or sudo without a password: {error.stderr.strip()}"
     return None
 
 
