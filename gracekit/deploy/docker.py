@@ -46,7 +46,7 @@ def _head(plan: Plan) -> Iterator[str]:
 
 def _image() -> Iterator[str]:
     yield f"FROM python:{sys.version_info.major}.{sys.version_info.minor}-slim"
-    yield f"RUN useradd --system --uid {USER_ID} --user-group --no-create-home gracekit \\"
+    yield f"RUN useradd --uid {USER_ID} --user-group --no-create-home gracekit \\"
     yield f"    && install -d -o gracekit -g gracekit -m 0700 {DATA}"
     yield f"WORKDIR {_HOME}"
     yield "COPY requirements.txt ./"

@@ -19,7 +19,7 @@ from gracekit.doctor.files import database, disk, queues, runs
 from gracekit.doctor.finding import Finding, fail, skip, told
 from gracekit.doctor.machine import host, proc, processes
 from gracekit.doctor.platform import checks as platform
-from gracekit.doctor.platform import pods, units
+from gracekit.doctor.platform import images, pods, units
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.exits import ExitCode
 from gracekit.rpc.connect import queue_file
@@ -46,6 +46,7 @@ class Examination:
         pids: Processes of the service that were named.
         unit: A systemd unit or supervisord file, or the name of a unit.
         manifests: Kubernetes manifests.
+        dockerfiles: Dockerfiles.
     """
 
     settings: Settings | None
@@ -54,6 +55,7 @@ class Examination:
     pids: tuple[int, ...] = ()
     unit: str | None = None
     manifests: tuple[Path, ...] = field(default=())
+    dockerfiles: tuple[Path, ...] = field(default=())
 
 
 def examine(examination: Examination) -> Findings:
@@ -124,13 +126,16 @@ def _platform_checks(
     yield lambda: platform.check_kill_after(settings)
     for manifest in examination.manifests:
         yield lambda manifest=manifest: pods.check_manifest(settings, manifest)  # type: ignore[misc]
+    for dockerfile in examination.dockerfiles:
+        yield lambda dockerfile=dockerfile: images.check_dockerfile(settings, dockerfile)  # type: ignore[misc]
     if examination.unit is not None:
         unit = examination.unit
         yield lambda: units.check_unit(settings, unit)
     else:
         yield lambda: platform.check_systemd(settings, pid)
         yield lambda: platform.check_supervisord(settings, proc.environment_of(pid))
-    if examination.unit is None and not examination.manifests:  # they know better
+    files = (examination.unit, *examination.manifests, *examination.dockerfiles)
+    if not any(files):  # these tell of another place than this one
         yield lambda: platform.check_container(settings, pid)
 
 

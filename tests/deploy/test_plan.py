@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from hypothesis import given
@@ -169,9 +170,11 @@ def test_a_service_without_files_is_a_deployment():
     admin = {"admin": "0.0.0.0:9701", "admin_token_file": "t"}
     one = plan(store_url="memory://", transport_url="amqp://broker/v", **admin)
 
-    kinds = [found["kind"] for found in yaml.safe_load_all(manifests(one, "i"))]
+    found = list(yaml.safe_load_all(manifests(one, "i")))
+    for each in found:
+        kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
 
-    assert kinds == ["Service", "Deployment", "PodDisruptionBudget"]
+    assert [each["kind"] for each in found] == ["Service", "Deployment", "PodDisruptionBudget"]
     assert env_of(one)["GRACEKIT_HOST"] == "shop"
     assert "volumeClaimTemplates" not in manifests(one, "i")
 

@@ -229,7 +229,7 @@ def _check_stop(settings: Settings, name: str, unit: Directives) -> Finding:
 
 def _check_kill_mode(name: str, unit: Directives) -> Finding:
     mode, number = unit.get("KillMode") or "control-group", unit.get("KillSignal") or "SIGTERM"
-    if number.upper().removeprefix("SIG") not in {"TERM", "15", "INT", "2", "QUIT", "3"}:
+    if not begins_drain(number):
         return fail(
             "KillSignal",
             f"{name} stops with {number}, and a drain begins with SIGTERM, SIGINT or SIGQUIT",
@@ -251,6 +251,11 @@ def _check_kill_mode(name: str, unit: Directives) -> Finding:
                 "in the middle of a drain",
                 "set KillMode=mixed",
             )
+
+
+def begins_drain(number: str) -> bool:
+    """Whether a run drains when it gets the signal of that name or number."""
+    return number.upper().removeprefix("SIG") in {"TERM", "15", "INT", "2", "QUIT", "3"}
 
 
 def _check_command(name: str, unit: Directives) -> Finding:

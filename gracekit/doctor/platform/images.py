@@ -1,0 +1,183 @@
+"""Dockerfiles: how the image that one makes starts a service, as whom, and where its files are.
+
+An image says nothing of the time that a stop may take: that is `docker run --stop-timeout`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from gracekit.config.settings import Settings, variable_name
+from gracekit.config.urls import UrlKind, file_of, kind_of
+from gracekit.doctor.finding import Finding, fail, ok, warn
+from gracekit.doctor.platform.shells import hides_signals
+from gracekit.doctor.platform.start_command import given_by
+from gracekit.doctor.platform.units import begins_drain, judged_by
+from gracekit.errors import ConfigError
+
+
+@dataclass(slots=True)
+class ImagePlan:
+    """What the last stage of a Dockerfile says.
+
+    Attributes:
+        command: ENTRYPOINT and CMD as one command line; what has the form of a shell is one.
+        variables: Of ENV.
+        user: None if it is the base image's.
+        stop_signal: None if it is the base image's.
+        volumes: Places in the image that are volumes.
+        directory: WORKDIR.
+    """
+
+    command: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+    user: str | None = None
+    stop_signal: str | None = None
+    volumes: list[str] = field(default_factory=list)
+    directory: str = ""
+
+
+def check_dockerfile(settings: Settings, path: Path) -> Iterator[Finding]:
+    """Everything in a Dockerfile that spoils a stop, or loses what a service keeps.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        image = read_dockerfile(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    given = given_by(image.command, image.variables, image.directory)
+    settings = yield from judged_by(settings, given, path.name)
+    yield _check_command(image, path.name)
+    yield _check_signal(image, path.name)
+    yield _check_user(image, path.name)
+    yield from _check_files(settings, image, path.name)
+
+
+def read_dockerfile(text: str) -> ImagePlan:
+    """The last stage of *text*: earlier ones only build."""
+    image, entry, command = ImagePlan(), list[str](), list[str]()
+    for name, rest in _instructions(text):
+        match name:
+            case "FROM":
+                image, entry, command = ImagePlan(), [], []
+            case "ENTRYPOINT":
+                entry = _command(rest)
+            case "CMD":
+                command = _command(rest)
+            case "ENV":
+                image.variables |= _variables(rest)
+            case "USER":
+                image.user = rest
+            case "STOPSIGNAL":
+                image.stop_signal = rest
+            case "VOLUME":
+                image.volumes += _list(rest) or rest.split()
+            case "WORKDIR":
+                image.directory = str(PurePosixPath(image.directory or "/", rest))
+    # A shell that is the entry point takes no arguments.
+    image.command = entry if _is_shell_form(entry) else [*entry, *command]
+    return image
+
+
+def _instructions(text: str) -> Iterator[tuple[str, str]]:
+    """Names and the rest of their lines, without comments, which may stand inside of one."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    for line in re.sub(r"\\[ \t]*\n", " ", "\n".join(lines)).splitlines():
+        name, _, rest = line.strip().partition(" ")
+        if name:
+            yield name.upper(), rest.strip()
+
+
+def _list(text: str) -> list[str]:
+    """The words of `["a", "b"]`; none if it has another form."""
+    try:
+        words = json.loads(text)
+    except ValueError:
+        return []
+    return [str(word) for word in words] if isinstance(words, list) else []
+
+
+def _command(text: str) -> list[str]:
+    return _list(text) or ["/bin/sh", "-c", text]
+
+
+def _is_shell_form(words: list[str]) -> bool:
+    return words[:2] == ["/bin/sh", "-c"]
+
+
+def _variables(text: str) -> Mapping[str, str]:
+    """`A=b C="d e"`, or the old `A b`."""
+    name, _, value = text.partition(" ")
+    if "=" not in name:
+        return {name: value.strip()}
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = text.split()
+    pairs = (word.partition("=") for word in words)
+    return {name: value.replace("\\$", "$") for name, _, value in pairs}
+
+
+# -- what it does -----------------------------------------------------------------------
+
+
+def _check_command(image: ImagePlan, name: str) -> Finding:
+    remedy = 'write it as a list: CMD ["gracekit", "run", "compute:svc"]'
+    if not image.command:
+        return warn("CMD", f"{name} does not say what it starts", remedy)
+    if hides_signals(image.command):
+        return fail(
+            "CMD",
+            f"{name} starts a shell that starts the service: SIGTERM goes to the shell, and the "
+            "service is killed at the end of the time that a stop may take",
+            remedy,
+        )
+    return ok("CMD", f"{name} starts {image.command[0]} itself")
+
+
+def _check_signal(image: ImagePlan, name: str) -> Finding:
+    number = image.stop_signal or "SIGTERM"
+    if begins_drain(number):
+        return ok("STOPSIGNAL", f"{name}: {number} begins a drain")
+    return fail(
+        "STOPSIGNAL",
+        f"{name} stops with {number}, and a drain begins with SIGTERM, SIGINT or SIGQUIT",
+        "write STOPSIGNAL SIGTERM",
+    )
+
+
+def _check_user(image: ImagePlan, name: str) -> Finding:
+    if image.user is None:
+        seen = f"{name} names no USER, so the service is what the base image says, usually root"
+    elif image.user.partition(":")[0] in {"root", "0"}:
+        seen = f"{name}: the service is root"
+    else:
+        return ok("USER", f"{name}: {image.user}")
+    return warn("USER", seen, "make a user, and name it by number, as in USER 10001:10001")
+
+
+def _check_files(settings: Settings, image: ImagePlan, name: str) -> Iterator[Finding]:
+    """Whether journal and queue outlive the container."""
+    volumes = [PurePosixPath(volume) for volume in image.volumes]
+    for what, field_name in (("journal", "store_url"), ("queue", "transport_url")):
+        url = getattr(settings, field_name)
+        if kind_of(url) is not UrlKind.FILE:
+            continue
+        path = PurePosixPath(image.directory or "/", file_of(url))
+        if any(volume in path.parents for volume in volumes):
+            yield ok(what, f"{name}: {path} is on a volume")
+        else:
+            yield warn(
+                what,
+                f"{name}: the {what} {path} is on no volume of the image: it is lost when the "
+                "container is removed, unless it is started with a volume there",
+                f'write VOLUME ["/data"] and ENV {variable_name(field_name)}='
+                f"sqlite:////data/{path.name}",
+            )
