@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 import tty
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -88,7 +88,7 @@ class Machine:
         assert holder.stdout is not None
         try:
             self._pid = self._first_process(holder.stdout.readline())
-            self._until(lambda: self.ctl("is-system-running", check=False) == "running", "it is up")
+            self.until(lambda: self.ctl("is-system-running", check=False) == "running", "it is up")
             yield self
         finally:
             holder.stdin.close()
@@ -108,7 +108,7 @@ class Machine:
     def _first_process(self, line: bytes) -> int:
         assert line, "no namespaces: see standard error"
         children = Path(f"/proc/{int(line)}/task/{int(line)}/children")
-        self._until(children.read_text, "PID 1 begins")
+        self.until(children.read_text, "PID 1 begins")
         return int(children.read_text())
 
     def _remove_files(self) -> None:
@@ -116,8 +116,8 @@ class Machine:
         if os.geteuid() != 0:
             subprocess.run([*_as_root(), "rm", "-rf", self.lib, self.app], check=True)
 
-    def _until(self, condition: object, what: str, within_s: float = WAIT_S) -> None:
-        assert callable(condition)
+    def until(self, condition: Callable[[], object], what: str, within_s: float = WAIT_S) -> None:
+        """Wait until *condition* is true."""
         deadline = time.monotonic() + within_s
         while not condition():
             assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}\n{self.log}"
@@ -166,11 +166,11 @@ class Machine:
         def is_so() -> bool:
             return self.show(unit, *wanted) == wanted
 
-        self._until(is_so, f"{unit} is {wanted}", within_s)
+        self.until(is_so, f"{unit} is {wanted}", within_s)
 
     def wait_for_log(self, text: str) -> None:
         """Wait until a service has written *text*."""
-        self._until(lambda: text in self._written(), text)
+        self.until(lambda: text in self._written(), text)
 
     def told(self, unit: str) -> list[str]:
         """Each notification that systemd has received from *unit*, in their order."""

@@ -16,6 +16,11 @@ svc = Service("shop", defaults={"progress_every": "2s", "ops_quiet_timeout": "1s
 STATE = Path("/var/lib/shop")
 
 
+def begin(ctx: Context) -> None:
+    """Make a file by which a test sees that the task runs."""
+    Path("/run/shop", ctx.request_id).touch()
+
+
 @svc.on_start
 async def slow_start() -> None:
     """A start takes a second, of which systemd is to know."""
@@ -26,6 +31,7 @@ async def slow_start() -> None:
 @svc.rpc(on_interrupt="retry")
 async def work(ctx: Context, s: float) -> None:
     """Take *s* seconds; at the second attempt none."""
+    begin(ctx)
     if ctx.attempt == 1:
         await asyncio.sleep(s)
 
@@ -33,6 +39,7 @@ async def work(ctx: Context, s: float) -> None:
 @svc.rpc(on_interrupt="retry")
 async def end_in_drain(ctx: Context, s: float) -> None:
     """End *s* seconds after a drain has begun."""
+    begin(ctx)
     while not ctx.draining:
         await asyncio.sleep(0.05)
     await asyncio.sleep(s)
@@ -70,5 +77,6 @@ def refused(attempt: Callable[[], object]) -> str:
 @svc.rpc(on_interrupt="retry")
 async def block(ctx: Context, s: float) -> None:
     """Block the event loop, at the first attempt."""
+    begin(ctx)
     if ctx.attempt == 1:
         time.sleep(s)

@@ -48,8 +48,8 @@ def test_a_drain_waits_for_a_task_whose_history_says_that_it_will_end(shop):
     """
     shop.set(TimeoutStopSec="2")
     shop.start()
-    shop.cast("work", *[5.0] * 5, state="succeeded")
-    shop.cast("work", 5)
+    shop.cast("work", *[8.0] * 5, state="succeeded")
+    shop.cast("work", 8)
 
     took_s = shop.stop()
 
@@ -62,15 +62,15 @@ def test_a_drain_without_progress_is_killed_and_its_tasks_are_settled(machine, s
     No more time is asked for: systemd kills when its patience ends, and the next start runs the
     task again.
     """
-    shop.set(TimeoutStopSec="2")
+    shop.set(TimeoutStopSec="4")
     shop.start()
     tasks = shop.cast("work", NEVER_S)
 
     took_s = shop.stop()
 
-    assert took_s < 10
+    assert took_s < 12
     assert shop.shown("Result") == ["timeout"]
-    assert "no progress" in machine.told(NAME)[-1]
+    assert any("no progress" in text for text in machine.told(NAME))
     shop.start()
     shop.wait_for(dict.fromkeys(tasks, "succeeded"))
 
@@ -81,7 +81,7 @@ def test_systemd_understands_what_a_run_tells_it_in_its_life(machine, shop):
     """
     shop.set("SHOP_START_S=3")
     shop.start()
-    shop.cast("work", 1)
+    shop.cast("end_in_drain", 0)
     shop.stop()
 
     told = dict.fromkeys(text.split(",")[0] for text in machine.told(NAME))
@@ -119,13 +119,13 @@ def test_a_blocked_loop_is_killed_by_the_watchdog_and_started_again(machine, sho
     """
     The watchdog is fed from the event loop alone; the next run settles what the killed one left.
     """
-    shop.set(WatchdogSec="2")
+    shop.set(WatchdogSec="4")
     shop.start()
 
     sent = shop.cast("block", NEVER_S)
 
     machine.wait_for(NAME, NRestarts="1", ActiveState="active")
-    assert "Watchdog timeout (limit 2s)!" in machine.log
+    assert "Watchdog timeout (limit 4s)!" in machine.log
     shop.wait_for(dict.fromkeys(sent, "succeeded"))
 
 
