@@ -12,7 +12,8 @@ from opentelemetry import baggage, propagate, trace
 from opentelemetry import context as active
 from opentelemetry.context import Context
 
-from gracekit.tracing import TRACE_KEYS, Tracing, adopted, carried, outgoing, stamped
+from gracekit.tracing.carrier import TRACE_KEYS, adopted, carried, outgoing, stamped
+from gracekit.tracing.spans import Tracing
 from tests.scale import scale
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-01"

@@ -28,6 +28,7 @@ class BoundedSteps:
     async def bounded(self, what: str, step: Awaitable[Any], timeout_s: float) -> Any:
         """Take a step; if it fails or takes too long that is logged, and None is returned."""
         loop, self.under_way = asyncio.get_running_loop(), what
+        self._telemetry.tracing.step(what)
         slow = loop.call_later(SLOW_STEP_S, self._report_slow, what, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):

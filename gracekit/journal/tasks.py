@@ -28,6 +28,7 @@ from gracekit.journal.tasks_sql import (
     ADD_REPLY,
     BEGIN,
     BY_ID,
+    CONTEXT,
     COUNT,
     COUNT_REMOVED,
     CURSOR,
@@ -310,6 +311,10 @@ class Journal:
             batch.add_up(COUNT, "reply_given_up", 1)
             self.add_note(batch, "reply_given_up", None, None, f"task {row_id} to {address.queue}")
         await self.commit(batch)
+
+    def add_context(self, batch: Batch, task: TrackedTask, context: Mapping[str, Any]) -> None:
+        """Record another context of a running task: the one with its last trace."""
+        batch.add(CONTEXT, to_json(context), task.row_id, self.run_id)
 
     def add_hand_over(
         self,

@@ -52,6 +52,7 @@ FINISH_OWING_NOTHING: Final = (
 REPLIES: Final = "SELECT queue, msg_id, expires_at, monitor_s FROM reply WHERE task_id = ?"
 REPLIES_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
 REPLY_DONE: Final = "DELETE FROM reply WHERE task_id = ? AND queue = ? AND msg_id = ?"
+CONTEXT: Final = "UPDATE task SET context = ? WHERE id = ? AND owner = ? AND state = 'running'"
 HAND_OVER: Final = """
 UPDATE task SET state = 'handed_over', cut = ?1, owner = ?2, cursor = coalesce(?3, cursor),
     crashes = ?8 + CASE WHEN coalesce(?3, cursor) IS DISTINCT FROM cursor THEN 0 ELSE crashes END,

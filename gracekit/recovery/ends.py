@@ -153,6 +153,7 @@ class Ends:
 
     def tell(self, row: TaskRow, verdict: str, reason: str | None = None) -> None:
         """Say what was decided."""
+        self._telemetry.tracing.decided(row.request_id, verdict, reason or "")
         self._telemetry.emit(
             "task.settled",
             task_id=row.request_id,

@@ -112,7 +112,7 @@ class MethodHooks:
         subject.task.token = guard.token if guard else None
         limit_s = method.options.probe_timeout_s or self._settings.probe_timeout_s
         with self._asking_now(), self._at_work(f"probe of {subject.task.method}"):
-            asking = asyncio.ensure_future(self._call(method.probe_hook, subject, method))
+            asking = asyncio.ensure_future(self._call("probe", method.probe_hook, subject, method))
             try:
                 done, _ = await asyncio.wait({asking}, timeout=limit_s)
             finally:
@@ -153,7 +153,7 @@ class MethodHooks:
         assert method.errored_hook is not None
         with self._at_work(f"errored hook of {subject.task.method}"):
             calling = asyncio.ensure_future(
-                self._call(method.errored_hook, subject, method, reason=reason)
+                self._call("errored", method.errored_hook, subject, method, reason=reason)
             )
             try:
                 await asyncio.wait({calling}, timeout=self._settings.probe_timeout_s)
@@ -178,6 +178,7 @@ class MethodHooks:
 
     async def _call(
         self,
+        what: str,
         hook: Callable[..., Any],
         subject: HookSubject,
         method: Method[Any, Any],
@@ -191,7 +192,11 @@ class MethodHooks:
             method=(method.namespace, method.name, method.version),
             expires_at=None,
         )
-        return await call_hook(hook, ctx, {**subject.args, **extra}, self._threads)
+        traced = self._telemetry.tracing.hook(
+            what, subject.caller, method=method.name, message_id=subject.task.request_id
+        )
+        args = {**subject.args, **extra}
+        return await call_hook(hook, ctx, args, self._threads, trace=traced)
 
     def _tell(self, hook: str, subject: HookSubject, error: str) -> None:
         self._telemetry.emit(

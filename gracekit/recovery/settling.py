@@ -118,7 +118,13 @@ class Settling:
 
     async def _settle_or_let_go(self, row: TaskRow) -> None:
         try:
-            await self._settle(row)
+            with self._telemetry.tracing.settling(
+                row.context or {},
+                method=row.method,
+                message_id=row.request_id,
+                attempt=row.attempts,
+            ):
+                await self._settle(row)
         except (asyncio.CancelledError, ConflictError):  # a drain; an operator's order
             await self._put_down(row, wait_s=0.0)
         except Exception as error:  # noqa: BLE001 - a commit, or a fault: looked at again later

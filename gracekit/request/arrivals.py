@@ -40,7 +40,7 @@ from gracekit.rpc.oslo_wire import (
 )
 from gracekit.rpc.plain import excerpt
 from gracekit.rpc.transport import REPLY, Delivery, QueueKind, is_for_replies
-from gracekit.tracing import adopted
+from gracekit.tracing.carrier import adopted
 from gracekit.tracker.task import Lane, TrackedTask
 
 __all__ = ["CONTROL_NAMESPACE", "Arrivals"]

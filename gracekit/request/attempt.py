@@ -120,7 +120,9 @@ class Attempts:
             operation=_operation_of(job),
             message_id=task.request_id,
             attempt=task.attempt,
+            queue=None if job.delivery is None else job.delivery.queue.name,
         )
+        job.traced = traced
         self._events.started(job)
         ctx = Context(
             task,

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from gracekit.process import Threads
 from gracekit.request.context import Context, running_in
 from gracekit.rpc.failures import words_of
-from gracekit.tracing import apart
+from gracekit.tracing.carrier import apart
 
 T = TypeVar("T")
 
@@ -25,10 +26,12 @@ async def call_hook(
     ctx: Context,
     args: Mapping[str, Any],
     threads: Threads,
+    *,
+    trace: AbstractContextManager[None] | None = None,
 ) -> Any:
-    """Call a probe, errored hook or job, plain or async."""
+    """Call a probe, errored hook or job, plain or async; in *trace*, or in none."""
     try:
-        with running_in(ctx), apart():
+        with running_in(ctx), trace or apart():
             if asyncio.iscoroutinefunction(hook):
                 return await hook(ctx, **args)
             return await in_thread(partial(hook, ctx, **args), threads)

@@ -29,6 +29,7 @@ from gracekit.request.outcomes import failed
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.store.batch import Batch, Row
 from gracekit.telemetry.telemetry import Telemetry
+from gracekit.tracing.carrier import stamped
 from gracekit.tracker.task import Awaited, Interruption, TaskState, TrackedTask
 
 TRIES: Final = 3
@@ -219,6 +220,7 @@ class Custody:
             self._leases.kept += 1
         for _ in range(TRIES):
             batch = Batch(Point.HAND_OVER)
+            self._add_trace(batch, job)
             self._journal.add_hand_over(batch, task, cut, settle_s=job.settle_s, returned=returned)
             if cut is Interruption.SAFE_POINT:
                 self._add_release(batch, task, "handoff")
@@ -248,6 +250,7 @@ class Custody:
         """
         task = job.task
         batch = Batch(Point.HAND_OVER)
+        self._add_trace(batch, job)
         self._journal.add_hand_over(batch, task, Interruption.CANCELLED, charged=True)
         self._add_release(batch, task, "handoff")
         try:
@@ -273,6 +276,12 @@ class Custody:
                 self._tell(error, "not started")
             else:
                 return
+
+    def _add_trace(self, batch: Batch, job: Job) -> None:
+        """What goes on with the task is linked to this attempt, if it was recorded."""
+        keys = None if job.traced is None else job.traced.keys()
+        if keys:
+            self._journal.add_context(batch, job.task, stamped(job.caller, keys))
 
     def _add_release(self, batch: Batch, task: TrackedTask, reason: str) -> None:
         if task.token is not None and task.resource is not None:

@@ -24,6 +24,7 @@ from gracekit.request.suspects import Suspects, Suspicion
 from gracekit.rpc.methods import Method
 from gracekit.rpc.server import Capacity
 from gracekit.rpc.transport import Delivery
+from gracekit.tracing.spans import Attempt
 from gracekit.tracker.task import Awaited, Lane, TrackedTask
 
 
@@ -99,6 +100,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
         suspicion: None if it may run beside others.
         alone: Whether nothing else runs beside it, as its row will say.
         unended: Its start was told, and no end of it yet.
+        traced: Its present attempt, or the last one, as traces have it; None for none.
     """
 
     task: TrackedTask
@@ -123,6 +125,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     suspicion: Suspicion | None = None
     alone: bool = False
     unended: bool = False
+    traced: Attempt | None = None
 
     def begin_claimed(self) -> None:
         """It has begun, or waits for something of its own: another row may be claimed."""

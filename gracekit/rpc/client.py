@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -42,7 +43,8 @@ from gracekit.rpc.options import CALL_TIMEOUT_S, AnyMethod, CallOptions, Prepare
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, encode_request
 from gracekit.rpc.replies import Replies
 from gracekit.rpc.transport import Message, Queue, Transport, directed_queue, shared_queue
-from gracekit.tracing import outgoing, stamped
+from gracekit.tracing.carrier import outgoing, stamped
+from gracekit.tracing.spans import Tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -161,7 +163,8 @@ class RpcClient(ClientView):
     """
 
     __slots__ = (
-        "_clock", "_exceptions", "_max_body_bytes", "_owned", "_replies", "_topics", "_transport",
+        "_clock", "_exceptions", "_max_body_bytes", "_owned", "_replies", "_topics", "_tracing",
+        "_transport",
     )  # fmt: skip
 
     def __init__(
@@ -187,6 +190,8 @@ class RpcClient(ClientView):
                 f"{TRANSPORT!r} or 'amqp://user@host/vhost'"
             )
         self._clock = clock or Clock()
+        self._tracing = Tracing()
+        self._tracing.look()
         self._owned = isinstance(transport, str)
         self._transport = (
             open_transport(
@@ -218,6 +223,7 @@ class RpcClient(ClientView):
             DependencyError: the transport cannot be reached.
         """
         need_loop()
+        self._tracing.look()
         if self._owned:
             await self._transport.start()
 
@@ -240,6 +246,24 @@ class RpcClient(ClientView):
         self, options: CallOptions, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         request = self._request(options, method, args, kwargs)
+        with self._sending("call", request, options, method):
+            return await self._answer_to(request, options, method)
+
+    def _sending(
+        self, operation: str, request: Request, options: CallOptions, method: AnyMethod
+    ) -> AbstractContextManager[None]:
+        def destination() -> Mapping[str, Any]:
+            is_fanout = operation == "fanout"
+            topic = self._topic(options, method)
+            queue = topic if is_fanout else self._queue(options, method).name
+            return self._transport.messaging.destination(queue)
+
+        return self._tracing.sending(
+            operation, request.method, request.request_id, request.context, destination
+        )
+
+    async def _answer_to(self, request: Request, options: CallOptions, method: AnyMethod) -> Any:
+        """Send *request* and wait for its answer."""
         address: ReplyAddress | None = None
         timeout_s, monitor_s = options.timeout_s, options.monitor_timeout_s
         if timeout_s <= 0:
@@ -283,9 +307,10 @@ class RpcClient(ClientView):
         self, options: CallOptions, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> str:
         request = self._request(options, method, args, kwargs)
-        if options.fail_fast:
-            await self._check_open(options, method)
-        await self._send(options, method, request, expires_at=None)
+        with self._sending("cast", request, options, method):
+            if options.fail_fast:
+                await self._check_open(options, method)
+            await self._send(options, method, request, expires_at=None)
         return request.request_id
 
     async def _fanout(
@@ -301,7 +326,9 @@ class RpcClient(ClientView):
                 "a fanout goes to every instance, so there is nobody to ask: leave fail_fast out"
             )
         request = self._request(options, method, args, kwargs)
-        await self._transport.publish_fanout(self._topic(options, method), self._message(request))
+        topic = self._topic(options, method)
+        with self._sending("fanout", request, options, method):
+            await self._transport.publish_fanout(topic, self._message(request))
 
     async def _send(
         self, options: CallOptions, method: AnyMethod, request: Request, *, expires_at: float | None

@@ -31,6 +31,7 @@ from gracekit.rpc.transport import (
     ReadFailure,
     Settlement,
 )
+from gracekit.tracing.conventions import LOCAL_QUEUES
 
 
 @dataclass(slots=True, order=True)
@@ -300,6 +301,7 @@ class MemoryTransport:
 
     is_local: Final = True
     is_connected: Final = None  # no broker
+    messaging: Final = LOCAL_QUEUES
 
     def __init__(self, broker: MemoryBroker, process: Process) -> None:
         self.process: Final = process

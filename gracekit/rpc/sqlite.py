@@ -35,6 +35,7 @@ from gracekit.store.migrate import load_migrations
 from gracekit.store.status import StoreStatus
 from gracekit.store.wakeup import Wakeup, wakeups_directory
 from gracekit.telemetry.telemetry import Telemetry
+from gracekit.tracing.conventions import LOCAL_QUEUES
 
 QUEUES_SCHEMA: Final = "gracekit.rpc.sqlite_schema"
 
@@ -83,6 +84,7 @@ class SqliteTransport:
     """
 
     is_local: Final = True
+    messaging: Final = LOCAL_QUEUES
     is_connected: Final = None  # no broker
 
     def __init__(

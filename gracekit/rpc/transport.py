@@ -18,6 +18,7 @@ import msgspec
 from gracekit.errors import StoreBrokenError
 from gracekit.process import Point, Process
 from gracekit.rpc.foreign_readers import QueueReader
+from gracekit.tracing.conventions import Messaging
 
 
 class QueueKind(enum.Enum):
@@ -254,6 +255,11 @@ class Transport(Protocol):
     @property
     def is_connected(self) -> bool | None:
         """Whether its broker is reached now; None where there is no broker."""
+        ...
+
+    @property
+    def messaging(self) -> Messaging:
+        """What it is, as traces name it."""
         ...
 
     @property

@@ -62,7 +62,8 @@ class Ending:
         while self.report is None:
             try:
                 request = await coordinator.wait_requested()
-                self.report = await coordinator.drain(request, self._wired.parts)
+                with self._ground.telemetry.traced_drain():
+                    self.report = await coordinator.drain(request, self._wired.parts)
             except asyncio.CancelledError as error:
                 coordinator.survive(error)
                 self._ground.stops.ask(

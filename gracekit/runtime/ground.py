@@ -64,6 +64,8 @@ def lay_ground(
         host=settings.host,
         instance=settings.instance,
     )
+    transport = transport or _transport(settings, process, clock, broker, telemetry)
+    telemetry.tracing.messaging = transport.messaging
     tracker = Tracker()
     stacks = StackDump(partial(_title, service, seat), tracker, callers=CALLERS)
     return Ground(
@@ -73,7 +75,7 @@ def lay_ground(
         clock=clock,
         location=location,
         engine=engine,
-        transport=transport or _transport(settings, process, clock, broker, telemetry),
+        transport=transport,
         telemetry=telemetry,
         phase=Phase(),
         tracker=tracker,

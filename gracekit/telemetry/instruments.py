@@ -15,8 +15,7 @@ from gracekit.telemetry.catalogue import LOGGER
 from gracekit.telemetry.metrics import METRICS, LabelWords, Metric, MetricKind, Together
 from gracekit.telemetry.readings import Watched
 from gracekit.telemetry.samples import Feeds, LabelValues, gauge_samples
-
-SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+from gracekit.tracing.conventions import SCHEMA_URL
 
 _TOGETHER: Final[Mapping[Together, Callable[[Sequence[float]], float]]] = {
     Together.SUM: sum,

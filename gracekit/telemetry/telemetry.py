@@ -7,6 +7,7 @@ unless the metric says so, and ids never are.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -26,7 +27,7 @@ from gracekit.telemetry.metrics import BY_EVENT, STORE_COMMIT
 from gracekit.telemetry.readings import Watched
 from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.telemetry.safe_text import INDENT, clean, escaped_lines, word
-from gracekit.tracing import Tracing
+from gracekit.tracing.spans import Tracing
 
 MOST_KINDS: Final = 1000
 LIMIT_S: Final = 1.0
@@ -170,6 +171,17 @@ class Telemetry:
             self._subscribers = tuple(s for s in self._subscribers if s is not subscriber)
 
         return unsubscribe
+
+    @contextlib.contextmanager
+    def traced_drain(self) -> Iterator[None]:
+        """Around a drain: its trace is made of its events, if anybody records traces."""
+        with self.tracing.draining() as drain:
+            leave = None if drain is None else self.subscribe(drain.hear)
+            try:
+                yield
+            finally:
+                if leave is not None:
+                    leave()
 
     # -- metrics ------------------------------------------------------------------------
 

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from opentelemetry import baggage, trace
 from opentelemetry import context as active
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.oslo.meeting import (
     ADAPTED,
@@ -89,6 +92,48 @@ async def test_traces_are_the_same(rabbit_url: str, tmp_path: Path, profile: str
         await check_from_oslo(meeting)
         await check_from_us(meeting)
         await check_through_us(meeting)
+
+
+async def test_what_both_record_is_one_trace(
+    rabbit_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    With an SDK on both sides: oslo's span of a call is the parent of ours, and the reverse.
+    """
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    async with meet(rabbit_url, "durable", tmp_path, spans=True) as meeting:
+        await by_oslo(meeting, "context")
+        (sent,) = await spans(meeting, f"{NATIVE}.context")
+        served = await ended(exporter, trace.SpanKind.SERVER, NATIVE)
+        assert parent_of(told(served)) == as_parent(sent)
+
+        await by_us(meeting, "context")
+        for topic, name in ((OSLO, "context receive"), (ADAPTED, "context")):
+            asked = await ended(exporter, trace.SpanKind.CLIENT, topic)
+            assert await child_of(meeting, name, as_parent(told(asked)))
+    for span in (served, asked):
+        assert span.attributes is not None
+        assert span.attributes["messaging.system"] == "rabbitmq"
+        assert span.attributes["messaging.destination.name"] == "openstack"
+
+
+async def ended(exporter: InMemorySpanExporter, kind: trace.SpanKind, topic: str) -> ReadableSpan:
+    """Our span of that kind, of a request to that topic; a server's ends behind its reply."""
+    key = "messaging.rabbitmq.destination.routing_key"
+    for _ in range(100):
+        for span in exporter.get_finished_spans():
+            if span.kind is kind and (span.attributes or {}).get(key) == topic:
+                return span
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"no {kind} of {topic} ended in 5 s")
+
+
+def told(span: ReadableSpan) -> dict[str, Any]:
+    """Our span, as oslo's process tells its own."""
+    found: dict[str, Any] = json.loads(span.to_json())
+    return found
 
 
 async def check_from_oslo(meeting: Meeting) -> None:

@@ -17,6 +17,7 @@ from gracekit import Context, NoSuchMethodError, Service
 from gracekit.errors import UnserialisableError
 from gracekit.rpc.oslo_wire import decode_request
 from gracekit.rpc.transport import Delivery, Message, shared_queue
+from gracekit.tracing.spans import Tracing
 from tests.rpc.kit import Inbox
 from tests.service.kit import World
 
@@ -90,7 +91,19 @@ class Recorder(trace.TracerProvider, trace.Tracer):
             yield span
 
     def named(self, name: str) -> list[Span]:
-        return [span for span in self.spans if span.name == name]
+        """The attempts of a method."""
+        return [
+            span
+            for span in self.of(trace.SpanKind.SERVER, trace.SpanKind.CONSUMER)
+            if span.name == name
+        ]
+
+    def sent(self) -> list[Span]:
+        """The requests that clients have sent."""
+        return self.of(trace.SpanKind.CLIENT, trace.SpanKind.PRODUCER)
+
+    def of(self, *kinds: trace.SpanKind) -> list[Span]:
+        return [span for span in self.spans if span.given.get("kind") in kinds]
 
 
 @pytest.fixture
@@ -99,6 +112,10 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     made = Recorder()
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", made)
     return made
+
+
+def as_parent(span: Span) -> str:
+    return f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-01"
 
 
 @contextmanager
@@ -167,7 +184,7 @@ async def test_the_active_trace_goes_out_in_headers_and_body(
     world: World, svc: Service, recorder: Recorder
 ):
     """
-    For readers of either; the caller's own context is not changed, and options keep none of it.
+    For readers of either: the active trace, or else that of the context, which is not changed.
     """
     inbox = await read_topic(world, svc)
     context = {"user_id": "joe", "traceparent": OTHERS, "tracestate": "old=1"}
@@ -177,16 +194,15 @@ async def test_the_active_trace_goes_out_in_headers_and_body(
         await view.cast("work")
     await view.cast("work")
 
-    traced, plain = await taken(world, inbox), await taken(world, inbox)
-    ids = span.get_span_context()
-    expected = {
-        "traceparent": f"00-{ids.trace_id:032x}-{ids.span_id:016x}-01",
-        "baggage": "k=v",
-    }
+    traced, other = await taken(world, inbox), await taken(world, inbox)
+    first, second = recorder.sent()
+    assert first.parent.span_id == span.get_span_context().span_id
+    expected = {"traceparent": as_parent(first), "baggage": "k=v"}
     assert traced.headers == expected
     assert decode_request(traced.body).context == {"user_id": "joe"} | expected
-    assert plain.headers == {}
-    assert decode_request(plain.body).context == context
+    assert as_parent(second).split("-")[1] == OTHERS.split("-")[1]
+    assert other.headers["traceparent"] == as_parent(second)
+    assert decode_request(other.body).context["traceparent"] == as_parent(second)
     assert context == {"user_id": "joe", "traceparent": OTHERS, "tracestate": "old=1"}
 
 
@@ -220,7 +236,9 @@ async def test_a_handler_runs_in_a_child_of_its_callers_span(
         result = await client.call(method)
 
     (span,) = recorder.named(method)
-    assert span.parent.span_id == caller.get_span_context().span_id
+    (sent,) = recorder.sent()
+    assert sent.parent.span_id == caller.get_span_context().span_id
+    assert span.parent.span_id == sent.context.span_id
     assert (result[answer] if answer else result) == trace.format_trace_id(span.context.trace_id)
     assert span.ended
     assert here() == ""
@@ -241,21 +259,26 @@ async def test_a_span_has_the_current_names_and_no_secret(
     await client.fanout("work")
     await world.settle()
 
-    bad, cast, fanout = recorder.spans
-    assert bad.attributes == {
+    bad, cast, fanout = recorder.of(trace.SpanKind.SERVER, trace.SpanKind.CONSUMER)
+    both = {
         "rpc.system.name": "gracekit",
         "rpc.method": "bad",
+        "messaging.system": "gracekit",
+        "messaging.destination.name": "compute",
         "messaging.operation.name": "call",
-        "messaging.operation.type": "process",
         "messaging.message.id": "r-1",
-        "gracekit.attempt": 1,
         "error.type": "KeyError",
     }
+    ours = {"messaging.operation.type": "process", "gracekit.attempt": 1}
+    assert bad.attributes == both | ours
+    assert recorder.sent()[0].attributes == both | {"messaging.operation.type": "send"}
     assert bad.status is not None
     assert (bad.status.status_code, bad.status.description) == (trace.StatusCode.ERROR, None)
     assert [s.attributes["messaging.operation.name"] for s in (cast, fanout)] == ["cast", "fanout"]
     kinds = [span.given["kind"] for span in (bad, cast, fanout)]
     assert kinds == [trace.SpanKind.SERVER, trace.SpanKind.CONSUMER, trace.SpanKind.CONSUMER]
+    kinds = [span.given["kind"] for span in recorder.sent()]
+    assert kinds == [trace.SpanKind.CLIENT, trace.SpanKind.PRODUCER, trace.SpanKind.PRODUCER]
     assert CANARY not in repr([vars(span) for span in recorder.spans])
 
 
@@ -275,11 +298,13 @@ async def test_work_whose_result_is_left_out_is_no_error(
         await (await world.client(svc)).call("odd")
 
     (span,) = recorder.named("odd")
-    assert span.ended
+    assert all(one.ended for one in recorder.spans)
     assert (span.attributes.get("error.type"), span.status) == (None, None)
 
 
-async def test_a_refused_request_has_no_span(world: World, svc: Service, recorder: Recorder):
+async def test_a_refused_request_has_no_span_at_its_service(
+    world: World, svc: Service, recorder: Recorder
+):
     """
     So no name from the wire ever becomes one.
     """
@@ -288,7 +313,7 @@ async def test_a_refused_request_has_no_span(world: World, svc: Service, recorde
     with pytest.raises(NoSuchMethodError):
         await (await world.client(svc)).call("no_such_method")
 
-    assert recorder.spans == []
+    assert recorder.spans == recorder.sent()
 
 
 async def deliver(
@@ -384,8 +409,9 @@ async def test_an_untraced_request_is_not_in_the_trace_of_the_start(
 
     result = await client.call("work")
 
-    (span,) = recorder.named("work")
-    assert not span.parent.is_valid
+    (span,), (sent,) = recorder.named("work"), recorder.sent()
+    assert span.parent.span_id == sent.context.span_id
+    assert not sent.parent.is_valid
     assert result["trace"] != trace.format_trace_id(start.get_span_context().trace_id)
 
 
@@ -411,13 +437,18 @@ async def test_a_job_is_not_in_the_trace_of_the_start_either(
 # -- a task from the record ----------------------------------------------------------------
 
 
-def check_own_trace(first: Span, again: Span, origin: trace.SpanContext) -> None:
-    assert first.parent.span_id == origin.span_id
-    assert not again.parent.is_valid
-    assert again.context.trace_id != origin.trace_id
-    links: Sequence[trace.Link] = again.given["links"]
-    assert [link.context.span_id for link in links] == [origin.span_id]
+def check_own_trace(recorder: Recorder, again: Span, last: Span) -> None:
+    """The decision about a task begins its trace, and both are linked to the last known span."""
+    (settled,) = (span for span in recorder.spans if span.name == f"settle {again.name}")
+    assert not settled.parent.is_valid
+    assert settled.context.trace_id != last.context.trace_id
+    assert again.parent.span_id == settled.context.span_id
+    for span in (settled, again):
+        links: Sequence[trace.Link] = span.given["links"]
+        assert [link.context.span_id for link in links] == [last.context.span_id]
+    assert settled.attributes["gracekit.outcome"] == "run_again"
     assert again.attributes["messaging.operation.name"] == "resume"
+    assert all(span.ended for span in recorder.spans if span.name != "caller")
 
 
 async def test_a_recovered_task_has_a_trace_of_its_own_with_a_link(
@@ -428,16 +459,17 @@ async def test_a_recovered_task_has_a_trace_of_its_own_with_a_link(
     """
     life = await world.start(svc)
     client = await world.client(svc)
-    with recorder.start_as_current_span("caller") as caller, inside(baggage.set_baggage("k", "v")):
+    with recorder.start_as_current_span("caller"), inside(baggage.set_baggage("k", "v")):
         calling = asyncio.create_task(client.call("work", seconds=5))
         await life.hears("task.started")
     await life.crash()
 
     await world.start(svc)
     result = await calling
+    await world.settle()
 
-    first, again = recorder.named("work")
-    check_own_trace(first, again, caller.get_span_context())
+    _, again = recorder.named("work")
+    check_own_trace(recorder, again, recorder.sent()[0])
     assert again.attributes["gracekit.attempt"] == 2
     assert result["trace"] == trace.format_trace_id(again.context.trace_id)
     assert result["baggage"] == {"k": "v"}
@@ -445,23 +477,23 @@ async def test_a_recovered_task_has_a_trace_of_its_own_with_a_link(
 
 async def test_a_handed_over_task_has_one_too(world: World, svc: Service, recorder: Recorder):
     """
-    The first attempt says how it was cut; that is no error.
+    Linked to the attempt that was cut, which says how; that is no error.
     """
     life = await world.start(svc)
     client = await world.client(svc)
-    with recorder.start_as_current_span("caller") as caller:
+    with recorder.start_as_current_span("caller"):
         calling = asyncio.create_task(client.prepare(timeout=500).call("steps"))
         await life.hears("task.started")
     await life.drain()
 
     await world.start(svc)
     await calling
+    await world.settle()
 
     first, again = recorder.named("steps")
-    check_own_trace(first, again, caller.get_span_context())
+    check_own_trace(recorder, again, first)
     assert first.attributes["gracekit.cut"] == "safe_point"
     assert first.status is None
-    assert first.ended
 
 
 async def test_an_untraced_task_from_the_record_has_no_link(
@@ -471,7 +503,9 @@ async def test_an_untraced_task_from_the_record_has_no_link(
     There is nothing to link to.
     """
     life = await world.start(svc)
-    await (await world.client(svc)).cast("work", seconds=5)
+    client = await world.client(svc)
+    client._tracing = Tracing()
+    await client.cast("work", seconds=5)
     await life.hears("task.started")
     await life.crash()
 

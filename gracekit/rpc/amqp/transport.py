@@ -32,6 +32,7 @@ from gracekit.rpc.amqp.wire import MOST
 from gracekit.rpc.foreign_readers import QueueReader
 from gracekit.rpc.transport import OWNED, Delivery, Message, OnDelivery, Queue, reply_queue
 from gracekit.telemetry.telemetry import Telemetry
+from gracekit.tracing.conventions import Messaging
 
 DELETE_TIMEOUT_S: Final = 1.0
 LOOKS: Final = 3
@@ -60,6 +61,7 @@ class AmqpTransport:
         keep: int = MOST,
     ) -> None:
         self.broker: Final = broker
+        self.messaging: Final = Messaging("rabbitmq", broker.exchange)
         self._process = process
         self._clock = clock
         self._telemetry = telemetry

@@ -1,0 +1,62 @@
+"""Names of OpenTelemetry's semantic conventions, as far as gracekit uses them, and its own.
+
+Those of RPC are a release candidate; those of messaging are in development and may change. They
+stand here alone, beside the version that they are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+SYSTEM: Final = "gracekit"
+
+RPC_SYSTEM: Final = "rpc.system.name"
+RPC_METHOD: Final = "rpc.method"
+ERROR_TYPE: Final = "error.type"
+MESSAGING_SYSTEM: Final = "messaging.system"
+OPERATION_NAME: Final = "messaging.operation.name"
+OPERATION_TYPE: Final = "messaging.operation.type"
+DESTINATION: Final = "messaging.destination.name"
+ROUTING_KEY: Final = "messaging.rabbitmq.destination.routing_key"
+MESSAGE_ID: Final = "messaging.message.id"
+
+ATTEMPT: Final = "gracekit.attempt"
+CUT: Final = "gracekit.cut"
+OUTCOME: Final = "gracekit.outcome"
+REASON: Final = "gracekit.reason"
+
+
+@dataclass(frozen=True, slots=True)
+class Messaging:
+    """What carries messages, as traces name it.
+
+    Attributes:
+        system: Of a broker its well-known name.
+        exchange: Where requests are published; None where there are queues alone.
+    """
+
+    system: str
+    exchange: str | None = None
+
+    def destination(self, queue: str) -> Mapping[str, Any]:
+        """The attributes of a message to *queue*, or to the topic of a fanout."""
+        if self.exchange is None:
+            return {MESSAGING_SYSTEM: self.system, DESTINATION: queue}
+        return {MESSAGING_SYSTEM: self.system, DESTINATION: self.exchange, ROUTING_KEY: queue}
+
+
+LOCAL_QUEUES: Final = Messaging(SYSTEM)
+"""gracekit's own, in a file or in memory."""
+
+
+def request_attributes(method: str, operation: str, message_id: str) -> dict[str, Any]:
+    """What each span of a request says."""
+    return {
+        RPC_SYSTEM: SYSTEM,
+        RPC_METHOD: method,
+        OPERATION_NAME: operation,
+        MESSAGE_ID: message_id,
+    }

@@ -1,0 +1,301 @@
+"""Spans of one process: requests that it sends, attempts that it makes, what its recovery decides.
+
+A direct request is a child of its caller's span. A task from the record begins a trace of its own,
+linked to the attempt that was interrupted, or to the caller where no attempt is on record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import Token
+from typing import Any, Final
+
+from opentelemetry import context as active
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+
+from gracekit.tracing import conventions as names
+from gracekit.tracing.carrier import apart, carried
+from gracekit.tracing.conventions import Messaging, request_attributes
+from gracekit.tracing.drains import DrainTrace
+
+MOST_DECIDED: Final = 1000
+"""Decisions of recovery whose spans are remembered until their task begins again."""
+_NOTHING: Final = contextlib.nullcontext()
+_KINDS: Final = {"call": trace.SpanKind.CLIENT}  # of who sends; others are producers
+
+
+class Attempt:
+    """One attempt, traced: its context is the current one until `end`.
+
+    Attributes:
+        span: None where nothing is recorded, and the caller's trace is only passed on.
+    """
+
+    __slots__ = ("_on_end", "_token", "span")
+
+    def __init__(
+        self, context: Context, span: trace.Span | None, on_end: Callable[[], object] | None = None
+    ) -> None:
+        self.span = span
+        self._on_end = on_end
+        if span is not None:
+            context = trace.set_span_in_context(span, context)
+        self._token: Token[Context] = active.attach(context)
+
+    def keys(self) -> dict[str, str]:
+        """The trace keys that lead to it, for the record; empty where nothing is recorded."""
+        carrier: dict[str, str] = {}
+        if self.span is not None:
+            propagate.inject(carrier, trace.set_span_in_context(self.span, Context()))
+        return dict(carried(carrier))
+
+    def end(self, *, error_type: str | None = None, cut: str | None = None) -> None:
+        """Give the old context back.
+
+        Args:
+            error_type: Class of what the handler raised; None for nothing.
+            cut: How it was cut; None if it ended.
+        """
+        active.detach(self._token)
+        if self.span is None:
+            return
+        if cut is not None:
+            self.span.set_attribute(names.CUT, cut)
+        if error_type is not None:
+            _note_error(self.span, error_type)
+        self.span.end()
+        if self._on_end is not None:
+            self._on_end()
+
+
+class Tracing:
+    """Spans of this process, once it has a tracer provider.
+
+    Attributes:
+        messaging: What carries the requests that come here; None if nobody has said it.
+    """
+
+    def __init__(self) -> None:
+        self._tracer: trace.Tracer | None = None
+        self._running: dict[str, trace.SpanContext] = {}  # attempts under way, by message id
+        self._settling: dict[str, trace.Span] = {}  # decisions under way, by message id
+        self._decided: dict[str, trace.SpanContext] = {}  # those taken, until the task begins
+        self._drain: DrainTrace | None = None
+        self.messaging: Messaging | None = None
+
+    def look(self) -> None:
+        """Take the process's tracer provider, if it has one by now."""
+        provider = trace.get_tracer_provider()
+        is_none = isinstance(provider, trace.ProxyTracerProvider)
+        self._tracer = (
+            None if is_none else provider.get_tracer(names.SYSTEM, schema_url=names.SCHEMA_URL)
+        )
+
+    # -- who sends ----------------------------------------------------------------------
+
+    def sending(
+        self,
+        operation: str,
+        method: str,
+        message_id: str,
+        context: Mapping[str, Any],
+        to: Callable[[], Mapping[str, Any]],
+    ) -> contextlib.AbstractContextManager[None]:
+        """Around the sending of a request, and of a call the wait for its answer.
+
+        A child of the span that is active, or else of the one that the request's context carries.
+
+        Args:
+            operation: call, cast or fanout.
+            method: As the program names it.
+            message_id: The request's id.
+            context: The request's.
+            to: Asked for the attributes of its destination, if anything is recorded.
+        """
+        if self._tracer is None:
+            return _NOTHING
+        attributes = {**request_attributes(method, operation, message_id), **to()}
+        attributes[names.OPERATION_TYPE] = "send"
+        kind = _KINDS.get(operation, trace.SpanKind.PRODUCER)
+        here = active.get_current()
+        if not trace.get_current_span(here).get_span_context().is_valid:
+            here = propagate.extract(carried(context), context=here)
+        span = self._tracer.start_span(method, context=here, kind=kind, attributes=attributes)
+        return _current(span, here)
+
+    # -- who serves ---------------------------------------------------------------------
+
+    def begin(
+        self,
+        context: Mapping[str, Any],
+        *,
+        method: str,
+        operation: str | None,
+        message_id: str,
+        attempt: int,
+        queue: str | None = None,
+    ) -> Attempt | None:
+        """Trace one attempt; None where there is nothing to trace, or to pass on.
+
+        Args:
+            context: The request's.
+            method: Name of a registered method, never wire text.
+            operation: call, cast or fanout: a child of the caller's span. None for a
+                task from the record: a trace of its own, linked to its last span.
+            message_id: The request's id.
+            attempt: Number of this start.
+            queue: Where it came from; None for a task from the record.
+        """
+        keys = carried(context)
+        if self._tracer is None and not keys and not active.get_current():
+            return None
+        # Never the current context: it is of whoever has opened the service.
+        parent = propagate.extract(keys, context=Context()) if keys else Context()
+        if self._tracer is None:
+            return Attempt(parent, None)
+        links = []
+        if operation is None:
+            links = _links(parent)
+            decided = self._decided.pop(message_id, trace.INVALID_SPAN_CONTEXT)
+            parent = trace.set_span_in_context(trace.NonRecordingSpan(decided), parent)
+        attributes = request_attributes(method, operation or "resume", message_id)
+        attributes |= {names.OPERATION_TYPE: "process", names.ATTEMPT: attempt}
+        if self.messaging is not None and queue is not None:
+            attributes |= self.messaging.destination(queue)
+        span = self._tracer.start_span(
+            method,
+            context=parent,
+            kind=trace.SpanKind.SERVER if operation == "call" else trace.SpanKind.CONSUMER,
+            attributes=attributes,
+            links=links,
+        )
+        self._running[message_id] = span.get_span_context()
+        return Attempt(parent, span, lambda: self._running.pop(message_id, None))
+
+    # -- a drain ------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def draining(self) -> Iterator[DrainTrace | None]:
+        """Around a drain; None where nothing is recorded."""
+        if self._tracer is None:
+            yield None
+            return
+        self._drain = DrainTrace(self._tracer, self._running)
+        try:
+            yield self._drain
+        finally:
+            self._drain.end()
+            self._drain = None
+
+    def step(self, name: str) -> None:
+        """A step of the drain begins, if there is one."""
+        if self._drain is not None:
+            self._drain.step(name)
+
+    # -- recovery -----------------------------------------------------------------------
+
+    def settling(
+        self, context: Mapping[str, Any], *, method: str, message_id: str, attempt: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """Around the decision about one unfinished task; it begins the task's new trace.
+
+        Args:
+            context: The request's, as it is on record.
+            method: Name of the method, as it is on record.
+            message_id: The request's id.
+            attempt: Number of the start that was interrupted.
+        """
+        if self._tracer is None:
+            return _NOTHING
+        return self._decide(self._tracer, context, method, message_id, attempt)
+
+    @contextlib.contextmanager
+    def _decide(
+        self,
+        tracer: trace.Tracer,
+        context: Mapping[str, Any],
+        method: str,
+        message_id: str,
+        attempt: int,
+    ) -> Iterator[None]:
+        attributes = request_attributes(method, "settle", message_id) | {names.ATTEMPT: attempt}
+        span = tracer.start_span(
+            f"settle {method}", context=Context(), attributes=attributes, links=_links_of(context)
+        )
+        self._settling[message_id] = span
+        try:
+            with _current(span, Context()):
+                yield
+        finally:
+            self._settling.pop(message_id, None)
+
+    def decided(self, message_id: str, verdict: str, reason: str) -> None:
+        """Recovery has decided; what follows of the task is in the same trace."""
+        span = self._settling.get(message_id)
+        if span is None:
+            return
+        span.set_attribute(names.OUTCOME, verdict)
+        if reason:
+            span.set_attribute(names.REASON, reason)
+        self._decided[message_id] = span.get_span_context()
+        if len(self._decided) > MOST_DECIDED:  # their tasks begin elsewhere
+            del self._decided[next(iter(self._decided))]
+
+    def hook(
+        self, what: str, context: Mapping[str, Any], *, method: str, message_id: str
+    ) -> contextlib.AbstractContextManager[None]:
+        """Around a probe or an `errored` hook; in the task's new trace, linked to its last span.
+
+        Where nothing is recorded it is in no trace: it is not the work of who opened the service.
+
+        Args:
+            what: `probe` or `errored`.
+            context: The request's, as it is on record.
+            method: Name of the method.
+            message_id: The request's id.
+        """
+        if self._tracer is None:
+            return apart()
+        settling = self._settling.get(message_id)
+        decided = self._decided.pop(message_id, trace.INVALID_SPAN_CONTEXT)
+        parent = trace.NonRecordingSpan(decided) if settling is None else settling
+        span = self._tracer.start_span(
+            f"{what} {method}",
+            context=trace.set_span_in_context(parent, Context()),
+            attributes=request_attributes(method, what, message_id),
+            links=_links_of(context),
+        )
+        return _current(span, Context())
+
+
+@contextlib.contextmanager
+def _current(span: trace.Span, base: Context) -> Iterator[None]:
+    """Make *span* the current one, in *base*, and end it; of an error only the class is kept."""
+    token = active.attach(trace.set_span_in_context(span, base))
+    try:
+        yield
+    except BaseException as error:
+        _note_error(span, type(error).__name__)
+        raise
+    finally:
+        active.detach(token)
+        span.end()
+
+
+def _note_error(span: trace.Span, error_type: str) -> None:
+    # Without the message: it may hold what the caller has sent.
+    span.set_attribute(names.ERROR_TYPE, error_type)
+    span.set_status(trace.Status(trace.StatusCode.ERROR))
+
+
+def _links_of(context: Mapping[str, Any]) -> list[trace.Link]:
+    """To the last span that is known of a request."""
+    keys = carried(context)
+    return _links(propagate.extract(keys, context=Context())) if keys else []
+
+
+def _links(context: Context) -> list[trace.Link]:
+    origin = trace.get_current_span(context).get_span_context()
+    return [trace.Link(origin)] if origin.is_valid else []
