@@ -65,6 +65,8 @@ SAME_FLOOR: Final = (
 
 # What an embedded user must not pay for: broker, command line, terminal, what reads metrics.
 NOT_LOADED: Final = (
+    "starlette",
+    "uvicorn",
     "aio_pika",
     "click",
     "opentelemetry.sdk",

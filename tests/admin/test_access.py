@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import os
+import ssl
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +19,7 @@ from gracekit.admin.access import Access, ActionKeys, Asking, Need, RefusedError
 from gracekit.errors import ConfigError
 from gracekit.phase import ServiceState
 from tests.admin.kit import ALICE, JSON, TOKEN, Site, write_tokens
+from tests.rabbit.certificates import Certificates
 
 EVE = {"Authorization": f"Bearer {TOKEN[::-1]}"}
 READINGS = ("status", "tasks", "dump", "exits", "accounts", "config", "openapi.json", "action-key")
@@ -425,3 +429,39 @@ async def test_every_described_path_is_answered(site: Site):
                 answer = await site.ask(where, method.upper(), body={}, **ALICE, **JSON)
                 assert answer.status in {200, 400, 404}, (method, path, answer.body)
                 assert str(answer.status) in methods[method]["responses"], (method, path)
+
+
+# -- TLS --------------------------------------------------------------------------------
+
+
+async def test_with_a_certificate_only_tls_is_spoken(tmp_path: Path, certificates: Certificates):
+    """
+    Who trusts its authority is answered; plain HTTP and who does not trust it are not.
+    """
+    pair = f"{certificates.good.certificate},{certificates.good.key}"
+    trusting = ssl.create_default_context(cafile=str(certificates.ca))
+
+    def get(context: ssl.SSLContext) -> int:
+        host, _, port = site.address.rpartition(":")
+        connection = http.client.HTTPSConnection(host, int(port), timeout=20, context=context)
+        with contextlib.closing(connection):
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status
+
+    async with Site(tmp_path, Service("s"), admin_tls=pair) as site:
+        assert await asyncio.to_thread(get, trusting) == 200
+        with pytest.raises(ssl.SSLError):
+            await asyncio.to_thread(get, ssl.create_default_context())
+        with pytest.raises((OSError, http.client.HTTPException)):
+            await site.ask("/readyz")
+
+
+async def test_tokens_without_tls_beyond_this_host_are_warned_of(tmp_path: Path):
+    """
+    They cross the network in the clear; behind a proxy that speaks TLS that may be meant.
+    """
+    tokens = str(write_tokens(tmp_path))
+    async with Site(tmp_path, Service("s"), admin="0.0.0.0:0", admin_token_file=tokens) as site:
+        (doubt,) = site.told("service.doubted")
+
+    assert "set GRACEKIT_ADMIN_TLS=cert.pem,key.pem" in doubt["text"]
