@@ -14,11 +14,7 @@ from opentelemetry.context import Context
 
 from gracekit.tracing import conventions as names
 
-_ENDS: Final = {
-    "task.finished": "",
-    "task.handed_over": "handed_over",
-    "task.given_back": "given_back",
-}
+_CUTS: Final = {"task.handed_over": "handed_over", "task.given_back": "given_back"}
 _NOTED: Final = frozenset(
     {"intake.closed", "drain.extended", "drain.waiting", "drain.step_failed", "task.stuck"}
 )
@@ -57,6 +53,8 @@ class DrainTrace:
                 self._await(fields)
             case "task.finished" | "task.handed_over" | "task.given_back":
                 self._leave(str(fields.get("task_id")), event, fields)
+            case "task.not_started":
+                self._note_task(event, fields)
         if event in _NOTED:
             self._span.add_event(event, _prefixed(fields))
 
@@ -84,11 +82,17 @@ class DrainTrace:
     def _leave(self, request_id: str, event: str, fields: Mapping[str, Any]) -> None:
         span = self._tasks.pop(request_id, None)
         if span is None:
+            if event in _CUTS:  # it began behind the gate
+                self._note_task(event, fields)
             return
-        span.set_attribute(names.OUTCOME, _ENDS[event] or str(fields.get("outcome")))
+        span.set_attribute(names.OUTCOME, _CUTS.get(event) or str(fields.get("outcome")))
         if fields.get("cut") is not None:
             span.set_attribute(names.CUT, str(fields["cut"]))
         span.end()
+
+    def _note_task(self, event: str, fields: Mapping[str, Any]) -> None:
+        named = {names.RPC_METHOD: "method", names.MESSAGE_ID: "task_id"}
+        self._span.add_event(event, {key: str(fields.get(name)) for key, name in named.items()})
 
 
 def _prefixed(fields: Mapping[str, Any]) -> dict[str, str | bool | int | float]:

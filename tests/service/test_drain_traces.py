@@ -183,6 +183,25 @@ async def test_a_drain_that_is_resumed_ends_its_trace(
     assert links(awaited) == [ids(one) for one in collected.attempts("migrate")]
 
 
+async def test_tasks_that_the_drain_does_not_start_are_events_of_it(
+    world: World, svc: Service, doors: Doors, collected: Collected
+):
+    """
+    They have no span of their own in this process, so the drain names them.
+    """
+    life = await world.start(svc, drain_timeout_s=5, max_running=1)
+    client = await world.client(svc)
+    for vm in ("a", "b"):
+        await client.prepare(request_id=f"r-{vm}").cast("migrate", vm=vm)
+    await doors.wait(1)
+    await world.settle()
+    report = await life.drain()
+
+    assert report.not_started == ["r-b"]
+    (noted,) = (e for e in collected.named("drain").events if e.name == "task.not_started")
+    assert noted.attributes == {"rpc.method": "migrate", "messaging.message.id": "r-b"}
+
+
 async def test_spans_are_those_of_one_scope_and_name_no_resource(
     world: World, svc: Service, doors: Doors, collected: Collected
 ):
