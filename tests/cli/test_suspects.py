@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.kit import Running, gracekit, write_service
+from tests.cli.kit import Running, Started, gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -53,7 +53,8 @@ def die_of(directory: Path, method: str, line: str) -> None:
         run.process.send_signal(signal.SIGKILL)
         run.wait()
     for _ in range(2):
-        with Running(directory) as run:
+        # Not `Running`: one that ends itself so soon may not have written yet that it serves.
+        with Started(directory, "run", "compute") as run:
             assert run.wait() == 9
 
 
