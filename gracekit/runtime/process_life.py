@@ -34,6 +34,8 @@ from gracekit.telemetry.safe_text import escape
 
 FLUSH_S: Final = 0.5
 """What logs and standard streams get at the end of a process."""
+BARRIER_S: Final = 0.5
+"""For systemd to read what it was told last."""
 DEAD_AFTER_FAILURES: Final = 3
 """A loop that failed so often, and ran nothing in between, will not recover."""
 COLLECT_AFTER: Final = (20_000, 5, 10)
@@ -61,6 +63,8 @@ def run_service(service: Service, settings: Settings | LiveSettings | None = Non
         signals.take(for_good=True)  # a stop may come before there is a loop
         calm_collector()
         report = _run_to_the_end(runtime)
+        # systemd drops the messages of a process that has gone before they were read.
+        runtime.ground.process.notify.barrier(timeout_s=BARRIER_S)
         # The interpreter would wait for either without a limit.
         if not _threads_ended(runtime.settings.exit_margin_s) or not streams.flush(FLUSH_S):
             _exit_now(runtime, report)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
+import socket
+import subprocess
 from pathlib import Path
 
 import click
@@ -13,7 +16,7 @@ import pytest
 from gracekit.cli.main import cli
 from gracekit.config.settings import Settings
 from gracekit.process import FAILPOINTS_ON
-from tests.cli.kit import SERVICE, Running, Started, gracekit, write_service
+from tests.cli.kit import PATIENCE_S, SERVICE, Running, Started, gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -260,3 +263,23 @@ def test_quit_hands_over_and_exits_75(tmp_path: Path):
         run.process.send_signal(signal.SIGQUIT)
 
         assert run.wait() == 75
+
+
+def test_the_process_ends_when_systemd_has_read_what_it_was_told_last(tmp_path: Path):
+    """
+    systemd drops the messages of a process that is gone: the last one asks to be answered.
+    """
+    write_service(tmp_path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.settimeout(PATIENCE_S)
+        systemd.bind(str(tmp_path / "notify"))
+        with Running(tmp_path, NOTIFY_SOCKET=str(tmp_path / "notify")) as run:
+            run.process.send_signal(signal.SIGTERM)
+            told, received = b"", list[int]()
+            while told != b"BARRIER=1":
+                told, received, _, _ = socket.recv_fds(systemd, 4096, 1)
+            with pytest.raises(subprocess.TimeoutExpired):
+                run.process.wait(0.1)  # of the half second that it waits
+            for descriptor in received:
+                os.close(descriptor)
+            assert run.wait() == 0
