@@ -195,7 +195,10 @@ class AdminApplication:
             self._access.admit(_asking(request), Need.PROBE)
         except RefusedError as refusal:
             return self._refuse(refusal, "")
-        answer = _error(error, HTTPStatus(error.status_code), error.detail)
+        status = HTTPStatus(error.status_code)
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:  # a link that was to act, for one
+            self._telemetry.emit("admin.refused", path="", why="method", error=error.detail)
+        answer = _error(error, status, error.detail)
         answer.headers.update(error.headers or {})
         return answer
 
