@@ -84,6 +84,7 @@ def test_systemd_understands_what_a_run_tells_it_in_its_life(machine, shop):
     shop.cast("end_in_drain", 0)
     shop.stop()
 
+    machine.until(lambda: "STOPPING=1" in str(machine.told(NAME)), "that it stops")
     told = dict.fromkeys(text.split(",")[0] for text in machine.told(NAME))
     steps = [text for text in told if not text.startswith("STATUS=draining")]
 
@@ -103,12 +104,12 @@ def test_a_reload_is_told_from_its_beginning_to_its_end(machine, shop):
     machine.ctl("reload", NAME)
     machine.wait_for_log("service.reloaded")
 
-    told = [text.split(",")[0] for text in machine.told(NAME) if not text.startswith("WATCHDOG")]
-    assert [word for word in told if not word.startswith("STATUS")] == [
-        "READY=1",
-        "RELOADING=1",
-        "READY=1",
-    ]
+    def told() -> list[str]:
+        words = (text.split(",")[0] for text in machine.told(NAME))
+        return [word for word in words if not word.startswith(("WATCHDOG", "STATUS"))]
+
+    machine.until(lambda: len(told()) >= 3, "a reload and its end")
+    assert told() == ["READY=1", "RELOADING=1", "READY=1"]
     assert shop.shown("ActiveState", "NRestarts") == ["active", "0"]
 
 
