@@ -11,12 +11,10 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from gracekit.cli.call import check_transport
 from gracekit.cli.options import who
 from gracekit.cli.records import StoreRecords
-from gracekit.clock import Clock
 from gracekit.config.urls import UrlKind, kind_of
 from gracekit.control.door_wire import LONGEST_LINE, Ask, address_of, line_of_ask, read_answer
 from gracekit.errors import (
@@ -32,13 +30,11 @@ from gracekit.errors import (
 from gracekit.listings.chosen_task import ChosenTask, find
 from gracekit.listings.reports import RunAnswer, RunReport
 from gracekit.listings.store_view import StoreView, label
-from gracekit.process import Process
-from gracekit.request.arrivals import CONTROL_NAMESPACE
-from gracekit.rpc.client import RpcClient
-from gracekit.rpc.connect import open_transport
-from gracekit.rpc.transport import Transport
 from gracekit.runs.files import door_name
 from gracekit.runs.run import Run
+
+if TYPE_CHECKING:
+    from gracekit.cli.older_runs import OlderRuns
 
 STATUS_TIMEOUT_S: Final = 2.0
 VERB_TIMEOUT_S: Final = 5.0
@@ -65,9 +61,7 @@ class ControlClient:
     def __init__(self, run_directory: Path) -> None:
         self._run_directory = run_directory
         self._stack = contextlib.AsyncExitStack()
-        self._connecting = asyncio.Lock()
-        self._transports: dict[str, Transport] = {}
-        self._clients: dict[str, RpcClient] = {}
+        self._older: OlderRuns | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -124,11 +118,7 @@ class ControlClient:
             )
         try:
             async with asyncio.timeout(timeout_s + 1.0):
-                client = await self._client(run)
-                view = client.prepare(
-                    ops=True, host=run.instance, namespace=CONTROL_NAMESPACE, timeout=timeout_s
-                )
-                answer = await view.call(verb, run_id=run.run_id, **args)
+                answer = await self._older_runs().ask(run, verb, args, timeout_s=timeout_s)
         except (CallTimeoutError, TimeoutError) as error:
             raise _silent(run, verb, timeout_s) from error
         except (ConfigError, DependencyError, StoreError, Undeliverable) as error:
@@ -141,6 +131,13 @@ class ControlClient:
         if not isinstance(answer, dict):
             raise GracekitError(f"{label(run)} answered {verb!r} with a {type(answer).__name__}")
         return answer
+
+    def _older_runs(self) -> OlderRuns:
+        if self._older is None:
+            from gracekit.cli.older_runs import OlderRuns  # noqa: PLC0415 - it loads the client
+
+            self._older = OlderRuns(self._stack)
+        return self._older
 
     async def hear(self, run: Run, *, every_task: bool = False, **args: Any) -> RunReport:
         """The run's own status, or why there is none; each page within 2 s.
@@ -176,23 +173,6 @@ class ControlClient:
             said = await asyncio.gather(*(self.hear(run, every_task=every_task) for run in runs))
             reports |= {run.run_id: one for run, one in zip(runs, said, strict=True)}
         return reports
-
-    async def _client(self, run: Run) -> RpcClient:
-        async with self._connecting:
-            if run.run_id not in self._clients:
-                transport = await self._transport(run.transport)
-                client = RpcClient(transport, run.topic, ops_topic=run.ops_topic)
-                self._clients[run.run_id] = await self._stack.enter_async_context(client)
-        return self._clients[run.run_id]
-
-    async def _transport(self, url: str) -> Transport:
-        if url not in self._transports:
-            check_transport(url)
-            transport = open_transport(url, process=Process(), clock=Clock())
-            await transport.start()
-            self._stack.push_async_callback(transport.stop)
-            self._transports[url] = transport
-        return self._transports[url]
 
 
 async def find_task(records: StoreRecords, word: str, instance: str | None) -> ChosenTask:

@@ -15,10 +15,9 @@ from gracekit.listings import stuck
 from gracekit.listings.listed_task import ListedTask, short_id
 from gracekit.listings.reports import Reports
 from gracekit.listings.store_view import StoreView, is_named, label
-from gracekit.request.suspects import SUSPECTED
 from gracekit.runs.run import Run
 from gracekit.store.batch import Row, Value
-from gracekit.tracker.task import TRANSIENT, TaskState
+from gracekit.tracker.task import SUSPECTED, TRANSIENT, TaskState
 from gracekit.tracker.waiting import ELSEWHERE
 
 ALL_STATES: Final = "all"

@@ -29,6 +29,7 @@ from gracekit import background, backoff
 from gracekit.clock import Clock
 from gracekit.errors import StoreError
 from gracekit.telemetry.telemetry import Telemetry
+from gracekit.tracker.task import SUSPECTED
 
 ALONE_S: Final = 5.0
 """A suspect waits so long at most for others to end, and is alone for so long at most. Whatever
@@ -41,8 +42,6 @@ GATHER_S: Final = 1.0
 """The suspects of one crash come one after the other: the first waits so long for those behind."""
 TOGETHER_S: Final = 2.5
 """Suspects whose last attempts began within the same span of this length began together."""
-SUSPECTED: Final = 2
-"""So many crashes make a suspect, unless its method allows fewer attempts than that and one."""
 HOPELESS: Final = 10
 """So many times `max_attempts` crashes end a row, whoever caused them: nothing goes on for ever."""
 

@@ -18,6 +18,9 @@ from gracekit.config.choices import OnInterrupt
 from gracekit.errors import IllegalTransitionError
 from gracekit.tracker.history import Durations
 
+SUSPECTED: Final = 2
+"""So many crashes make a suspect, unless its method allows fewer attempts than that and one."""
+
 
 class _Word(enum.Enum):
     """Hashed by identity, as its members are compared: Enum's own hash is a call into Python.

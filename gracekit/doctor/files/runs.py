@@ -18,12 +18,11 @@ from gracekit.exits import ExitCode
 from gracekit.leases.epoch import mark_of, read_mark
 from gracekit.life import Liveness
 from gracekit.process import Process
-from gracekit.request.suspects import SUSPECTED
 from gracekit.runs.files import door_name
 from gracekit.runs.run import Run, judge_run, list_runs
 from gracekit.store.open_rows import IS_OPEN
 from gracekit.store.reader import StoreReader
-from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
+from gracekit.tracker.task import SUSPECTED, TERMINAL, TRANSIENT, TaskState
 
 LAST_RUNS: Final = 1000
 SHOWN: Final = 5
