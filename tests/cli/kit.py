@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -13,6 +14,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, Final, Self
+
+from gracekit import RpcClient
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE_S: Final = 30.0
@@ -90,6 +93,17 @@ def door_of(directory: Path) -> Path:
     """The door of the one run of the default store in *directory*."""
     (door,) = (directory / "gracekit-store.db-runs").glob("*.sock")
     return door
+
+
+def cast_many(directory: Path, number: int) -> None:
+    """So many casts of `work`, each for a resource of its own; a command each would take long."""
+
+    async def cast() -> None:
+        async with RpcClient(f"sqlite:///{directory / 'gracekit.db'}", "compute") as client:
+            casts = (client.cast("work", vm=f"vm-{n}") for n in range(number))
+            await asyncio.gather(*casts)
+
+    asyncio.run(cast())
 
 
 class Answer:

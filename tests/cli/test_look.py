@@ -16,7 +16,6 @@ import apsw
 import pytest
 from click.testing import CliRunner
 
-from gracekit import RpcClient
 from gracekit.cli.main import cli
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.status import not_ready
@@ -25,7 +24,15 @@ from gracekit.process import Process
 from gracekit.runs.run import Run
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
-from tests.cli.kit import PATIENCE_S, Running, Started, door_of, gracekit, write_service
+from tests.cli.kit import (
+    PATIENCE_S,
+    Running,
+    Started,
+    cast_many,
+    door_of,
+    gracekit,
+    write_service,
+)
 
 pytestmark = pytest.mark.process
 
@@ -60,17 +67,6 @@ def test_a_living_run_is_shown_in_its_own_words(directory):
 
 
 MANY = 2_100
-
-
-def cast_many(directory: Path, number: int) -> None:
-    """So many casts of `work`, each for a resource of its own."""
-
-    async def cast() -> None:
-        async with RpcClient(f"sqlite:///{directory / 'gracekit.db'}", "compute") as client:
-            casts = (client.cast("work", vm=f"vm-{n}") for n in range(number))
-            await asyncio.gather(*casts)
-
-    asyncio.run(cast())
 
 
 def test_a_saturated_run_says_how_much_it_holds_and_lists_it_page_by_page(directory):

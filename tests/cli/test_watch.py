@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.kit import Running, Started, gracekit, write_service
+from tests.cli.kit import Running, Started, cast_many, gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -105,8 +105,7 @@ def test_a_picture_is_not_longer_than_the_terminal(directory):
     Otherwise its first lines would be scrolled away, and the next one written below.
     """
     with Running(directory):
-        for n in range(40):
-            gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--id", f"order-{n}")
+        cast_many(directory, 40)
         words = ("tasks", "--watch", "100ms")
         more = {"terminal": True, "LINES": "20", "COLUMNS": "200"}
         with Started(directory, *words, **more) as watch:  # type: ignore[arg-type]

@@ -302,7 +302,7 @@ async def test_a_thread_goes_on_when_the_task_around_it_is_cancelled(world: Worl
 
     life = await world.start(svc)
     client = await world.client(svc)
-    call = asyncio.ensure_future(client.prepare(request_id="r").call(resize, vm="v"))
+    call = asyncio.ensure_future(client.prepare(request_id="r", timeout=1e6).call(resize, vm="v"))
     await began.wait()
     for task, who in list(world._owners.items()):
         if who is life and isinstance(task, asyncio.Task) and "Threads" in repr(task.get_coro()):
