@@ -906,6 +906,8 @@ async def test_a_disk_that_fills_up_ends_the_service_in_order_and_loses_nothing(
             for number in range(REQUESTS):
                 view = client.prepare(request_id=f"r{number}")
                 await view.cast("add", a=number, b=pad(number))
+                while not (done or serving.done()):  # all of them in one commit would fit nowhere
+                    await asyncio.sleep(0.01)
             async with asyncio.timeout(60):
                 report = await serving
 
