@@ -168,7 +168,7 @@ class AdminApplication:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)
             except GracekitError as error:
                 return self._refuse(error, path)
-            except Exception as error:  # noqa: BLE001 - a fault of ours; the service goes on
+            except Exception as error:  # noqa: BLE001 - a fault of gracekit; the service goes on
                 self._telemetry.emit("admin.failed", cause=error, path=path, error=repr(error))
                 return _error(error, HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of gracekit")
 

@@ -283,7 +283,7 @@ async def _holds_of(records: StoreRecords, watch: DrainWatch, answer: RunAnswer)
 def _tell_progress(watch: DrainWatch, answer: RunAnswer, holds: list[str]) -> None:
     """Draw it; or a line whenever the number in flight, or what holds the drain, has changed.
 
-    Below the line why the oldest tasks still run; that is told again now and then.
+    Below the line it says why the oldest tasks still run; every 30 s it repeats that.
     """
     left, timeout = answer.get("drain_left_s"), answer.get("drain_timeout_s")
     if left is None or timeout is None:

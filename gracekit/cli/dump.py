@@ -19,7 +19,7 @@ from gracekit.runs.run import Run
 from gracekit.telemetry.safe_text import escape
 
 ANSWER_S: Final = 4.0
-"""For each page: who asks a run whose loop is blocked is told so within 5 s."""
+"""For each page: of a run whose loop is blocked the command reports after 5 s."""
 LONGEST_LINE: Final = 4096
 
 

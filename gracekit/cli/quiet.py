@@ -65,7 +65,7 @@ def extend(
 
     Running tasks then have more time before they are handed over. The whole
     drain stays below `kill_after`, where that is set. The deadline of a drain
-    by a signal stands, as whoever sent that will not wait longer.
+    by a signal stands, because its sender will not wait longer.
     """
     parse_duration(more)
     _say("extend", options, name, everyone=everyone, reason=reason, more=more)

@@ -46,7 +46,7 @@ class Difference:
 
 
 class LiveSettings:
-    """What one run is told, now.
+    """The settings of one run, as they are now.
 
     Args:
         settings: What it begins with.

@@ -73,7 +73,7 @@ class Ground:
 
     @property
     def settings(self) -> Settings:
-        """What the run is told now."""
+        """The settings as they are now."""
         return self.live.now
 
     @property

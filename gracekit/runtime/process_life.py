@@ -35,7 +35,7 @@ from gracekit.telemetry.safe_text import escape
 FLUSH_S: Final = 0.5
 """What logs and standard streams get at the end of a process."""
 BARRIER_S: Final = 0.5
-"""For systemd to read what it was told last."""
+"""Seconds for systemd to read the last messages."""
 DEAD_AFTER_FAILURES: Final = 3
 """A loop that failed so often, and ran nothing in between, will not recover."""
 COLLECT_AFTER: Final = (20_000, 5, 10)

@@ -1,7 +1,7 @@
 """How long commits take: for metrics, and to notice a store that has become slow.
 
 A group counts as one: from the submission of its first batch to the answer, with the wait for other
-groups and for other processes. Whoever commits notes it, one thread at a time; anybody may ask.
+groups and for other processes. The thread that commits notes it; any thread may ask.
 """
 
 from __future__ import annotations
