@@ -29,6 +29,7 @@ from pamqp.commands import Basic
 from benchmarks.child import Measure, Prepare
 from benchmarks.plain import Count, parked, url_of
 from benchmarks.stages import Sampler
+from benchmarks.watched import ADMIN, port_file, port_of, sample_traces
 from gracekit import Context, Service, Settings
 from gracekit.config.values import EXCHANGE
 from gracekit.process import Process
@@ -60,6 +61,8 @@ async def _gracekit(
     handler: str,
     prefetch: int,
     directory: Path,
+    *,
+    watched: bool = False,
 ) -> AsyncIterator[Measure]:
     count, service, stays = Count(), Service(topic), handler == "park"
 
@@ -77,12 +80,17 @@ async def _gracekit(
         prefetch=prefetch * QUEUES_OF_A_LANE,
         max_accepted=prefetch * QUEUES_OF_A_LANE,
         max_running=prefetch,
+        admin=ADMIN if watched else "off",
     )
     engine = SqliteEngine(
         store, load_migrations(MIGRATIONS), process=process, synchronous=synchronous
     )
     calm_collector()  # as `run_service` does
-    async with Runtime(service, settings, process=process, engine=engine):
+    if watched:
+        sample_traces()
+    async with Runtime(service, settings, process=process, engine=engine) as runtime:
+        if watched:
+            port_file(directory, topic).write_text(str(port_of(runtime)))
         yield count.more
 
 
@@ -182,6 +190,7 @@ def _answer(request: dict[str, Any]) -> bytes:
 _WORKERS: Final[dict[str, Callable[[str, int, Path], AbstractAsyncContextManager[Measure]]]] = {
     "requeue": partial(_gracekit, "requeue", "requeue", "FULL"),
     "retry": partial(_gracekit, "retry", "retry", "FULL"),
+    "retry-watched": partial(_gracekit, "retry-watched", "retry", "FULL", watched=True),
     "retry-normal": partial(_gracekit, "retry-normal", "retry", "NORMAL"),
     "aiormq": _aiormq,
     "aio-pika": _aio_pika,

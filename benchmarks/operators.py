@@ -12,14 +12,17 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.child import Child, Measure
 from benchmarks.measure import Figure, Goal, Plan, against, alone
+from benchmarks.watched import ADMIN, port_of, sample_traces
 from benchmarks.workload import Site, serving
 from gracekit.runtime.face import Runtime
+from gracekit.runtime.process_life import calm_collector
 
 NAME: Final = "operators"
 AT_ONCE: Final = 32
@@ -104,6 +107,7 @@ for line in sys.stdin:
 
 @contextlib.asynccontextmanager
 async def _off(size: int, directory: Path) -> AsyncIterator[Measure]:
+    calm_collector()  # as `run_service` does
     async with serving(Site(), directory, "operators") as (_, sender):
 
         async def measure(number: int) -> list[float]:
@@ -115,9 +119,10 @@ async def _off(size: int, directory: Path) -> AsyncIterator[Measure]:
 
 @contextlib.asynccontextmanager
 async def _on(size: int, directory: Path) -> AsyncIterator[Measure]:
-    _sample()
+    calm_collector()
+    sample_traces()
     async with (
-        serving(Site(), directory, "operators", admin="127.0.0.1:0") as (runtime, sender),
+        serving(Site(), directory, "operators", admin=ADMIN) as (runtime, sender),
         _asking(runtime) as ask,
     ):
 
@@ -131,22 +136,13 @@ async def _on(size: int, directory: Path) -> AsyncIterator[Measure]:
         yield measure
 
 
-def _sample() -> None:
-    """One trace in a hundred, into nothing: what exporting costs is the exporter's."""
-    from opentelemetry import trace  # noqa: PLC0415 - only this side loads the SDK
-    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
-    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio  # noqa: PLC0415
-
-    trace.set_tracer_provider(TracerProvider(sampler=ParentBasedTraceIdRatio(0.01)))
-
-
 @contextlib.asynccontextmanager
 async def _asking(runtime: Runtime) -> AsyncIterator[Any]:
     """A process that scrapes each second, and asks for probes when it is told how many."""
     assert runtime.wired is not None
     runs = runtime.ground.location.run_directory
     line = json.dumps({"run_id": runtime.run_id, "verb": "health", "args": {}})
-    arguments = (str(_port_of(runtime)), f"{runtime.run_id}.sock", line)
+    arguments = (str(port_of(runtime)), f"{runtime.run_id}.sock", line)
     asker = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _ASK, *arguments),
         cwd=runs,  # the path of a socket must be short
@@ -166,26 +162,12 @@ async def _asking(runtime: Runtime) -> AsyncIterator[Any]:
     await asker.wait()
 
 
-def _port_of(runtime: Runtime) -> int:
-    """Where its endpoint listens: the one TCP socket of this process that does."""
-    inodes = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            inodes.add(str(descriptor.readlink()).removeprefix("socket:[").rstrip("]"))
-    for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
-        words = line.split()
-        if words[3] == "0A" and words[9] in inodes:  # LISTEN
-            return int(words[1].rpartition(":")[2], 16)
-    raise RuntimeError(f"{runtime.instance} does not listen")
-
-
 async def _idle_ms(number: int) -> float:
     """Milliseconds of processor a second while nothing is asked; a scrape a second goes on."""
     seconds = 5.0 if number >= AT_ONCE * 10 else 0.2
-    began = os.times()
+    began = time.process_time()
     await asyncio.sleep(seconds)
-    ended = os.times()
-    return 1000 * (ended.user + ended.system - began.user - began.system) / seconds
+    return 1000 * (time.process_time() - began) / seconds
 
 
 def _resident_mib() -> float:

@@ -21,11 +21,12 @@ from benchmarks.caller import Caller, Envelope, Replayed, Wire
 from benchmarks.child import Child
 from benchmarks.measure import latencies
 from benchmarks.plain import SAMPLE
+from benchmarks.watched import port_file, scraped
 from gracekit.config.values import EXCHANGE
 from tools import dev
 
 BARE: Final = "aiormq"
-OURS: Final = ("requeue", "retry", "retry-normal")
+OURS: Final = ("requeue", "retry", "retry-watched", "retry-normal")
 CHILD: Final = "benchmarks.child"
 
 
@@ -83,6 +84,7 @@ class Kind:
 _ALL: Final = (
     Kind(name="requeue", label="gracekit requeue"),
     Kind(name="retry", label="gracekit retry, FULL"),
+    Kind(name="retry-watched", label="gracekit retry, watched", parks=False),
     Kind(name="retry-normal", label="gracekit retry, NORMAL"),
     Kind(name="aiormq", label="aiormq"),
     Kind(name="aio-pika", label="aio-pika"),
@@ -231,7 +233,9 @@ def working(
 ) -> Iterator[Worker]:
     """A worker of *kind*, ready; *called* is a variant of it."""
     with kind.child(called or kind.name, prefetch, directory) as child:
-        yield Worker(kind, child.ready(), caller, wire)
+        child.ready()
+        with scraped(port_file(directory, kind.name)):
+            yield Worker(kind, child, caller, wire)
 
 
 # -- from outside -----------------------------------------------------------------------

@@ -340,7 +340,7 @@ def test_opentelemetry_shows_every_row_of_the_table():
         instruments.watch(one)
     for event in BY_EVENT:
         instruments.record(event, {"method": "resize", "ran_s": 0.3, "outcome": "evil"})
-    instruments.observe(STORE_COMMIT, 0.02)
+    instruments.observe_commit(0.02)
 
     seen = points(reader)
 

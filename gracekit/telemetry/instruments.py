@@ -12,9 +12,16 @@ from opentelemetry import metrics as otel
 from opentelemetry.metrics import CallbackOptions, Observation
 
 from gracekit.telemetry.catalogue import LOGGER
-from gracekit.telemetry.metrics import METRICS, LabelWords, Metric, MetricKind, Together
+from gracekit.telemetry.metrics import (
+    METRICS,
+    STORE_COMMIT,
+    LabelWords,
+    Metric,
+    MetricKind,
+    Together,
+)
 from gracekit.telemetry.readings import Watched
-from gracekit.telemetry.samples import Feeds, LabelValues, gauge_samples
+from gracekit.telemetry.samples import Add, Feeds, LabelValues, gauge_samples
 from gracekit.tracing.conventions import SCHEMA_URL
 
 _TOGETHER: Final[Mapping[Together, Callable[[Sequence[float]], float]]] = {
@@ -32,6 +39,9 @@ class Instruments:
 
     Args:
         provider: What makes them; None for the process's own, also one that is set later.
+
+    Attributes:
+        observe_commit: Called with the seconds of each group that a store has committed.
     """
 
     def __init__(self, provider: otel.MeterProvider | None = None) -> None:
@@ -39,10 +49,11 @@ class Instruments:
         self._lock = threading.Lock()
         self._watched: weakref.WeakSet[Watched] = weakref.WeakSet()
         self._words = LabelWords()
-        self._feeds = Feeds(self._words)
+        self._feeds = Feeds(self._words, self._adder)
         self._add: dict[str, Callable[[float, dict[str, str]], None]] = {}
         for metric in METRICS:
             self._make(meter, metric)
+        self.observe_commit: Final = self._adder(STORE_COMMIT, ())
 
     def _make(self, meter: otel.Meter, metric: Metric) -> None:
         named = {"name": metric.instrument, "unit": metric.unit, "description": metric.help}
@@ -59,19 +70,18 @@ class Instruments:
 
     def record(self, event: str, fields: Mapping[str, Any]) -> None:
         """Count one event of the catalogue."""
-        for metric, values, number in self._feeds.of(event, fields):
-            self._add[metric.name](number, _attributes(metric, values))
+        self._feeds.record(event, fields)
 
-    def observe(self, metric: Metric, number: float) -> None:
-        """Add one observation to a histogram without labels."""
-        self._add[metric.name](number, _attributes(metric, ()))
+    def _adder(self, metric: Metric, values: LabelValues) -> Add:
+        add, attributes = self._add[metric.name], _attributes(metric, values)
+        return lambda number: add(number, attributes)
 
     def watch(self, watched: Watched) -> None:
         """Let the gauges ask it, for as long as it lives."""
         with self._lock:
             self._watched.add(watched)
             self._words = self._words.joined(watched.label_words)
-            self._feeds = Feeds(self._words)
+            self._feeds = Feeds(self._words, self._adder)
 
     def _observations(self, metric: Metric, _options: CallbackOptions) -> Iterable[Observation]:
         with self._lock:  # the SDK asks in a thread of its own

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from gracekit.telemetry.metrics import METRICS, LabelWords, Metric, MetricKind
-from gracekit.telemetry.samples import Feeds, LabelValues
+from gracekit.telemetry.metrics import METRICS, STORE_COMMIT, LabelWords, Metric, MetricKind
+from gracekit.telemetry.samples import Add, Feeds, LabelValues
+
+_Key = tuple[str, LabelValues]  # name of a metric, and the values of its labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,45 +34,52 @@ class RunMetrics:
 
     Args:
         words: Every value that a label may have.
+
+    Attributes:
+        observe_commit: Called with the seconds of each group that the store has committed.
     """
 
     def __init__(self, words: LabelWords) -> None:
         self.words = words
-        self._feeds = Feeds(words)
+        self._feeds = Feeds(words, self._adder)
         self._lock = threading.Lock()
-        self._counters: dict[tuple[str, LabelValues], float] = {}
-        self._histograms: dict[tuple[str, LabelValues], list[float]] = {}  # buckets, then the sum
+        self._counters: dict[_Key, list[float]] = {}  # one number each
+        self._histograms: dict[_Key, list[float]] = {}  # buckets, then the sum
         for metric in METRICS:
             if metric.kind is MetricKind.COUNTER:  # a rate needs the 0 before the first 1
                 words_of = (sorted(words.of(label)) for label in metric.labels)
-                self._counters |= {(metric.name, v): 0 for v in itertools.product(*words_of)}
+                for values in itertools.product(*words_of):
+                    self._adder(metric, values)
             elif metric.kind is MetricKind.HISTOGRAM and not metric.labels:
-                self._histograms[metric.name, ()] = _empty(metric)
+                self._adder(metric, ())
+        self.observe_commit: Final = self._adder(STORE_COMMIT, ())
 
     def record(self, event: str, fields: Mapping[str, Any]) -> None:
         """Count one event of the catalogue."""
-        for metric, values, number in self._feeds.of(event, fields):
-            if metric.kind is MetricKind.HISTOGRAM:
-                self.observe(metric, number, values)
-                continue
-            key = (metric.name, values)
-            with self._lock:
-                self._counters[key] = self._counters.get(key, 0) + number
+        self._feeds.record(event, fields)
 
-    def observe(self, metric: Metric, number: float, values: LabelValues = ()) -> None:
-        """Add one observation to a histogram."""
-        key, bucket = (metric.name, values), bisect.bisect_left(metric.bounds, number)
+    def _adder(self, metric: Metric, values: LabelValues) -> Add:
+        key = (metric.name, values)
         with self._lock:
-            buckets = self._histograms.get(key)
-            if buckets is None:
-                buckets = self._histograms[key] = _empty(metric)
+            if metric.kind is MetricKind.HISTOGRAM:
+                buckets = self._histograms.setdefault(key, [0] * (len(metric.bounds) + 2))
+                return functools.partial(self._observe, metric.bounds, buckets)
+            return functools.partial(self._count, self._counters.setdefault(key, [0]))
+
+    def _count(self, cell: list[float], number: float) -> None:
+        with self._lock:
+            cell[0] += number
+
+    def _observe(self, bounds: Sequence[float], buckets: list[float], number: float) -> None:
+        bucket = bisect.bisect_left(bounds, number)
+        with self._lock:
             buckets[bucket] += 1
             buckets[-1] += number
 
     def counters(self, metric: Metric) -> dict[LabelValues, float]:
         """What was counted, by the values of the labels."""
         with self._lock:
-            found = list(self._counters.items())
+            found = [(key, cell[0]) for key, cell in self._counters.items()]
         return {values: number for (name, values), number in found if name == metric.name}
 
     def histograms(self, metric: Metric) -> dict[LabelValues, Histogram]:
@@ -81,7 +91,3 @@ class RunMetrics:
             for (name, values), buckets in found
             if name == metric.name
         }
-
-
-def _empty(metric: Metric) -> list[float]:
-    return [0] * (len(metric.bounds) + 2)

@@ -6,7 +6,7 @@ Here label values are kept within bounds: what is no known word is shown as `_OT
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gracekit.telemetry.metrics import BY_EVENT, OTHER, LabelWords, Metric
@@ -15,26 +15,56 @@ from gracekit.telemetry.readings import Readings
 LabelValues = tuple[str, ...]
 
 
-class Feeds:
-    """What each event adds to which metric; once made for the words of one service."""
+Add = Callable[[float], object]
+"""Adds a number to a counter, or to a histogram, under one set of label values."""
 
-    def __init__(self, words: LabelWords) -> None:
-        self._by_event = {
-            event: tuple(
-                (metric, tuple((label.field, words.of(label)) for label in metric.labels))
-                for metric in metrics
-            )
+
+class Feeds:
+    """What each event adds to which metric, for the words of one service; from any thread.
+
+    Args:
+        words: Every value that a label may have.
+        adder: Finds what adds to a metric under the values of its labels; asked once for each
+            combination of known words, of which there are few.
+    """
+
+    def __init__(self, words: LabelWords, adder: Callable[[Metric, LabelValues], Add]) -> None:
+        self._words = words
+        self._adder = adder
+        self._fields = {
+            event: tuple({label.field: None for metric in metrics for label in metric.labels})
             for event, metrics in BY_EVENT.items()
         }
+        self._found: dict[tuple[object, ...], tuple[tuple[Add, str], ...]] = {}
 
-    def of(self, event: str, fields: Mapping[str, Any]) -> Iterator[Sample]:
-        """Each metric that *event* feeds, under which values of its labels, and by how much."""
-        for metric, labels in self._by_event.get(event, ()):
-            values = tuple([_bounded(fields.get(field), known) for field, known in labels])
-            yield metric, values, fields.get(metric.value) or 0.0 if metric.value else 1
+    def record(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Add to each metric that *event* feeds; nothing for an event that feeds none."""
+        names = self._fields.get(event)
+        if names is None:
+            return
+        key = (event, *[fields.get(name) for name in names])
+        try:
+            found = self._found.get(key)
+        except TypeError:  # what has no hash is no known word either
+            found = None
+        for add, value in found or self._find(key, event, fields):
+            add(fields.get(value) or 0.0 if value else 1)
 
-
-Sample = tuple[Metric, LabelValues, float]
+    def _find(
+        self, key: tuple[object, ...], event: str, fields: Mapping[str, Any]
+    ) -> tuple[tuple[Add, str], ...]:
+        found = []
+        is_known = True
+        for metric in BY_EVENT[event]:
+            values = []
+            for label in metric.labels:
+                value = _bounded(fields.get(label.field), self._words.of(label))
+                is_known &= value == fields.get(label.field)
+                values.append(value)
+            found.append((self._adder(metric, tuple(values)), metric.value))
+        if is_known:  # else there would be no end of keys
+            self._found[key] = tuple(found)
+        return tuple(found)
 
 
 def gauge_samples(

@@ -23,7 +23,7 @@ from gracekit.telemetry.catalogue import (
     checked,
 )
 from gracekit.telemetry.instruments import instruments, somebody_measures
-from gracekit.telemetry.metrics import BY_EVENT, STORE_COMMIT
+from gracekit.telemetry.metrics import BY_EVENT
 from gracekit.telemetry.readings import Watched
 from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.telemetry.safe_text import INDENT, clean, escaped_lines, word
@@ -151,11 +151,14 @@ class Telemetry:
         is_logged = self._logger.isEnabledFor(level)
         if not (is_logged or self._is_measured or self._counting or self._subscribers):
             return  # two a request: nothing more is made where nobody listens
-        checked(event, tuple(fields))
+        if not fields.keys() <= known.fields:
+            checked(event, tuple(fields))
         if is_logged:
             self._log(known, level, fields, cause, trace)
-        if event in BY_EVENT:
-            self._measure(event, fields)
+        for metrics in self._counting:
+            metrics.record(event, fields)
+        if self._is_measured:
+            instruments().record(event, fields)
         for subscriber in self._subscribers:
             self._tell(subscriber, event, fields)
 
@@ -205,15 +208,9 @@ class Telemetry:
     def note_commit(self, seconds: float) -> None:
         """The store has committed a group; from any thread."""
         for metrics in self._counting:
-            metrics.observe(STORE_COMMIT, seconds)
+            metrics.observe_commit(seconds)
         if self._is_measured:
-            instruments().observe(STORE_COMMIT, seconds)
-
-    def _measure(self, event: str, fields: Mapping[str, Any]) -> None:
-        for metrics in self._counting:
-            metrics.record(event, fields)
-        if self._is_measured:
-            instruments().record(event, fields)
+            instruments().observe_commit(seconds)
 
     # -- logs ---------------------------------------------------------------------------
 

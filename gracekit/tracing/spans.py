@@ -161,9 +161,10 @@ class Tracing:
             decided = self._decided.pop(message_id, trace.INVALID_SPAN_CONTEXT)
             parent = trace.set_span_in_context(trace.NonRecordingSpan(decided), parent)
         attributes = request_attributes(method, operation or "resume", message_id)
-        attributes |= {names.OPERATION_TYPE: "process", names.ATTEMPT: attempt}
+        attributes[names.OPERATION_TYPE] = "process"
+        attributes[names.ATTEMPT] = attempt
         if self.messaging is not None and queue is not None:
-            attributes |= self.messaging.destination(queue)
+            attributes.update(self.messaging.destination(queue))
         span = self._tracer.start_span(
             method,
             context=parent,
@@ -171,6 +172,8 @@ class Tracing:
             attributes=attributes,
             links=links,
         )
+        if not span.is_recording():  # most are not, where one in a hundred is sampled
+            return Attempt(parent, span)
         self._running[message_id] = span.get_span_context()
         return Attempt(parent, span, lambda: self._running.pop(message_id, None))
 
