@@ -45,7 +45,7 @@ class RefusedError(GracekitError):
 
     Args:
         status: The HTTP status, 401 or 403.
-        why: One word for the log and the metrics: `host`, `token`, `origin`, `read-only`, `key`.
+        why: One word for the log: `host`, `token`, `uid`, `origin`, `read-only`, `key`.
         message: For who asks.
     """
 
@@ -63,11 +63,13 @@ class Asking:
         host: Of the Host header, as it came.
         origin: Of the Origin header; None where no browser page asks.
         token: Of the Authorization header; None without one.
+        uid: Of the process that asks, as the kernel knows it; None by TCP.
     """
 
     host: str
     origin: str | None = None
     token: str | None = None
+    uid: int | None = None
 
 
 class Tokens:
@@ -198,7 +200,7 @@ class Access:
     Args:
         hosts: Names by which the endpoint may be called, beside IP addresses and localhost.
         tokens: Who may come; None where nobody has a token.
-        peer: Who comes by a socket that only one user can open: `uid 1000`; None elsewhere.
+        by_socket: Whether who comes is known by the uid, at a socket of the file system.
         needs_token: Whether probes ask for a token, too.
         read_only: Whether nobody may act.
     """
@@ -208,13 +210,13 @@ class Access:
         *,
         hosts: Iterable[str] = (),
         tokens: Tokens | None = None,
-        peer: str | None = None,
+        by_socket: bool = False,
         needs_token: bool = False,
         read_only: bool = False,
     ) -> None:
         self._hosts = frozenset(host.lower() for host in hosts)
         self._tokens = tokens
-        self._peer = peer
+        self._by_socket = by_socket
         self._needs_token = needs_token
         self.read_only = read_only
         self.keys = ActionKeys()
@@ -228,7 +230,7 @@ class Access:
         self._check_host(asking.host)
         if need is Need.PROBE and not self._needs_token:
             return ""
-        who = self._who(asking.token)
+        who = self._who(asking)
         if need is Need.ACT:
             self._check_act(asking, who)
         return who
@@ -239,7 +241,7 @@ class Access:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
             name = ""
-        if self._peer is not None or name in self._hosts or name == "localhost":
+        if self._by_socket or name in self._hosts or name == "localhost":
             return
         if family_of(name) is None:
             raise RefusedError(
@@ -249,12 +251,12 @@ class Access:
                 "the name to GRACEKIT_ADMIN_HOSTS",
             )
 
-    def _who(self, token: str | None) -> str:
+    def _who(self, asking: Asking) -> str:
         if self._tokens is None:
-            return self._peer or ""
-        if token is None:
+            return _user(asking.uid) if self._by_socket else ""
+        if asking.token is None:
             raise RefusedError(401, "token", "send `Authorization: Bearer TOKEN`")
-        name = self._tokens.name_of(token)
+        name = self._tokens.name_of(asking.token)
         if name is None:
             raise RefusedError(
                 401, "token", "this token is nobody's: see GRACEKIT_ADMIN_TOKEN_FILE"
@@ -277,6 +279,17 @@ class Access:
             raise RefusedError(403, "origin", "a page of another site may not act here")
 
 
+def _user(uid: int | None) -> str:
+    if uid not in {0, os.geteuid()}:
+        raise RefusedError(
+            403,
+            "uid",
+            f"uid {uid} may not ask this run: it answers uid {os.geteuid()}, which it runs as, and "
+            "root; others need a token of GRACEKIT_ADMIN_TOKEN_FILE",
+        )
+    return f"uid {uid}"
+
+
 def access_of(settings: Settings, address: AdminAddress | None) -> Access:
     """Who may come, by *settings*; *address* is None where another program listens.
 
@@ -288,7 +301,7 @@ def access_of(settings: Settings, address: AdminAddress | None) -> Access:
     return Access(
         hosts=(settings.host, socket.gethostname(), *words_in(settings.admin_hosts)),
         tokens=None if file is None else Tokens(Path(file)),
-        peer=f"uid {os.geteuid()}" if is_socket and file is None else None,
+        by_socket=is_socket and file is None,
         needs_token=settings.admin_open == "nothing",
         read_only=settings.admin_read_only,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -26,6 +27,7 @@ from gracekit.admin.operations import (
     read_body,
     read_query,
 )
+from gracekit.config.values import format_duration
 from gracekit.errors import (
     ConfigError,
     DependencyError,
@@ -38,9 +40,13 @@ from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.telemetry.telemetry import Telemetry
 
 LONGEST_BODY: Final = 16_384
+LONGEST_ASK_S: Final = 5.0
+"""For an answer, whatever it waits for."""
 _HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 _STARTING: Final = {"status": "fail", "phase": "starting", "why": ["it is starting"]}
 _BEARER: Final = "bearer "
+BY_SOCKET: Final = "unix"
+"""Host of a client that comes by a socket of the file system; its port is the uid then."""
 
 Find = Callable[[], AdminApi | None]
 """The run that is served now; None before one is open."""
@@ -48,6 +54,17 @@ Find = Callable[[], AdminApi | None]
 
 class _NotOpenError(GracekitError):
     """There is no run yet."""
+
+
+class _SlowError(GracekitError):
+    """Nothing came in time."""
+
+    def __init__(self) -> None:
+        limit = format_duration(LONGEST_ASK_S)
+        super().__init__(
+            f"no answer within {limit}: the store, or what was asked, takes longer; an action that "
+            "was accepted goes on"
+        )
 
 
 class _RequestError(GracekitError):
@@ -76,6 +93,7 @@ class AdminApplication:
         self._telemetry = telemetry
         self._counted = counted
         self._feed = Feed(find)
+        self._acting: set[asyncio.Future[Any]] = set()
 
     def build(self) -> Starlette:
         """The ASGI application."""
@@ -121,7 +139,10 @@ class AdminApplication:
             values = read_body(operation, await _body(request)) | _id_of(request)
             api = self._api()
             self._access.keys.use(values["key"])
-            return _json(await operation.do(api, {**values, "by": who}))
+            acting = asyncio.ensure_future(operation.do(api, {**values, "by": who}))
+            self._acting.add(acting)
+            acting.add_done_callback(self._acting.discard)
+            return _json(await asyncio.shield(acting))  # who asked may go: it is accepted
 
         return self._route(operation.path, answer, operation.need, method=operation.method)
 
@@ -163,7 +184,10 @@ class AdminApplication:
         async def endpoint(request: Request) -> Response:
             try:
                 who = self._access.admit(_asking(request), need)
-                return await answer(request, who)
+                async with asyncio.timeout(LONGEST_ASK_S):
+                    return await answer(request, who)
+            except TimeoutError:
+                return _error(_SlowError(), HTTPStatus.SERVICE_UNAVAILABLE)
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)
             except GracekitError as error:
@@ -210,6 +234,7 @@ def _asking(request: Request) -> Asking:
         host=request.headers.get("host", ""),
         origin=request.headers.get("origin"),
         token=words[len(_BEARER) :].strip() if has_token else None,
+        uid=request.client.port if request.client and request.client.host == BY_SOCKET else None,
     )
 
 

@@ -19,9 +19,10 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gracekit.admin.access import Access, access_of
-from gracekit.admin.application import AdminApplication, Find
+from gracekit.admin.application import BY_SOCKET, AdminApplication, Find
 from gracekit.config.admin import AdminAddress, admin_address, files_of
 from gracekit.config.settings import Settings
+from gracekit.control.door import Asker
 from gracekit.control.door_wire import LONGEST_ADDRESS
 from gracekit.errors import ConfigError
 from gracekit.telemetry.run_metrics import RunMetrics
@@ -215,6 +216,9 @@ class _Protocol(H11Protocol):
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
             return
+        connection = transport.get_extra_info("socket")
+        if connection.family == socket.AF_UNIX:
+            self.client = (BY_SOCKET, Asker.of(connection).uid)
         self._first = self.loop.call_later(FIRST_REQUEST_S, self._close_unused)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -8,6 +8,7 @@ import http.client
 import os
 import ssl
 import stat
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -358,6 +359,41 @@ async def test_by_a_socket_of_the_file_system_its_user_is_known(tmp_path: Path):
     assert (mode, answer.status) == (0o600, 200)
     assert noted == [("operator_quiet", f"uid {os.geteuid()}: by socket")]
     assert not path.exists()
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+async def test_by_a_socket_another_user_gets_probes_alone(tmp_path: Path):
+    """
+    Also where somebody has opened the modes of the files: the kernel says who asks.
+    """
+    script = """
+import os, socket, sys
+os.chdir(sys.argv[1])  # what is above it is closed to others
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+for path in ("/livez", "/api/v1/status", "/api/v1/action-key"):
+    asker = socket.socket(socket.AF_UNIX)
+    asker.connect("admin.sock")
+    asker.sendall(f"GET {path} HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n".encode())
+    print(asker.makefile().read().replace("\\n", " "))
+"""
+    place = tmp_path / "open"
+    place.mkdir()
+    async with Site(place, Service("s"), admin=f"unix:{place}/admin.sock") as site:
+        (place / "admin.sock").chmod(0o666)
+        place.chmod(0o755)
+        command = (sys.executable, "-c", script, str(place))
+        asker = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        said, _ = await asyncio.wait_for(asker.communicate(), 30)
+        place.chmod(0o700)
+        refused = site.told("admin.refused")
+
+    probed, *others = said.decode().splitlines()
+    assert probed.startswith("HTTP/1.1 200")
+    for other in others:
+        assert other.startswith("HTTP/1.1 403")
+        assert "uid 65534 may not ask this run" in other
+    assert [one["why"] for one in refused] == ["uid", "uid"]
 
 
 # -- orders about tasks -----------------------------------------------------------------

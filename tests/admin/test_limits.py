@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from gracekit import Service
-from gracekit.admin import events, server
+from gracekit.admin import application, events, server
+from gracekit.control import facts, verbs
 from gracekit.errors import ConfigError
-from tests.admin.kit import PATIENCE_S, Site
+from gracekit.store.engine import SqliteEngine
+from tests.admin.kit import ALICE, PATIENCE_S, Site, write_tokens
 
 
 async def raw(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -241,3 +243,74 @@ async def test_a_reader_that_never_reads_is_dropped():
     assert asyncio.get_running_loop().time() - began_at == pytest.approx(6, abs=0.1)
     assert feed.readers == 0
     assert len(sent) == 3
+
+
+async def test_a_thousand_readers_at_once_are_bounded_and_the_service_goes_on(tmp_path: Path):
+    """
+    Those within the limit read on, each of the others is refused with a sentence or closed, and
+    requests and probes are answered meanwhile. Nothing of them is left when they have gone.
+    """
+    async with Site(tmp_path, Service("s")) as site:
+        before = len(asyncio.all_tasks())
+        opened = await asyncio.gather(*(raw(site) for _ in range(1000)), return_exceptions=True)
+        readers = [one for one in opened if not isinstance(one, BaseException)]
+        for _, writer in readers:
+            writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        firsts = await asyncio.gather(*(first_line(reader) for reader, _ in readers))
+
+        assert firsts.count(b"HTTP/1.1 200 OK\r\n") == events.MAX_READERS
+        refused = firsts.count(b"HTTP/1.1 503 Service Unavailable\r\n")
+        assert refused <= server.MAX_CONNECTIONS - events.MAX_READERS
+        assert firsts.count(b"") == len(firsts) - events.MAX_READERS - refused
+        assert len(asyncio.all_tasks()) - before < 3 * server.MAX_CONNECTIONS
+
+        for _, writer in readers:
+            writer.transport.abort()
+        async with asyncio.timeout(PATIENCE_S):
+            while len(asyncio.all_tasks()) > before:
+                await asyncio.sleep(0.02)
+        assert (await site.ask("/readyz")).status == 200
+
+
+async def first_line(reader: asyncio.StreamReader) -> bytes:
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(PATIENCE_S):
+            return await reader.readline()
+    return b""
+
+
+# -- a store that hangs -----------------------------------------------------------------
+
+
+async def test_while_the_store_hangs_each_ask_ends_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Listings say what they waited for; verbs are carried out, and their record is given up.
+    """
+    monkeypatch.setattr(application, "LONGEST_ASK_S", 1.0)
+    monkeypatch.setattr(verbs, "NOTE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(facts, "LOOK_TIMEOUT_S", 0.1)
+    tokens = str(write_tokens(tmp_path))
+    async with Site(tmp_path, Service("s"), admin_token_file=tokens) as site:
+        with monkeypatch.context() as hanging:
+            for name in ("query", "submit"):
+                hanging.setattr(SqliteEngine, name, hang)
+            listed = [
+                await site.ask(f"/api/v1/{path}", **ALICE)
+                for path in ("status", "tasks", "tasks/x", "exits", "accounts")
+            ]
+            config = await site.ask("/api/v1/config", **ALICE)
+            ordered = await site.act("/api/v1/quiet")
+            metrics = await site.ask("/metrics")
+            live = await site.ask("/livez")
+
+    assert {answer.status for answer in listed} == {503}
+    for answer in listed:
+        assert answer.why.startswith("no answer within 1s: the store, or what was asked")
+    assert [one.status for one in (config, ordered, metrics, live)] == [200, 200, 200, 200]
+    assert ordered.json["phase"] == "quiet"
+
+
+async def hang(*_: object, **__: object) -> None:
+    await asyncio.Event().wait()
