@@ -24,6 +24,8 @@ MOST_DECIDED: Final = 1000
 """Decisions of recovery whose spans are remembered until their task begins again."""
 _NOTHING: Final = contextlib.nullcontext()
 _KINDS: Final = {"call": trace.SpanKind.CLIENT}  # of who sends; others are producers
+_SERVES: Final = {"call": trace.SpanKind.SERVER}  # of who serves; others are consumers
+_EMPTY: Final = Context()  # never the current context, which is of whoever has opened the service
 
 
 class Attempt:
@@ -36,12 +38,13 @@ class Attempt:
     __slots__ = ("_on_end", "_token", "span")
 
     def __init__(
-        self, context: Context, span: trace.Span | None, on_end: Callable[[], object] | None = None
+        self,
+        context: Context,
+        span: trace.Span | None = None,
+        on_end: Callable[[], object] | None = None,
     ) -> None:
         self.span = span
         self._on_end = on_end
-        if span is not None:
-            context = trace.set_span_in_context(span, context)
         self._token: Token[Context] = active.attach(context)
 
     def keys(self) -> dict[str, str]:
@@ -151,10 +154,9 @@ class Tracing:
         keys = carried(context)
         if self._tracer is None and not keys and not active.get_current():
             return None
-        # Never the current context: it is of whoever has opened the service.
-        parent = propagate.extract(keys, context=Context()) if keys else Context()
+        parent = propagate.extract(keys, context=_EMPTY) if keys else _EMPTY
         if self._tracer is None:
-            return Attempt(parent, None)
+            return Attempt(parent)
         links = []
         if operation is None:
             links = _links(parent)
@@ -165,17 +167,15 @@ class Tracing:
         attributes[names.ATTEMPT] = attempt
         if self.messaging is not None and queue is not None:
             attributes.update(self.messaging.destination(queue))
+        kind = _SERVES.get(operation, trace.SpanKind.CONSUMER)
         span = self._tracer.start_span(
-            method,
-            context=parent,
-            kind=trace.SpanKind.SERVER if operation == "call" else trace.SpanKind.CONSUMER,
-            attributes=attributes,
-            links=links,
+            method, context=parent, kind=kind, attributes=attributes, links=links
         )
-        if not span.is_recording():  # most are not, where one in a hundred is sampled
-            return Attempt(parent, span)
+        inside = trace.set_span_in_context(span, parent)
+        if not span.is_recording():  # what is not sampled only passes that on
+            return Attempt(inside)
         self._running[message_id] = span.get_span_context()
-        return Attempt(parent, span, lambda: self._running.pop(message_id, None))
+        return Attempt(inside, span, lambda: self._running.pop(message_id, None))
 
     # -- a drain ------------------------------------------------------------------------
 
