@@ -18,8 +18,9 @@ def application(runtime: Runtime) -> ASGIApp:
 
     It may be made before the Runtime is open: until then `/livez` passes and the others fail. Its
     paths are `/livez`, `/readyz`, `/startupz`, `/metrics` and `/api/v1/...`, below its mount.
-    `admin_token_file`, `admin_hosts`, `admin_open` and `admin_read_only` of the Runtime's settings
-    hold; without a token file nobody may act, because who acts must be known for the record.
+    It follows `admin_token_file`, `admin_hosts`, `admin_open` and `admin_read_only` of the
+    Runtime's settings. Without a token file it refuses all actions, because each is recorded with
+    the name of its operator.
 
     Raises:
         ConfigError: the extra `web` is not installed, or the token file cannot be used.

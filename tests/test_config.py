@@ -679,7 +679,7 @@ def test_an_endpoint_that_lets_nobody_in_is_refused():
     """
     (problem,) = problems(flags={"admin": "127.0.0.1:1", "admin_open": "nothing"})
 
-    assert problem.startswith("admin_open = nothing lets nobody in")
+    assert problem.startswith("admin_open = nothing demands a token of every client")
 
 
 # -- while a run lives ----------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The HTTP endpoint of one run: probes, and the verbs and listings of operators as JSON.
+"""The HTTP endpoint of one run: probes, and the verbs and listings for operators, as JSON.
 
 It needs the extra `web` (starlette and uvicorn), and is loaded only where `GRACEKIT_ADMIN` or the
 embedding program asks for it.

@@ -1,6 +1,6 @@
 """Who may do what by HTTP: host names, tokens, and keys that make each action happen once.
 
-A request is refused before anything is read of its body. Nothing here depends on a web framework.
+A request is refused before its body is read. Nothing here depends on a web framework.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Need(enum.Enum):
-    """What a path asks of who comes."""
+    """What a path requires of its client."""
 
     PROBE = "probe"  # nothing, unless `admin_open` is `nothing`
-    LOOK = "look"  # a token, where there are tokens
-    ACT = "act"  # a name for the record, and a key
+    LOOK = "look"  # a token, if there is a token file
+    ACT = "act"  # a name for the record; actions check their key themselves
 
 
 class RefusedError(GracekitError):
@@ -46,7 +46,7 @@ class RefusedError(GracekitError):
     Args:
         status: The HTTP status, 401 or 403.
         why: One word for the log: `host`, `token`, `uid`, `origin`, `read-only`, `key`.
-        message: For who asks.
+        message: For the client.
     """
 
     def __init__(self, status: int, why: str, message: str) -> None:
@@ -57,13 +57,13 @@ class RefusedError(GracekitError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """What access is decided by.
+    """The headers of a request on which access depends.
 
     Attributes:
-        host: Of the Host header, as it came.
-        origin: Of the Origin header; None where no browser page asks.
-        token: Of the Authorization header; None without one.
-        uid: Of the process that asks, as the kernel knows it; None by TCP.
+        host: The Host header, as it came.
+        origin: The Origin header; None if no browser page sent the request.
+        token: From the Authorization header; None without one.
+        uid: Of the client's process, as the kernel knows it; None by TCP.
     """
 
     host: str
@@ -76,10 +76,10 @@ class Tokens:
     """The names and tokens of a file, read again when it changes.
 
     Args:
-        path: Lines of `name:token`; blank ones and those that begin with # say nothing.
+        path: Lines of `name:token`; blank ones and those that begin with # are skipped.
 
     Raises:
-        ConfigError: it cannot be read, others may read it, or a line is none.
+        ConfigError: the file cannot be read, others may read it, or a line is not `name:token`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,16 +89,16 @@ class Tokens:
         self._read_changed()
 
     def name_of(self, token: str) -> str | None:
-        """Whose token it is; None for nobody's.
+        """The name that *token* belongs to; None if it is unknown.
 
-        A file that has become unreadable leaves the tokens that were read before.
+        If the file has become unreadable, the tokens that were read before stay valid.
         """
         try:
             self._read_changed()
         except ConfigError:
             pass  # an editor's half-written file must not lock everybody out
         given, found = _digest(token), None
-        for name, digest in self._digests.items():  # all of them, so that time tells nothing
+        for name, digest in self._digests.items():  # all: the time taken must not show a match
             if hmac.compare_digest(digest, given):
                 found = name
         return found
@@ -119,7 +119,7 @@ class Tokens:
 
     def _check_mode(self, status: os.stat_result) -> None:
         mode = stat.S_IMODE(status.st_mode)
-        # Kubernetes gives a Secret to a user by the group: root's file, which that may read.
+        # Kubernetes mounts a Secret as root's file that the pod's group may read.
         is_given = status.st_uid == 0 and os.geteuid() != 0
         if mode & (0o037 if is_given else 0o077):
             raise ConfigError(
@@ -155,8 +155,8 @@ def _digest(token: str) -> bytes:
 class ActionKeys:
     """Keys that operators fetch before they act; each works once, for a minute, in this run.
 
-    So an action that was recorded and is sent again changes nothing, neither in this run nor in
-    the next one of its instance. The keys themselves are not kept, only those that were used.
+    So if somebody records an action and sends it again, it changes nothing, neither in this run
+    nor in the next one of its instance. Only used keys are kept, until they expire.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -170,14 +170,14 @@ class ActionKeys:
         return f"{claim}.{self._sign(claim)}"
 
     def use(self, key: str) -> None:
-        """Let *key* work, once.
+        """Accept *key*, once.
 
         Raises:
-            RefusedError: it was used, has expired, or is none of this run.
+            RefusedError: it was used, has expired, or this run did not issue it.
         """
         claim, _, signature = key.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._sign(claim).encode()):
-            raise RefusedError(403, "key", f"this key is none of this run: {_HOW}")
+            raise RefusedError(403, "key", f"this run did not issue this key: {_HOW}")
         now = self._now()
         self._used = {used: until for used, until in self._used.items() if until > now}
         expires_at = float(claim.partition(".")[0])
@@ -199,10 +199,10 @@ class Access:
 
     Args:
         hosts: Names by which the endpoint may be called, beside IP addresses and localhost.
-        tokens: Who may come; None where nobody has a token.
-        by_socket: Whether who comes is known by the uid, at a socket of the file system.
-        needs_token: Whether probes ask for a token, too.
-        read_only: Whether nobody may act.
+        tokens: The tokens that are accepted; None if there is no token file.
+        by_socket: Whether clients are known by their uid, at a socket of the file system.
+        needs_token: Whether probes need a token, too.
+        read_only: Whether all actions are refused.
     """
 
     def __init__(
@@ -222,10 +222,10 @@ class Access:
         self.keys = ActionKeys()
 
     def admit(self, asking: Asking, need: Need) -> str:
-        """Who comes, for the record; empty where nobody has to say so.
+        """The client's name for the record; empty if it does not need one.
 
         Raises:
-            RefusedError: it may not.
+            RefusedError: the request may not do that.
         """
         self._check_host(asking.host)
         if need is Need.PROBE and not self._needs_token:
@@ -236,7 +236,7 @@ class Access:
         return who
 
     def _check_host(self, host: str) -> None:
-        """A page of another site, whose name was made to lead here, must not get an answer."""
+        """Refuse foreign host names, so that DNS rebinding gets a browser page no answer."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
@@ -247,7 +247,7 @@ class Access:
             raise RefusedError(
                 403,
                 "host",
-                f"{host[:LONGEST_NAME]!r} is no name of this endpoint: use an IP address, or add "
+                f"{host[:LONGEST_NAME]!r} does not name this endpoint: use an IP address, or add "
                 "the name to GRACEKIT_ADMIN_HOSTS",
             )
 
@@ -259,20 +259,20 @@ class Access:
         name = self._tokens.name_of(asking.token)
         if name is None:
             raise RefusedError(
-                401, "token", "this token is nobody's: see GRACEKIT_ADMIN_TOKEN_FILE"
+                401, "token", "this token is not in the file of GRACEKIT_ADMIN_TOKEN_FILE"
             )
         return f"token {name}"
 
     def _check_act(self, asking: Asking, who: str) -> None:
         if self.read_only:
             raise RefusedError(
-                403, "read-only", "this endpoint only shows: GRACEKIT_ADMIN_READ_ONLY is set"
+                403, "read-only", "this endpoint is read-only: GRACEKIT_ADMIN_READ_ONLY is set"
             )
         if not who:
             raise RefusedError(
                 403,
                 "token",
-                "who acts must be known for the record: set GRACEKIT_ADMIN_TOKEN_FILE, or use "
+                "an action needs a name for the record: set GRACEKIT_ADMIN_TOKEN_FILE, or use "
                 "GRACEKIT_ADMIN=unix:/path, or `gracekit drain` on the host",
             )
         if asking.origin is not None and urlsplit(asking.origin).netloc != asking.host:
@@ -291,7 +291,7 @@ def _user(uid: int | None) -> str:
 
 
 def access_of(settings: Settings, address: AdminAddress | None) -> Access:
-    """Who may come, by *settings*; *address* is None where another program listens.
+    """The access rules of *settings*; *address* is None if the program itself serves HTTP.
 
     Raises:
         ConfigError: the token file cannot be used.

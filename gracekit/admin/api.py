@@ -1,6 +1,6 @@
-"""What the HTTP endpoint shows and does, as plain data: the run's own words, and its store's.
+"""What the HTTP endpoint shows and does, as plain data: from the run itself, and from its store.
 
-Every path of `/api/v1/` is one method here. Shapes are those of the command line's `--json`.
+Shapes are those of the command line's `--json`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from gracekit.runs.run import Run
 from gracekit.telemetry.readings import Readings
 
 MOST_RUNS: Final = 1000
-"""The newest ones, which are read and judged on the loop of the service."""
+"""Only the newest runs are read, because the service's event loop judges each of them."""
 NOT_ASKED: Final = RunReport(brief="not asked: its own endpoint or `gracekit status` answers")
 
 
 class NoSuchTaskError(GracekitError):
-    """No task is meant, or several are."""
+    """The id names no task, or several."""
 
 
 class MovedError(GracekitError):
-    """Another run has the task, or nobody."""
+    """Another run owns the task, or no run does."""
 
 
 class AdminApi:
     """What operators see of one run, and may ask of it.
 
     Attributes:
-        run_id: Of the run; it names the run that an action is meant for.
+        run_id: The run's id; an action has to name it.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class AdminApi:
         return self._gauges.read()
 
     async def own_status(self) -> VerbAnswer:
-        """Of this run alone, as it says itself; the first page of its tasks. Asks no store."""
+        """The status of this run alone, with the first page of its tasks; reads no store."""
         return await self._verb("status")
 
     async def status(self) -> dict[str, Any]:
-        """All runs of the store; this one in its own words."""
+        """All runs of the store; this run adds its own status."""
         reports = {self.run_id: RunReport(answer=await self.own_status())}
         seen = await look(self._view, reports, store=self._store, unheard=NOT_ASKED)
         return seen.as_json()
 
     async def tasks(self, query: TaskQuery) -> dict[str, Any]:
-        """Tasks of the store; what this run has in flight in its own words."""
+        """Tasks of the store; this run adds what it knows of those that it has in flight."""
         listed = await list_tasks(self._view, await self._reports(), query)
         return listed.as_json()
 
@@ -98,7 +98,7 @@ class AdminApi:
         """All that is on record of one task.
 
         Raises:
-            NoSuchTaskError: none is meant, or several.
+            NoSuchTaskError: the id names none, or several.
         """
         try:
             subject = await find(self._view, task_id, None, self._reports)
@@ -120,7 +120,7 @@ class AdminApi:
         return {"exits": [exit_as_json(run) for run in ended]}
 
     async def accounts(self) -> dict[str, Any]:
-        """Whether all that was accepted is accounted for."""
+        """Whether every accepted request is accounted for."""
         return (await self._view.accounts()).as_json()
 
     async def dump(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class AdminApi:
         return await self._control.carry_out(verb, run_id, args)
 
     async def order(self, verb: str, run_id: object, args: Mapping[str, Any]) -> VerbAnswer:
-        """Carry out an order about a task that this run has, or that nobody works on.
+        """Carry out an order about a task that this run has, or that no run works on.
 
         Raises:
             InvalidArgumentsError: *args* give no reason, and the verb needs one.
@@ -164,12 +164,12 @@ class AdminApi:
         answer = await self._control.carry_out(verb, run_id, args)
         if answer.get("moved"):
             raise MovedError(
-                f"task {args['task_id']!r} is no task of this run now: "
+                f"task {args['task_id']!r} does not belong to this run now: "
                 "see `GET /api/v1/tasks/{id}` for its owner, and ask that run"
             )
         return answer
 
-    # -- the run's own words --------------------------------------------------------------
+    # -- what the run itself reports ------------------------------------------------------
 
     async def _verb(self, name: str, args: Mapping[str, Any] = MappingProxyType({})) -> VerbAnswer:
         return await self._control.carry_out(name, self.run_id, args)

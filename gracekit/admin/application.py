@@ -68,7 +68,7 @@ class _SlowError(GracekitError):
 
 
 class _RequestError(GracekitError):
-    """What came is no request that can be read, and which HTTP status says so."""
+    """A request that cannot be read, and the HTTP status for that."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -79,10 +79,10 @@ class AdminApplication:
     """Builds the application of one run.
 
     Args:
-        find: The run's API.
+        find: Returns the run's API.
         access: Who may do what.
         telemetry: Where refusals and faults are reported.
-        counted: What `/metrics` shows beside gauges; None where its package is missing.
+        counted: The counters of `/metrics`; None if `prometheus_client` is not installed.
     """
 
     def __init__(
@@ -214,13 +214,13 @@ class AdminApplication:
         return api
 
     def _answer_http_error(self, request: Request, error: HTTPException) -> Response:
-        """No such path, or not by this method; refused like any other where that is foreign."""
+        """Answer 404 or 405; a foreign host name or a missing token is refused here, too."""
         try:
             self._access.admit(_asking(request), Need.PROBE)
         except RefusedError as refusal:
             return self._refuse(refusal, "")
         status = HTTPStatus(error.status_code)
-        if status is HTTPStatus.METHOD_NOT_ALLOWED:  # a link that was to act, for one
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:  # such as a link meant to trigger an action
             self._telemetry.emit("admin.refused", path="", why="method", error=error.detail)
         answer = _error(error, status, error.detail)
         answer.headers.update(error.headers or {})
@@ -248,12 +248,12 @@ def _id_of(request: Request) -> dict[str, str]:
 
 
 async def _body(request: Request) -> object:
-    """The JSON that came; a page of another site cannot send any without being asked first."""
+    """The JSON of the body; a browser asks us (CORS) before a page of another site sends any."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise _RequestError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            "an action is a JSON object: send `Content-Type: application/json`",
+            "an action sends a JSON object: use `Content-Type: application/json`",
         )
     body = b""
     async for piece in request.stream():
@@ -285,7 +285,7 @@ def _status_of(error: GracekitError) -> HTTPStatus:
             return HTTPStatus.NOT_FOUND
         case StoreError() | DependencyError() | _NotOpenError():
             return HTTPStatus.SERVICE_UNAVAILABLE
-    return HTTPStatus.CONFLICT  # the run, or another one, does not do it now
+    return HTTPStatus.CONFLICT  # the run cannot do it now, or another run owns the task
 
 
 def _error(error: Exception, status: HTTPStatus, message: str = "") -> Response:

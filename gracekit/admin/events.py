@@ -1,8 +1,8 @@
 """Server-sent events: the run's status, once a second, to a bounded number of readers.
 
-Each reader's own coroutine asks, sends and sleeps, so nothing is queued for one that is slow: it
-is dropped when a single event has not left within `SEND_S`. Written by hand, because the usual
-package replaces a function of uvicorn when it is imported.
+Each reader has a coroutine that asks, sends and sleeps, so nothing is queued for a slow reader:
+its connection ends when sending one event takes longer than `SEND_S`. This does not use
+sse-starlette, because that replaces a function of uvicorn when it is imported.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MAX_READERS: Final = 32
 
 
 class Feed:
-    """What readers are sent; made once a second, however many they are.
+    """What readers are sent; made once a second, however many readers there are.
 
     Attributes:
-        readers: How many there are now.
+        readers: How many readers there are now.
     """
 
     def __init__(self, find: Callable[[], AdminApi | None]) -> None:
@@ -66,7 +66,7 @@ class EventStream(Response):
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the reader goes, or does not read; refuse one too many."""
+        """Send until the reader goes or stops reading; beyond `MAX_READERS` answer 503."""
         if self._feed.readers >= MAX_READERS:
             refusal = {"class": "RefusedError", "message": f"{MAX_READERS} readers are served now"}
             await JSONResponse({"error": refusal}, status_code=503)(scope, receive, send)
@@ -90,7 +90,7 @@ class EventStream(Response):
 
 
 async def _send(send: Send, message: Message) -> None:
-    """Raises TimeoutError where the reader takes nothing."""
+    """Raises TimeoutError if the reader does not read."""
     async with asyncio.timeout(SEND_S):
         await send(message)
 

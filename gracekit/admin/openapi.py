@@ -49,10 +49,10 @@ _KEY: Final = {
 }
 _MEANINGS: Final[Mapping[int, str]] = {
     400: "A value is wrong; the message names it, the rule and the remedy.",
-    401: "A token is needed, or this one is nobody's.",
-    403: "This may not be done here, or not again.",
+    401: "A token is needed, or the token is unknown.",
+    403: "The host name, the origin, the action key or the settings do not allow this.",
     404: "There is no such task.",
-    409: "The run refuses it now; the message says why.",
+    409: "The run cannot do it now; the message says why.",
     413: "The body is too long.",
     415: "The body must be JSON.",
     503: "The store cannot be read, or the run is not open yet.",
@@ -151,7 +151,7 @@ def _key() -> dict[str, Any]:
     errors = {str(code): _answer("Error", _MEANINGS[code]) for code in (401, 403, 503)}
     return {
         "operationId": "get_action_key",
-        "summary": "A key for one action of this run, within a minute.",
+        "summary": "A key for one action on this run; it expires after a minute.",
         "security": [{"token": []}],
         "responses": {"200": _answer("ActionKey", "A new key."), **errors},
     }

@@ -1,6 +1,6 @@
-"""The paths of the HTTP endpoint, in one table: what is routed and what OpenAPI describes.
+"""The operations of the HTTP endpoint, in one table: from it come the routes and OpenAPI.
 
-An operation reads its parameters here, so that the description and the reading are side by side.
+Parameters are also read here, so that their descriptions and checks stand side by side.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Parameter:
     """One value that may come with a request.
 
     Attributes:
-        schema: Of the value, in JSON Schema's words.
-        needed: Whether it must come.
+        schema: The value's JSON Schema.
+        needed: Whether a request must have it.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Parameter:
 
 
 Values = Mapping[str, Any]
-"""What has come: of the path, the query and the body together; each was read as its schema says."""
+"""Values by name, from the path, the query and the body; each was checked by its schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +47,10 @@ class Operation:
     """One thing that can be asked for.
 
     Attributes:
-        path: With `{task_id}` for what varies.
+        path: With `{task_id}` where a task's id stands.
         do: Called with the values; its result is the body of the answer.
-        query: Of the query string.
-        body: Of the JSON object that an action sends.
+        query: Parameters of the query string.
+        body: Fields of the JSON object that an action sends.
     """
 
     method: str
@@ -71,7 +71,7 @@ def read_query(operation: Operation, given: Mapping[str, list[str]]) -> dict[str
     """The values of a query string.
 
     Raises:
-        InvalidArgumentsError: one is unknown, comes twice, or is not what its schema says.
+        InvalidArgumentsError: one is unknown, comes twice, or does not fit its schema.
     """
     known = {parameter.name: parameter for parameter in operation.query}
     _refuse_unknown(given, known, "parameter")
@@ -91,7 +91,7 @@ def read_body(operation: Operation, given: object) -> dict[str, Any]:
     """The values of an action's JSON object.
 
     Raises:
-        InvalidArgumentsError: as `read_query`; or one that is needed does not come.
+        InvalidArgumentsError: as `read_query`; or one that is needed is missing.
     """
     if not isinstance(given, dict):
         raise InvalidArgumentsError("the body must be a JSON object")
@@ -127,8 +127,9 @@ def _one(name: str, text: str, schema: Mapping[str, Any]) -> str | int:
     if "enum" in schema and text not in schema["enum"]:
         words = ", ".join(schema["enum"])
         raise InvalidArgumentsError(f"{name} must be one of {words}")
-    if len(text) > schema.get("maxLength", LONGEST_TEXT):
-        raise InvalidArgumentsError(f"{name} has {len(text)} characters, and {LONGEST_TEXT} fit")
+    longest = schema.get("maxLength", LONGEST_TEXT)
+    if len(text) > longest:
+        raise InvalidArgumentsError(f"{name} has {len(text)} characters; at most {longest} fit")
     if not text and schema.get("minLength"):
         raise InvalidArgumentsError(f"{name} is empty")
     return text
@@ -143,7 +144,7 @@ def _text(longest: int = LONGEST_TEXT, **more: Any) -> Mapping[str, Any]:
 
 def _limit(default: int) -> Parameter:
     schema = {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": default}
-    return Parameter(name="limit", meaning="At most so many.", schema=schema)
+    return Parameter(name="limit", meaning="How many at most.", schema=schema)
 
 
 _KEY: Final = Parameter(
@@ -154,13 +155,15 @@ _KEY: Final = Parameter(
 )
 _RUN: Final = Parameter(
     name="run_id",
-    meaning="The run that is meant, from GET /api/v1/action-key: its successor is not.",
+    meaning="The run to act on, from GET /api/v1/action-key; no later run of its instance acts.",
     schema=_text(LONGEST_ID),
     needed=True,
 )
-_REASON: Final = Parameter(name="reason", meaning="Why: for the record.", schema=_text())
+_REASON: Final = Parameter(name="reason", meaning="Why; it is recorded.", schema=_text())
 _SECONDS: Final = Parameter(
-    name="timeout", meaning="For running tasks, as `60s` or `5m`.", schema=_text(40, minLength=1)
+    name="timeout",
+    meaning="How long running tasks may take, as `60s` or `5m`.",
+    schema=_text(40, minLength=1),
 )
 _MORE: Final = Parameter(
     name="more",
@@ -169,17 +172,21 @@ _MORE: Final = Parameter(
     needed=True,
 )
 _RECIPIENT: Final = Parameter(
-    name="recipient", meaning="Whose copy of a fanout.", schema=_text(LONGEST_ID)
+    name="recipient",
+    meaning="The receiver whose copy of a fanout is meant.",
+    schema=_text(LONGEST_ID),
 )
 _STATES: Final = [ALL_STATES, *(state.value for state in TaskState)]
 _LISTING: Final = (
-    Parameter(name="instance", meaning="Whose tasks.", schema=_text(LONGEST_ID, minLength=1)),
+    Parameter(
+        name="instance", meaning="Tasks of this one.", schema=_text(LONGEST_ID, minLength=1)
+    ),
     Parameter(
         name="resource", meaning="`kind:id`, or the id.", schema=_text(LONGEST_TEXT, minLength=1)
     ),
     Parameter(
         name="state",
-        meaning="Tasks in this state; may be repeated. Without it those that have not ended.",
+        meaning="Tasks in this state; may be repeated. Default: those that have not ended.",
         schema={"type": "array", "items": {"type": "string", "enum": _STATES}},
     ),
     _limit(50),
@@ -258,23 +265,23 @@ def _show(
 
 
 PROBES: Final = (
-    _show("/livez", "Whether the process works at all.", _probe(Probe.LIVE), need=Need.PROBE),
+    _show("/livez", "Whether the process is alive.", _probe(Probe.LIVE), need=Need.PROBE),
     _show("/readyz", "Whether it takes new requests.", _probe(Probe.READY), need=Need.PROBE),
     _show("/startupz", "Whether its start is over.", _probe(Probe.STARTED), need=Need.PROBE),
 )
 LISTINGS: Final = (
-    _show("/api/v1/status", "All runs of the store; this one in its own words.", _status),
+    _show("/api/v1/status", "All runs of the store, with this run's own status.", _status),
     _show("/api/v1/tasks", "Tasks of the store, newest first.", _tasks, *_LISTING),
     _show("/api/v1/tasks/{task_id}", "All that is on record of one task.", _task),
     _show("/api/v1/exits", "The last runs that ended, newest first.", _exits, _limit(20)),
-    _show("/api/v1/accounts", "Whether all that was accepted is accounted for.", _accounts),
+    _show("/api/v1/accounts", "Whether every accepted request is accounted for.", _accounts),
     _show("/api/v1/dump", "Tasks in flight, and the stacks of the process.", _dump),
     _show("/api/v1/config", "Every setting with its origin; no secrets.", _config),
 )
 ACTIONS: Final = (
     _verb("drain", "Drain the run; `resume` undoes it before its deadline.", _SECONDS),
-    _verb("extend", "Give a drain that a command asked for more time.", _MORE),
-    _verb("quiet", "Close the intake; what runs goes on."),
+    _verb("extend", "Move the deadline of a drain that a command asked for.", _MORE),
+    _verb("quiet", "Close the intake; running tasks go on."),
     _verb("resume", "Undo quiet, or a drain that a command asked for."),
     _order("cancel", "Cancel a task."),
     _order("fail", "End a task as failed."),

@@ -1,7 +1,7 @@
-"""Serves the HTTP endpoint by uvicorn, on a socket that is bound here; signals are left alone.
+"""Serves the HTTP endpoint by uvicorn, on a socket that is bound here; handles no signals.
 
-It is the outermost part of a run: probes are answered from before the run is on record until its
-stop is.
+It is the outermost part of a run: it answers probes before the run is on record, and until the
+stop is on record.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ MAX_CONNECTIONS: Final = 512
 FIRST_REQUEST_S: Final = 10.0
 """A connection that has asked nothing for so long is closed."""
 STOP_S: Final = 0.2
-"""What requests that are being answered get when the endpoint stops."""
+"""Seconds that requests in progress get when the endpoint stops."""
 _BACKLOG: Final = 128
 _SILENT: Final = logging.getLogger("gracekit.admin.uvicorn")
-_SILENT.disabled = True  # it would log a line for each byte that is no HTTP
+_SILENT.disabled = True  # it would log a line for each request that is not HTTP
 
 
 class AdminServer:
     """The endpoint of one run, as a part of it.
 
     Args:
-        find: The run's API.
-        telemetry: Where it is reported what happens here.
-        counted: As of `AdminApplication`.
-        keeps_listening: Whether the process ends with the run. Then its socket goes on listening,
-            though nobody answers any more, so that no connection is refused before the process is
+        find: Returns the run's API.
+        telemetry: Where starts, refusals and faults are reported.
+        counted: See `AdminApplication`.
+        keeps_listening: Whether the process ends with the run. Then a TCP socket goes on
+            listening without answering, so that no connection is refused before the process is
             gone.
 
     Raises:
@@ -73,7 +73,7 @@ class AdminServer:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Bind the socket, and answer."""
+        """Bind the socket, and begin to answer."""
         if self._serving is not None:
             return
         address = admin_address(self._settings.admin)
@@ -116,7 +116,7 @@ class AdminServer:
         return config
 
     async def _serve(self, listener: socket.socket) -> None:
-        """Until it is told to stop. A fault of the server is reported; the run goes on."""
+        """Serve until `stop`. A fault of the server is reported; the run goes on."""
         assert self._server is not None
         try:
             await self._server.answer(listener.dup())
@@ -124,7 +124,7 @@ class AdminServer:
             self._telemetry.emit("admin.failed", cause=error, path="", error=repr(error))
 
     async def stop(self) -> None:
-        """Answer what was asked, for a moment, and then nothing more."""
+        """Let requests in progress end within `STOP_S`, then cut all connections."""
         serving, self._serving = self._serving, None
         if serving is not None and self._server is not None:
             self._server.leave()
@@ -149,14 +149,14 @@ class AdminServer:
 
 
 class _Server(Server):
-    """Uvicorn's, without its signal handlers, and quick to stop."""
+    """Uvicorn's server, without its signal handlers, and with a quick stop."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._leaving = asyncio.Event()
 
     def leave(self) -> None:
-        """Stop soon."""
+        """Ask the main loop to end."""
         self.should_exit = True
         self._leaving.set()
 
@@ -166,7 +166,7 @@ class _Server(Server):
             connection.transport.abort()
 
     async def answer(self, listener: socket.socket) -> None:
-        """As `serve`, which would take over the process's signals and log of its own."""
+        """Like `serve`, which would also take over the process's signals and write its own log."""
         self.lifespan = self.config.lifespan_class(self.config)
         with listener:
             await self.startup(sockets=[listener])
@@ -178,11 +178,11 @@ class _Server(Server):
                     server.close()
 
     async def main_loop(self) -> None:
-        """Once a second: the Date header, and connections that are closed and do not go."""
+        """Each second update the Date header, and abort connections that fail to close."""
         closing: set[Any] = set()
         while not await self.on_tick(0):
             stuck = {c for c in self.server_state.connections if c.transport.is_closing()}
-            for connection in stuck & closing:  # its peer takes nothing
+            for connection in stuck & closing:  # its peer does not read
                 connection.transport.abort()
             closing = stuck
             with contextlib.suppress(TimeoutError):
@@ -190,7 +190,7 @@ class _Server(Server):
                     await self._leaving.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more connections, and let what is being answered end."""
+        """Take no more connections, and let requests in progress end."""
         for server in (*self.servers, *(sockets or ())):
             server.close()
         for connection in list(self.server_state.connections):
@@ -203,7 +203,7 @@ class _Server(Server):
 
 
 class _Protocol(H11Protocol):
-    """One connection, bounded in what it may take."""
+    """One connection; there may be `MAX_CONNECTIONS`, and an unused one is closed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -211,7 +211,7 @@ class _Protocol(H11Protocol):
         self._first: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take it, unless there are too many."""
+        """Serve the connection, unless there are too many."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
@@ -234,10 +234,10 @@ class _Protocol(H11Protocol):
 
 
 def _bind(address: AdminAddress) -> socket.socket:
-    """A socket that listens there.
+    """A socket that listens at *address*.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: the address cannot be used.
     """
     try:
         return _bind_path(address.path) if address.path is not None else _bind_tcp(address)
@@ -267,7 +267,7 @@ def _bind_tcp(address: AdminAddress) -> socket.socket:
 
 
 def _bind_path(path: Path) -> socket.socket:
-    """A socket of the file system, for this user and root alone; a stale one is replaced."""
+    """A unix socket that only this user and root can open; a stale one is replaced."""
     if len(os.fsencode(path)) > LONGEST_ADDRESS:
         raise ConfigError(
             f"admin = unix:{path} has a path of {len(os.fsencode(path))} bytes, and the kernel "
@@ -287,7 +287,7 @@ def _bind_path(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the socket of a process that is gone; what somebody listens at stays."""
+    """Remove the socket of a dead process; one that a process listens at stays."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

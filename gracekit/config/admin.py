@@ -1,4 +1,4 @@
-"""Where a run's HTTP endpoint listens, as `GRACEKIT_ADMIN` says it, and what must go with it."""
+"""Where a run's HTTP endpoint listens (`GRACEKIT_ADMIN`), and which settings that requires."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _LOOPBACK_6: Final = b"\x00" * 15 + b"\x01"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminAddress:
-    """One place to listen at.
+    """One address to listen at.
 
     Attributes:
-        path: Of a unix socket; None for TCP.
+        path: The path of a unix socket; None for TCP.
         host: Name or IP address; empty for a unix socket.
-        port: 0 lets the system choose one.
+        port: With 0 the kernel chooses a free one.
     """
 
     path: Path | None = None
@@ -41,7 +41,7 @@ class AdminAddress:
 
     @property
     def is_local(self) -> bool:
-        """Whether only processes of this host come here."""
+        """Whether only processes of this host can connect."""
         if self.path is not None or self.host == "localhost":
             return True
         match family_of(self.host):
@@ -61,23 +61,23 @@ def admin_address(text: str) -> AdminAddress | None:
     """Where to listen; None for `off`.
 
     Raises:
-        ConfigError: *text* names no place.
+        ConfigError: *text* is not an address.
     """
     if text == OFF:
         return None
     if text.startswith(_UNIX):
         path = Path(text.removeprefix(_UNIX))
         if not path.is_absolute():
-            raise ConfigError(f"{text!r} names no absolute path; {_SAID}")
+            raise ConfigError(f"{text!r} has no absolute path; {_SAID}")
         return AdminAddress(path=path)
     found = _TCP.fullmatch(text)
     if found is None or int(found["port"]) > _LAST_PORT or not _is_host(found):
-        raise ConfigError(f"{text[:100]!r} is no address to listen at; {_SAID}")
+        raise ConfigError(f"{text[:100]!r} is not an address to listen at; {_SAID}")
     return AdminAddress(host=found["six"] or found["name"], port=int(found["port"]))
 
 
 def family_of(host: str) -> socket.AddressFamily | None:
-    """Of which family *host* is an address; None for a name."""
+    """The family of the IP address *host*; None for a name."""
     for family in (socket.AF_INET, socket.AF_INET6):  # `ipaddress` takes 5 ms to load
         with contextlib.suppress(OSError, ValueError):
             socket.inet_pton(family, host)
@@ -94,34 +94,34 @@ def _is_host(found: re.Match[str]) -> bool:
 
 
 def parse_admin(value: object) -> str:
-    """The address as text, in its one spelling."""
+    """The address as text, always in the same spelling."""
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{value!r} is no address to listen at; {_SAID}")
+        raise ConfigError(f"{value!r} is not an address to listen at; {_SAID}")
     address = admin_address(value)
     return OFF if address is None else str(address)
 
 
 def parse_certificate(value: object) -> str | None:
-    """`cert.pem,key.pem`: two files; empty for none."""
+    """Two file names, `cert.pem,key.pem`; empty for no TLS."""
     if value == "":
         return None
     if not isinstance(value, str) or len(files_of(value)) != 2:  # noqa: PLR2004 - the two of them
-        raise ConfigError(f"{value!r} names no certificate and its key; write cert.pem,key.pem")
+        raise ConfigError(f"{value!r} must name a certificate and its key: cert.pem,key.pem")
     return value
 
 
 def files_of(certificate: str) -> tuple[str, ...]:
-    """Certificate and key of a setting `admin_tls`."""
+    """Certificate and key out of the setting `admin_tls`."""
     return tuple(name for part in certificate.split(",") if (name := part.strip()))
 
 
 def admin_problems(text: str, *, token_file: str | None, needs_token: bool) -> Iterator[str]:
-    """What is wrong with an address and what goes with it, a sentence each.
+    """What is wrong with an address and the settings that it requires, a sentence each.
 
     Args:
         text: The address, as in `GRACEKIT_ADMIN`.
-        token_file: Where the tokens are; None for none.
-        needs_token: Whether probes and metrics ask for one, too.
+        token_file: Where the tokens are; None without a token file.
+        needs_token: Whether probes and metrics need a token, too.
     """
     try:
         address = admin_address(text)
@@ -132,22 +132,22 @@ def admin_problems(text: str, *, token_file: str | None, needs_token: bool) -> I
         return
     if not address.is_local:
         yield (
-            f"admin = {text} can be reached from other hosts, so it must ask who comes: set "
+            f"admin = {text} can be reached from other hosts, so it needs tokens: set "
             "GRACEKIT_ADMIN_TOKEN_FILE to a file of `name:token` lines with mode 0600, or "
             "GRACEKIT_ADMIN=127.0.0.1:9701"
         )
     if needs_token:
         yield (
-            "admin_open = nothing lets nobody in without a token, and there is none: set "
+            "admin_open = nothing demands a token of every client, and there is no token: set "
             "GRACEKIT_ADMIN_TOKEN_FILE, or GRACEKIT_ADMIN_OPEN=probes"
         )
 
 
 def admin_doubts(text: str, *, tls: str | None) -> Iterator[str]:
-    """What can be served, and is not safe."""
+    """What works and is not safe."""
     address = admin_address(text)
     if address is not None and not address.is_local and tls is None:
         yield (
-            f"admin = {text} is reached from other hosts without TLS: tokens cross the network in "
-            "the clear; set GRACEKIT_ADMIN_TLS=cert.pem,key.pem"
+            f"admin = {text} can be reached from other hosts without TLS: tokens cross the "
+            "network unencrypted; set GRACEKIT_ADMIN_TLS=cert.pem,key.pem"
         )
