@@ -1,9 +1,9 @@
 """Every clock, id and random draw of the product.
 
 Three kinds of time, never mixed: loop time for deadlines inside a run, wall
-time for stored moments, and the machine's for what is measured and decides
-nothing. Random ids are drawn here too, so that a simulation can replace all
-of it with a seeded source.
+time for stored moments, and the machine's time for measurements on which no
+decision depends. Random ids are drawn here too, so that a simulation can
+replace all of it with a seeded source.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Clock:
         return time.time()
 
     def machine(self) -> float:
-        """Seconds that have passed for the machine: loop time that no test makes faster."""
+        """Monotonic seconds of the machine; virtual loop time does not change them."""
         return time.monotonic()
 
     def new_id(self) -> str:

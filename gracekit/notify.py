@@ -31,7 +31,7 @@ class Notify:
 
     @property
     def has_listener(self) -> bool:
-        """Whether somebody wants to be told: what is long to say need not be made otherwise."""
+        """Whether a supervisor listens; if not, costly messages need not be made."""
         return bool(self._variables.get("NOTIFY_SOCKET"))
 
     def ready(self, text: str = "") -> bool:

@@ -41,15 +41,15 @@ _END: Final = 0
 
 
 def signals_of(*, has_terminal: bool) -> tuple[signal.Signals, ...]:
-    """What a service takes notice of; at a terminal Ctrl-Z stops it and `fg` continues it."""
+    """The signals that a service handles; at a terminal Ctrl-Z and `fg` work as usual."""
     intake = () if has_terminal else INTAKE_SIGNALS
     return (*STOP_SIGNALS, HANGUP_SIGNAL, DUMP_SIGNAL, *intake)
 
 
 def watched_signals(*, has_terminal: bool) -> tuple[signal.Signals, ...]:
-    """What a service watches: SIGHUP, SIGTSTP and SIGCONT only where nobody else has them.
+    """The signals to watch: SIGHUP, SIGTSTP and SIGCONT only if they have no handler yet.
 
-    `nohup` has SIGHUP ignored, and a program may reload something by it.
+    `nohup` has SIGHUP ignored, and a program may reload something of its own by it.
     """
     ours = {*STOP_SIGNALS, DUMP_SIGNAL}
     return tuple(

@@ -28,8 +28,8 @@ class StopSignals:
     """Watches the signals of a service, from `take` to `give_back`.
 
     Args:
-        alarm_s: So many seconds after the first stop signal the kernel's alarm ends the process;
-            asked when that comes, in the signal thread.
+        alarm_s: Returns how many seconds after the first stop signal the kernel's alarm ends the
+            process; called when that signal comes, in the signal thread.
         on_dump: Called in the signal thread when somebody asks for the stacks.
 
     Attributes:
@@ -89,7 +89,7 @@ class StopSignals:
 
         Args:
             obey: Gets the number of each stop signal, and the loop time at which it came.
-            act: Gets the number of each signal that asks for something else.
+            act: Gets the number of each other signal: SIGHUP, SIGTSTP, SIGCONT.
         """
         self._loop = asyncio.get_running_loop()
         self._obey, self._act = obey, act
@@ -134,7 +134,7 @@ class StopSignals:
                 self._act(number)
 
     def _is_stop(self, number: int) -> bool:
-        """A terminal that was closed sends SIGHUP too; elsewhere it asks for a reload."""
+        """SIGHUP stops a service whose terminal was closed; elsewhere it asks for a reload."""
         return number in STOP_SIGNALS or (number == HANGUP_SIGNAL and self._has_terminal)
 
     def give_back(self, *, served: bool, must_die: bool) -> None:

@@ -35,11 +35,11 @@ DISCARD_S: Final = 1800.0
 DEAF_AFTER_S: Final = 5.0
 """A service that could not read its queues for so long is not ready."""
 HELD_AFTER_S: Final = 30.0
-"""As above, where it reads nothing because too much of what it has read is not accepted yet."""
+"""The same, if reading pauses because too many bytes are read and not accepted yet."""
 STATUS_S: Final = 5.0
-"""Between two lines for `systemctl status` of a service that serves."""
+"""Seconds between two lines for `systemctl status` of a service that serves."""
 BLOCKED_S: Final = 1.0
-"""An event loop that stood still for so long is worth a line."""
+"""If the event loop was blocked for so long, a line is logged."""
 SHORTEST_FEED_S: Final = 0.1
 """systemd's watchdog is fed no more often, so its time must be at least twice as long."""
 
@@ -246,8 +246,8 @@ class Starting:
 class StatusLine:
     """Shows systemd how much a service has to do, while it serves or is quiet.
 
-    A drain shows its own line, and so does a start. It is sent when it has changed, at most each
-    `STATUS_S`.
+    A start and a drain send lines of their own. This line is sent when it has changed, at most
+    each `STATUS_S`.
     """
 
     def __init__(self, tracker: Tracker, phase: Phase, notify: Notify, clock: Clock) -> None:
@@ -259,7 +259,7 @@ class StatusLine:
         self._next_at: float | None = None
 
     def look(self) -> None:
-        """Called by the beat; the first look shows nothing, as the start may not be over."""
+        """Called each second; the first call sends nothing, as the start may not be over."""
         now = self._clock.loop()
         if self._next_at is None:
             self._next_at = now + STATUS_S
@@ -271,7 +271,7 @@ class StatusLine:
             self._notify.status(self._sent)
 
     def _text(self) -> str:
-        """`serving: 12 running, 3 waiting`, behind what is wrong; empty in a start or drain."""
+        """`serving: 12 running, 3 waiting`, after any trouble; empty in a start or drain."""
         state = self._phase.state
         if state not in {ServiceState.SERVING, ServiceState.QUIET}:
             return ""
@@ -326,7 +326,7 @@ class RunWatch:
             self._tell_blocked(looked_at - before - self._every_s)
 
     def _tell_blocked(self, late_s: float) -> None:
-        """How late a look is says how long the loop did nothing else, but for one beat at most."""
+        """Log for how long the loop was blocked: for *late_s*, and one interval more at most."""
         if late_s >= BLOCKED_S:
             self._telemetry.emit("loop.blocked", blocked_s=round(late_s, 1))
 

@@ -713,7 +713,7 @@ def test_what_does_not_fit_what_stays_changes_nothing():
     live = LiveSettings(load({"kill_after": "30s"}, env={}))
     found = load({"kill_after": "90s", "drain_timeout": "60s", "max_running": "7"}, env={})
 
-    with pytest.raises(ConfigError, match=r"beside what only a restart changes, .* = 30s"):
+    with pytest.raises(ConfigError, match=r"with the settings that need a restart, .* = 30s"):
         live.take(found)
 
     assert (live.now.drain_timeout_s, live.now.max_running) == (25.0, 100)

@@ -30,7 +30,7 @@ RejectReason = Literal[
     "lease_held",
     "conflicting_id",
 ]
-"""Why a request never becomes a task; nobody chooses it, and people count it."""
+"""Why a request never becomes a task. Users do not choose it; it is a label of a metric."""
 LogFormat = Literal["auto", "text", "json"]
 """How log lines are written; `auto` is text on a terminal and JSON elsewhere."""
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]

@@ -1,7 +1,8 @@
 """The settings of one run, a few of which may change while it lives.
 
-`LiveSettings` is their one owner. Who needs such a value asks for `now` when it is used; who has to
-act upon a change is told by `on_change`. Every other setting is what it was at the start.
+`LiveSettings` is their one owner. Code that needs such a value reads `now` each time it uses it;
+code that has to act upon a change registers by `on_change`. Every other setting stays what it was
+at the start.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ OnChange = Callable[[Settings, Settings], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One setting that reads otherwise than before.
+    """One setting whose value has changed where it is read from.
 
     Attributes:
         name: As in flags and files.
-        before: What it is, as an operator writes it.
-        after: What it would be; None of a URL with a login is shown.
+        before: The present value, as an operator writes it; a URL is shown without its login.
+        after: The new value, shown in the same way.
         is_changeable: Whether it may change while the run lives.
     """
 
@@ -49,11 +50,11 @@ class LiveSettings:
     """The settings of one run, as they are now.
 
     Args:
-        settings: What it begins with.
-        read: Reads them again from where they came from, in a thread; None where nothing does.
+        settings: The settings at the start.
+        read: Reads them again from where they came from, in a thread; None if they cannot be.
 
     Attributes:
-        now: Replaced as a whole by `take`; may be read in any thread.
+        now: The present settings. `take` replaces them as a whole; any thread may read them.
     """
 
     def __init__(self, settings: Settings, *, read: Callable[[], Settings] | None = None) -> None:
@@ -66,14 +67,14 @@ class LiveSettings:
         self._on_change.append(step)
 
     def differences(self, found: Settings) -> list[Difference]:
-        """What *found* says otherwise than `now`."""
+        """The settings that differ between `now` and *found*."""
         return list(_differences(self.now, found))
 
     def take(self, found: Settings) -> None:
-        """Change what may change to what *found* says of it.
+        """Take the values of *found* for the settings that may change.
 
         Raises:
-            ConfigError: that does not fit what stays as it is; nothing has changed.
+            ConfigError: they do not fit the settings that stay; nothing has changed.
         """
         before = self.now
         values = {name: getattr(found, name) for name in CHANGEABLE}
@@ -82,7 +83,7 @@ class LiveSettings:
         try:
             self.now = replace(before, **values, origins=MappingProxyType(origins))
         except ConfigError as error:
-            raise ConfigError(f"beside what only a restart changes, {error}") from error
+            raise ConfigError(f"with the settings that need a restart, {error}") from error
         for step in self._on_change:
             step(before, self.now)
 
@@ -91,7 +92,7 @@ def _differences(now: Settings, found: Settings) -> Iterator[Difference]:
     before = {name: shown for name, shown, _ in now.describe()}
     after = {name: shown for name, shown, _ in found.describe()}
     for field in SETTINGS:
-        # Not what is shown of it: two passwords are shown alike.
+        # Compare the values, not what is shown: two passwords are shown alike.
         if getattr(now, field) != getattr(found, field):
             name = option_name(field)
             yield Difference(

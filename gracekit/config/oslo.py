@@ -1,6 +1,6 @@
-"""Settings out of oslo.config: what an OpenStack service has in its files, option by option.
+"""Settings out of oslo.config: maps the options of an OpenStack service to gracekit's settings.
 
-Nothing of oslo is imported here: what is read is a `cfg.ConfigOpts` that has parsed its files.
+This imports nothing of oslo. It reads a `cfg.ConfigOpts` that has parsed its files.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _TAKEN: Final = (
     ("control_exchange", "exchange"),
     ("rpc_ping_enabled", "rpc_ping_enabled"),
 )
-"""Options of [DEFAULT], and the settings that they are."""
+"""Options of [DEFAULT], and the settings that correspond to them."""
 _IN_URL: Final = ("ssl_ca_file", "ssl_cert_file", "ssl_key_file")
 _ELSEWHERE: Final = MappingProxyType(
     {
-        "rpc_response_timeout": "each caller says it: client.prepare(timeout=...)",
+        "rpc_response_timeout": "each caller sets its own: client.prepare(timeout=...)",
         "executor_thread_pool_size": "see GRACEKIT_MAX_RUNNING and GRACEKIT_THREADS",
         "rpc_conn_pool_size": "a process has two connections, whatever it does",
         "conn_pool_min_size": "a process has two connections, whatever it does",
@@ -43,12 +43,12 @@ _ELSEWHERE: Final = MappingProxyType(
 
 @dataclass(slots=True, kw_only=True)
 class OsloOptions:
-    """What was found.
+    """What was found in oslo.config.
 
     Attributes:
         values: Setting to value, as `load` takes them.
         origins: Setting to the option that it came from.
-        doubts: What somebody has set and gracekit cannot do, a sentence each.
+        doubts: Options that are set and that gracekit cannot honour, a sentence each.
     """
 
     values: dict[str, object] = field(default_factory=dict)
@@ -62,10 +62,10 @@ class OsloOptions:
 
 
 def read_oslo(conf: Any) -> OsloOptions:
-    """What *conf* says of the settings; options that it does not know are left out.
+    """The settings in *conf*; options that *conf* does not know are left out.
 
     Raises:
-        ConfigError: together its options are none of the declare profiles.
+        ConfigError: no declare profile stands for its options together.
     """
     found = OsloOptions()
     for option, setting in _TAKEN:
@@ -79,10 +79,10 @@ def read_oslo(conf: Any) -> OsloOptions:
 
 
 def oslo_profile(asked: Mapping[str, bool]) -> str:
-    """The declare profile that is meant by `DURABLE_OPTIONS`.
+    """The declare profile that stands for these values of `DURABLE_OPTIONS`.
 
     Raises:
-        ConfigError: none is.
+        ConfigError: there is none.
     """
     durable, quorum, transient_quorum = (asked.get(name, False) for name in DURABLE_OPTIONS)
     if quorum:
@@ -103,8 +103,8 @@ def _take_timeout(conf: Any, found: OsloOptions) -> None:
         found.take("drain_timeout_s", timeout, "graceful_shutdown_timeout")
     elif timeout == 0:
         found.doubts.append(
-            "graceful_shutdown_timeout = 0 means a drain without end, and here every drain has "
-            "one: set it, or GRACEKIT_DRAIN_TIMEOUT, to seconds"
+            "graceful_shutdown_timeout = 0 means a drain without end, but here every drain has a "
+            "limit: set it, or GRACEKIT_DRAIN_TIMEOUT, to seconds"
         )
 
 
@@ -121,8 +121,8 @@ def _take_url(conf: Any, found: OsloOptions) -> None:
             more["heartbeat_timeout_threshold"] = seconds
         else:
             found.doubts.append(
-                "heartbeat_timeout_threshold = 0 switches heartbeats off, and without them a dead "
-                "broker is not noticed: the default of gracekit stays"
+                "heartbeat_timeout_threshold = 0 switches heartbeats off, but a dead broker is "
+                "only noticed by them: gracekit keeps its default"
             )
     missing = {name: value for name, value in more.items() if f"{name}=" not in url}
     mark = "&" if "?" in url else "?"
@@ -139,21 +139,21 @@ def _take_rabbit(conf: Any, found: OsloOptions) -> None:
 
 
 def _left_out(conf: Any) -> Iterator[str]:
-    """What somebody has set, and nothing here reads."""
+    """Options that are set and that nothing here reads."""
     known = {*DURABLE_OPTIONS, *_IN_URL, "ssl", "heartbeat_timeout_threshold"}
     known.add("rabbit_qos_prefetch_count")
     options = [(name, DEFAULT) for name in _ELSEWHERE]
     options += [(name, RABBIT) for name in _names(conf, RABBIT) if name not in known]
     for name, group in options:
         if _is_given(conf, name, group):
-            why = _ELSEWHERE.get(name, "gracekit has nothing like it, see docs/oslo.md")
+            why = _ELSEWHERE.get(name, "gracekit has no such setting, see docs/oslo.md")
             yield f"[{group}] {name} is set and not used: {why}"
 
 
 def _names(conf: Any, group: str) -> list[str]:
     try:
         return sorted(conf[group])
-    except (AttributeError, KeyError):  # of oslo.config's own classes, which are both
+    except (AttributeError, KeyError):  # oslo.config's own error is both
         return []
 
 
@@ -166,7 +166,7 @@ def _value(conf: Any, name: str, group: str = DEFAULT) -> Any:
 
 
 def _is_given(conf: Any, name: str, group: str) -> bool:
-    """Whether a file, a command line or the environment says it, and no default."""
+    """Whether a file, a command line or the environment sets it; a default does not count."""
     try:
         place = conf.get_location(name, None if group == DEFAULT else group)
     except (AttributeError, KeyError):

@@ -155,12 +155,13 @@ class Settings:
             characters, separated by commas.
         admin: Where the HTTP endpoint listens: `off`, `unix:/path`, `127.0.0.1:9701`, or
             `0.0.0.0:9701`, which needs `admin_token_file`. It needs `gracekit[web]`.
-        admin_token_file: A file of mode 0600 with `name:token` lines: who may use the HTTP API.
+        admin_token_file: A file of mode 0600 with `name:token` lines: the tokens for the HTTP API.
         admin_tls: Certificate and key of the endpoint: `cert.pem,key.pem`.
-        admin_open: What it answers without a token: `probes` (they and metrics), or `nothing`.
-        admin_hosts: Names, separated by commas, by which it may be called beside IP addresses,
-            localhost and the name of the host.
-        admin_read_only: Whether it shows only, and carries no verb out.
+        admin_open: What the endpoint answers without a token: `probes` (and metrics), or
+            `nothing`.
+        admin_hosts: Host names, separated by commas, that its clients may use, beside IP
+            addresses, localhost and the name of the host.
+        admin_read_only: Whether the endpoint only shows state and refuses all actions.
         log_format: `text`, `json`, or `auto`: text on a terminal. Given, it replaces the
             logging that the service's module has configured.
         log_level: Lowest level that `gracekit run` logs: `debug`, `info`, `warning`, `error` or
@@ -169,7 +170,7 @@ class Settings:
             id), `traceback` with it, or `off`.
         origins: Field name to the place that its value came from.
         service_defaults: What the service gave as its own defaults.
-        doubts: What was set elsewhere and means nothing here, a sentence each; see `from_oslo`.
+        doubts: Options of oslo.config that have no effect here, a sentence each; see `from_oslo`.
     """
 
     transport_url: str = _url(TRANSPORT)
@@ -248,16 +249,16 @@ class Settings:
     ) -> Settings:
         """What an OpenStack service has in its oslo.config, as settings.
 
-        Read are `host`, `transport_url`, `control_exchange`, `graceful_shutdown_timeout`,
+        It reads `host`, `transport_url`, `control_exchange`, `graceful_shutdown_timeout`,
         `rpc_ping_enabled`, and of [oslo_messaging_rabbit] durable and quorum flags, TLS, heartbeat
-        and prefetch. What is given here goes before GRACEKIT_ variables, these before *conf*, and
-        *conf* before the service's defaults. `doubts` names what is set there and not used.
+        and prefetch. Arguments win over GRACEKIT_ variables, these over *conf*, and *conf* over
+        the service's defaults. `doubts` names the options that are set and not used.
 
         Args:
             conf: A `cfg.ConfigOpts` that has parsed its files, and knows oslo.messaging's options.
             defaults: Those of the service, `svc.defaults`.
             env: The environment; None for this process's own.
-            given: Settings by name, `"5m"` for durations.
+            given: Settings by name; durations as `"5m"`.
 
         Raises:
             ConfigError: at least one value is wrong or unknown; names them all.

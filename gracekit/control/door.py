@@ -35,10 +35,10 @@ from gracekit.telemetry.telemetry import Telemetry
 LINE_TIMEOUT_S: Final = 5.0
 """For a line to come whole, and for one to be taken."""
 MAX_ASKS: Final = 64
-"""At one time. Those who come then are refused before their line is read."""
+"""Connections at one time. Further ones are refused before their line is read."""
 LONGEST_BY: Final = 200
 LAST_ANSWERS_S: Final = 0.5
-"""What asks that were admitted get for their answers when the door closes."""
+"""When the door closes, verbs in progress get so many seconds to be answered."""
 
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -87,7 +87,7 @@ class Door:
         self._clock = clock
         self._listening: tuple[socket.socket, asyncio.Task[None]] | None = None
         self._answering: set[asyncio.Task[None]] = set()
-        self._admitted: set[asyncio.Task[Any]] = set()  # those of them whose verb is carried out
+        self._admitted: set[asyncio.Task[Any]] = set()  # those that are carrying out a verb
 
     async def start(self) -> None:
         """Open the door. A run whose door cannot be made goes on without it, and says so."""
@@ -108,7 +108,7 @@ class Door:
         self._listening = listener, work
 
     async def stop(self) -> None:
-        """Close the door: no new ask is taken, and answers that take long are cut."""
+        """Close the door: it takes no new ask, and cuts answers that take too long."""
         if self._listening is not None:
             (listener, work), self._listening = self._listening, None
             work.cancel()
@@ -117,7 +117,7 @@ class Door:
                 self._path.unlink()
             self._answering.add(work)
             work.add_done_callback(lambda _: listener.close())
-        if self._admitted:  # an order that was accepted is answered, if that takes no time
+        if self._admitted:  # answer a verb that was already accepted, if that is quick
             await asyncio.wait(self._admitted, timeout=LAST_ANSWERS_S)
         for task in self._answering:
             task.cancel()

@@ -26,7 +26,7 @@ LONGEST_LINE: Final = 65_536
 LONGEST_ADDRESS: Final = 107
 """Bytes of a path that the kernel takes as the address of a socket (`man 7 unix`)."""
 
-# A ConflictError says of which statement, so a message alone makes none.
+# A ConflictError needs the statement that failed, so a message alone cannot make one.
 _CLASSES: Final = MappingProxyType(
     {
         name: kind
@@ -101,7 +101,7 @@ def read_answer(line: bytes) -> dict[str, Any]:
 
 
 def _error_named(name: str, message: str) -> GracekitError:
-    """One of gracekit's own errors; of any other class the name stands in the message."""
+    """One of gracekit's own errors; the name of any other class goes into the message."""
     kind = _CLASSES.get(name)
     return GracekitError(f"{name}: {message}") if kind is None else kind(message)
 

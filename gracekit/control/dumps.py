@@ -1,7 +1,7 @@
 """Tasks and stacks for an operator: the text that SIGUSR1 writes, page by page.
 
-A text is made once and kept for a moment, so that its pages fit together however much
-changes meanwhile. It is made in a thread, beside the loop, which goes on with its work.
+A text is made once and kept for a minute, so that its pages fit together even if the tasks
+change meanwhile. A thread makes it, so that the event loop can go on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gracekit.process import Threads
 from gracekit.tracker.stacks import StackDump
 
 PAGE_BYTES: Final = 40_000
-"""Of JSON, but for a longer line: below `door_wire.LONGEST_LINE`."""
+"""JSON bytes of a page, unless one line is longer; less than `door_wire.LONGEST_LINE`."""
 KEPT_S: Final = 60.0
 MOST_KEPT: Final = 4
 

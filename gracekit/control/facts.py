@@ -1,4 +1,4 @@
-"""What a run knows of its store for those who look after it, at most 5 seconds old."""
+"""What probes and metrics show of a run's store, at most 5 seconds old."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gracekit.telemetry.telemetry import Telemetry
 
 FRESH_S: Final = 5.0
 LOOK_TIMEOUT_S: Final = 1.0
-"""After it the store counts as silent: probes wait for no longer."""
+"""If the store has not answered within this time, probes report that it does not answer."""
 COUNT_EVERY_S: Final = 60.0
-"""Accounts are counted over every row of the store, so no more often than this."""
+"""Seconds between two counts of the accounts, which read every row of the store."""
 COUNT_SHARE: Final = 100
 """A count that took 1 s is repeated after 100 s: it keeps other reads waiting."""
 UNCOUNTED_S: Final = 600.0
-"""As above after a count that nobody waited for to its end."""
+"""Seconds until the next count if the last one timed out or failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,12 @@ class Facts:
 
 
 class StoreFacts:
-    """Looks when somebody asks, at most each `FRESH_S`; all who ask meanwhile share one look.
+    """Queries the store on demand, at most each `FRESH_S`; concurrent callers share one query.
 
     Args:
-        view: Of the run's store.
-        telemetry: Knows whether somebody measures, who cannot wait for a look.
-        service: Whose requests are counted.
+        view: Reads the run's store.
+        telemetry: Knows whether there is a meter provider, whose callbacks cannot await a query.
+        service: The service whose requests are counted.
 
     Attributes:
         last: What the last look has shown, however old; None before the first.
@@ -66,14 +66,14 @@ class StoreFacts:
         self.accounts_off_by: int | None = None
 
     async def fresh(self) -> Facts:
-        """What is known; never raises for the store, and waits `LOOK_TIMEOUT_S` at most."""
+        """Facts at most `FRESH_S` old; never raises, and waits `LOOK_TIMEOUT_S` at most."""
         async with self._looking:
             if self.last is None or self._view.clock.loop() - self.last.at >= FRESH_S:
                 self.last = await self._look()
             return self.last
 
     async def count_accounts(self) -> None:
-        """Count what is accounted for, if it is time; waits `LOOK_TIMEOUT_S` at most."""
+        """Count the accounts, if they are due; waits `LOOK_TIMEOUT_S` at most."""
         clock = self._view.clock
         async with self._counting:
             began_at = clock.loop()
@@ -89,7 +89,7 @@ class StoreFacts:
             self._count_at = clock.loop() + max(COUNT_EVERY_S, COUNT_SHARE * took_s)
 
     async def keep(self) -> None:
-        """Look again and again while the process has a meter provider, until cancelled."""
+        """Query again and again while the process has a meter provider, until cancelled."""
         while True:
             await asyncio.sleep(FRESH_S)
             if self._telemetry.is_measured:

@@ -1,4 +1,4 @@
-"""What a run asks its store for the sake of those who look after it."""
+"""What a run asks its store for probes and metrics."""
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ from gracekit.tracker.tracker import Tracker
 
 
 class Gauges:
-    """Reads the gauges of one run, from any thread; nothing is asked of store or broker.
+    """Reads the gauges of one run, from any thread; asks neither the store nor the broker.
 
     Args:
         members: Knows when the run began.
-        servers: Whose intakes are shown.
-        transport: Knows whether the broker is reached.
-        facts: What was last seen of the store.
-        loop: Of the run: its time is what deadlines are in.
+        servers: Know whether the queues of their lanes are read.
+        transport: Knows whether the broker is connected.
+        facts: What the last query of the store has shown.
+        loop: The run's event loop: deadlines are in its time.
     """
 
     def __init__(

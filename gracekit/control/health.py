@@ -1,9 +1,9 @@
-"""What probes ask of a run: whether it lives, whether it is ready, whether it has started.
+"""What probes ask of a run: whether it is alive, whether it is ready, whether it has started.
 
-Asked by the run's door (`gracekit health`) and by its HTTP endpoint. A check asks no broker and
-no application: it reads what the run knows anyway, and of the store what `StoreFacts` looked up
-less than 5 seconds before. Its words name no request, resource or operator, because a probe
-needs no token.
+Probes come by the run's door (`gracekit health`) and by its HTTP endpoint. A check asks neither
+the broker nor the application: it reads the state of the run, and facts of the store that are
+less than 5 seconds old (`StoreFacts`). Its answer names no request, resource or operator, because
+a probe needs no token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gracekit.store.status import StoreState
 from gracekit.tracker.task import Lane
 
 LONG_UNFINISHED_S: Final = 3600.0
-"""A request that is unfinished for longer deserves a look."""
+"""If a request is unfinished for longer, an operator should look."""
 
 SLOW_COMMIT_S: Final = 1.0
 
@@ -31,11 +31,11 @@ HealthStatus = Literal["pass", "warn", "fail"]
 
 
 class Probe(enum.Enum):
-    """What may be asked."""
+    """The three probes, and what a platform does if one fails."""
 
-    LIVE = "live"  # restart it if not
-    READY = "ready"  # send it no requests if not
-    STARTED = "started"  # ask nothing else before
+    LIVE = "live"  # it restarts the process
+    READY = "ready"  # it sends no requests
+    STARTED = "started"  # it does not ask the other probes yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,9 @@ class Health:
     """The answer to one probe.
 
     Attributes:
-        status: `pass`; `warn`, which also passes: it serves, and somebody should look; `fail`.
-        phase: Of the service.
-        why: What keeps it from passing, a few words each; empty if nothing does.
+        status: `pass`, `fail`, or `warn`: it serves and passes, but an operator should look.
+        phase: The state of the service.
+        why: What is wrong, a few words each; empty if nothing is.
     """
 
     status: HealthStatus
@@ -54,7 +54,7 @@ class Health:
 
     @classmethod
     def judged(cls, phase: ServiceState, failures: list[str], warnings: list[str]) -> Health:
-        """Of what is wrong: a failure outweighs any number of warnings."""
+        """`fail` with any failure, `warn` with only warnings, else `pass`."""
         status: HealthStatus = "fail" if failures else "warn" if warnings else "pass"
         return cls(status=status, phase=phase, why=tuple(failures + warnings))
 
@@ -98,7 +98,7 @@ class HealthCheck:
                 return await self._ready()
 
     def _live(self) -> Health:
-        """That the loop turns is proven by the answer; a new process helps a broken store."""
+        """The answer itself proves that the loop runs; a broken store needs a new process."""
         broken = self._engine.status.state is StoreState.BROKEN
         return Health.judged(self._phase.state, ["the store is broken"] if broken else [], [])
 
@@ -117,11 +117,11 @@ class HealthCheck:
         return Health.judged(self._phase.state, failures, warnings)
 
     def _not_serving(self) -> Iterator[str]:
-        """Why it takes no new requests, of its own will."""
+        """Why its phase lets it take no new requests."""
         request, state = self._coordinator.stop_request, self._phase.state
         if state is ServiceState.STOPPED:
             yield "it has stopped"
-        elif request is not None:  # before the phase says so: the record of the stop comes first
+        elif request is not None:  # the phase changes later, when the stop is on record
             by = request.by if request.source == "signal" else request.source
             yield f"drain by {by}{self._left()}"
         elif state is not ServiceState.SERVING:

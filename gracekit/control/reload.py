@@ -1,7 +1,7 @@
 """Settings that are read again while the service runs, as SIGHUP asks for it.
 
-What may change is changed, and of every other setting that reads otherwise now one line says that
-only a restart takes it. If what was read is wrong, nothing changes.
+Settings that may change are changed. For every other setting whose value differs, one log line
+says that it needs a restart. If the settings are wrong, nothing changes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Reload:
     """Reads the settings of one run again.
 
     Args:
-        coordinator: In a drain nothing changes, as its times are fixed.
-        threads: One thread: a file may lie on a disk that does not answer.
+        coordinator: Knows whether a drain is under way: its times must not change.
+        threads: One thread reads the file, because its disk may not answer.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Reload:
         self._is_busy = False
 
     async def reload(self) -> None:
-        """Read them, and once more if that is asked for meanwhile; raises nothing."""
+        """Read the settings, and again if another reload is asked for meanwhile; never raises."""
         self._is_asked = True
         if self._is_busy:
             return
@@ -51,8 +51,8 @@ class Reload:
         try:
             while self._is_asked:
                 self._is_asked = False
-                # systemd waits for both messages (Type=notify-reload), whatever comes of it. In a
-                # start the second one would say that the service is ready.
+                # systemd waits for both messages (Type=notify-reload), also if the reload fails.
+                # During a start the second one would say that the service is ready.
                 is_told = self._phase.has_served
                 if is_told:
                     self._notify.reloading()

@@ -4,7 +4,7 @@ They come by its door (`control.door`), and from older command lines by the ops 
 of a local queue, in a namespace of their own. They are neither journaled nor tracked as
 requests are. A verb names the run that it is meant for, so that a command for a dead run
 does not hit its successor. Each answer fits into one line, however much is in flight.
-What changes something is an incident on record: who, what, when, which run, and why.
+Each verb that changes something is recorded as an incident: who, what, when, which run, why.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PAGE_BYTES: Final = 40_000
 QUIET_ANSWER_S: Final = 3.0
 """After it a quiet is answered although the transport has not confirmed it yet."""
 NOTE_TIMEOUT_S: Final = 1.0
-"""An answer does not wait any longer for a store that is to record who asked."""
+"""Seconds that an answer waits until the store has recorded who asked."""
 
 
 class Control:
@@ -154,9 +154,9 @@ class Control:
     async def _change_intake(self, name: str) -> None:
         async with self._one_signal:  # in the order in which they came
             if name == "SIGCONT" and self._phase.state is not ServiceState.QUIET:
-                # systemd sends it behind each SIGTERM, and others behind each SIGSTOP: nobody
-                # asks for anything by it but whoever has sent SIGTSTP before. So it undoes no
-                # drain by command either, as `gracekit resume` does.
+                # systemd sends SIGCONT after each SIGTERM, and a debugger after each SIGSTOP. It
+                # is a request only after SIGTSTP. So, unlike `gracekit resume`, it does not undo
+                # a drain that a command asked for.
                 return
             self._telemetry.emit("signal.received", signal=name)
             verb = self._resume if name == "SIGCONT" else self._quiet
@@ -268,7 +268,7 @@ class Control:
         """Move the deadline of the drain later.
 
         Args:
-            args: `more`, a duration. `by` is who asks, as everywhere.
+            args: `more`, a duration; `by` and `reason` as with every verb.
         """
         if (more := args.get("more")) is None:
             raise InvalidArgumentsError("verb 'extend' needs more, a duration such as '5m'")
@@ -298,7 +298,7 @@ class Control:
         return {"run_id": self._run_id, "phase": ServiceState.SERVING.value}
 
     async def _note(self, verb: str, args: Mapping[str, Any], *, what: str = "") -> None:
-        """Record who asked the run for what, and why; after it was done, as a store may be slow."""
+        """Record who asked for what, and why; after it was done, as the store may be slow."""
         by, reason = _words(args, "by", LONGEST_WORD), _words(args, "reason", LONGEST_REASON)
         self._telemetry.emit("run.ordered", verb=verb, by=by, reason=reason)
         try:

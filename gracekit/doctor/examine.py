@@ -135,7 +135,7 @@ def _platform_checks(
         yield lambda: platform.check_systemd(settings, pid)
         yield lambda: platform.check_supervisord(settings, proc.environment_of(pid))
     files = (examination.unit, *examination.manifests, *examination.dockerfiles)
-    if not any(files):  # these tell of another place than this one
+    if not any(files):  # a given file describes another place than this machine
         yield lambda: platform.check_container(settings, pid)
 
 

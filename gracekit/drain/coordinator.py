@@ -100,7 +100,7 @@ class ShutdownCoordinator:
         self._parts.tracker.poke()
 
     def extend(self, by_s: float) -> float:
-        """Move the deadline of a drain later, and all that follows it.
+        """Move the deadline of a drain later, and with it the hard limit.
 
         Returns:
             Seconds until the deadline now.
@@ -112,7 +112,7 @@ class ShutdownCoordinator:
         self._times.check_extension(request, by_s)
         deadline = self._times.deadline_of(request) + by_s
         self._request = replace(request, timeout_s=deadline - request.at)
-        if self._phase.deadline is not None:  # else the drain is about to begin, with this one
+        if self._phase.deadline is not None:  # None: the drain begins soon, with this deadline
             self._phase.deadline = deadline
         self._arm_alarm(deadline)
         self._parts.tracker.poke()
@@ -130,7 +130,8 @@ class ShutdownCoordinator:
         if request.final:
             raise GracekitError(
                 "the drain is final: a signal, the program or a fault asked for it, and not a "
-                "command, so its deadline stands; GRACEKIT_DRAIN_TIMEOUT gives the next one more"
+                "command, so its deadline stands; a larger GRACEKIT_DRAIN_TIMEOUT gives the next "
+                "drain more time"
             )
         passed = self._phase.deadline is not None and self._times.now >= self._times.deadline
         if passed or self._wait_over or self._times.is_cut_short:
@@ -165,7 +166,7 @@ class ShutdownCoordinator:
 
     @property
     def stop_request(self) -> StopRequest | None:
-        """What asked for the stop that stands; None if nothing has."""
+        """The stop request in force; None without one."""
         return self._request
 
     @property
@@ -196,7 +197,7 @@ class ShutdownCoordinator:
         state = self._phase.state
         handed_over = bool(self._parts.dispatcher.unfinished.handed_over)
         too_late = state is ServiceState.DRAINING and (self._past_return or handed_over)
-        if too_late or (self._request and self._request.final):  # it may be about to begin
+        if too_late or (self._request and self._request.final):  # also before the drain begins
             raise GracekitError(
                 "the drain is final: it was asked for by a signal, or a task was handed over, "
                 "or nothing is left to wait for; start the service again when it has stopped"

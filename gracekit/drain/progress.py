@@ -123,7 +123,7 @@ class DrainProgress:
         self._moved_at = times.now
 
     def tell_awaited(self, running: list[TrackedTask]) -> None:
-        """Log each task that the drain waits for."""
+        """Log each of these tasks, which the drain waits for."""
         for task in running:
             self._telemetry.emit(
                 "task.awaited",
@@ -138,14 +138,14 @@ class DrainProgress:
             )
 
     def tell_platform(self, *, stopping: bool) -> None:
-        """The state at once; a final drain also that it is one. `show` asks for time later."""
+        """Send systemd the state, and of a final drain STOPPING; `show` asks for time later."""
         if stopping:
             self._notify.stopping(self.status(), extend_s=self.extension_s())
         else:
             self._notify.status(self.status())
 
     def tell_finished(self) -> None:
-        """Log the sums of the report, when all is over."""
+        """Log the sums of the report, at the end of the drain."""
         report = self._report
         self._telemetry.emit(
             "drain.finished",

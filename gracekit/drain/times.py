@@ -69,15 +69,16 @@ class Times:
         return deadline + settings.handover_s + settings.exit_margin_s
 
     def check_extension(self, request: StopRequest, by_s: float) -> None:
-        """Whether the drain of *request* may end so much later.
+        """Check that the drain of *request* may end so much later.
 
         Raises:
-            GracekitError: it would outlive `kill_after`, which counts from the request.
+            GracekitError: the platform would kill the process before its end; `kill_after` counts
+                from the request.
         """
         if by_s <= 0:
             raise GracekitError(
-                f"an extension by {format_duration(by_s)} changes nothing: a deadline moves later "
-                "only; write --by 5m"
+                f"an extension by {format_duration(by_s)} is not possible: a deadline only moves "
+                "later; write --by 5m"
             )
         kill_s = self._settings.now.kill_after_s
         if kill_s is None:

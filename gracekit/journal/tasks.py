@@ -313,7 +313,7 @@ class Journal:
         await self.commit(batch)
 
     def add_context(self, batch: Batch, task: TrackedTask, context: Mapping[str, Any]) -> None:
-        """Record another context of a running task: the one with its last trace."""
+        """Replace the context of a running task's row, to add the trace of its last attempt."""
         batch.add(CONTEXT, to_json(context), task.row_id, self.run_id)
 
     def add_hand_over(

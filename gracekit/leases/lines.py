@@ -69,7 +69,7 @@ class _Waiting:
 @dataclass(slots=True)
 class _Line:
     inside: int = 0
-    too_many: int = 0  # of those inside, since it became narrower: nobody follows them
+    too_many: int = 0  # of those inside, since the width shrank: their places are not refilled
     waiting: _Waiting | None = None  # made for the first who waits: mostly nobody does
 
     def forget_queues_if_empty(self) -> None:
@@ -78,7 +78,7 @@ class _Line:
             self.waiting = None
 
     def admit_next(self) -> bool:
-        """Give a place to who is next; false if nobody waits."""
+        """Give a place to the next in line; false if the line is empty."""
         while self.waiting is not None:
             waiter = self.waiting.next()
             self.forget_queues_if_empty()
@@ -157,7 +157,7 @@ class Lines:
             del self._lines[key]
 
     def resize(self, key: Hashable, width: int) -> None:
-        """Who enters from now on finds *width* places inside, and who waits already as well."""
+        """Let *width* be inside from now on; this admits waiters at once if there is room."""
         line = self._lines.get(key)
         if line is None:
             return

@@ -29,7 +29,7 @@ async def call_hook(
     *,
     trace: AbstractContextManager[None] | None = None,
 ) -> Any:
-    """Call a probe, errored hook or job, plain or async; in *trace*, or in none."""
+    """Call a probe, errored hook or job, plain or async; in *trace*, or without any trace."""
     try:
         with running_in(ctx), trace or apart():
             if asyncio.iscoroutinefunction(hook):

@@ -39,7 +39,7 @@ class ClaimLimit:
         return number
 
     def widen(self, by: int) -> None:
-        """So many more may wait for the lane itself; fewer, if *by* is negative."""
+        """Let so many more rows wait for the lane itself; fewer, if *by* is negative."""
         self._ahead += by
         self._changed.set()
 

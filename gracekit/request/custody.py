@@ -278,7 +278,7 @@ class Custody:
                 return
 
     def _add_trace(self, batch: Batch, job: Job) -> None:
-        """What goes on with the task is linked to this attempt, if it was recorded."""
+        """Record this attempt's trace keys, so that the next attempt can be linked to it."""
         keys = None if job.traced is None else job.traced.keys()
         if keys:
             self._journal.add_context(batch, job.task, stamped(job.caller, keys))

@@ -100,7 +100,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
         suspicion: None if it may run beside others.
         alone: Whether nothing else runs beside it, as its row will say.
         unended: Its start was told, and no end of it yet.
-        traced: Its present attempt, or the last one, as traces have it; None for none.
+        traced: The trace of its present or last attempt; None without one.
     """
 
     task: TrackedTask
@@ -218,7 +218,7 @@ class Scheduler:
             self._lines.leave(job.inside.pop())
 
     def resize(self, gate: LaneGate, max_running: int) -> None:
-        """Let so many handlers of a lane run from now on; those that do run go on."""
+        """Let so many handlers of a lane run from now on; running ones go on."""
         gate.claim_limit.widen(max_running - gate.max_running)
         gate.max_running = max_running
         self._lines.resize(gate, max_running)
@@ -246,7 +246,7 @@ class Scheduler:
 
 
 def _wait_of(job: Job, key: Hashable) -> Awaited:
-    """What a job waits for that stands in the line *key*."""
+    """What a job waits for while it is in the line *key*."""
     if key is job.gate:
         return Awaited.LANE
     if key is job.gate.threads:

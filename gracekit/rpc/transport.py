@@ -254,12 +254,12 @@ class Transport(Protocol):
 
     @property
     def is_connected(self) -> bool | None:
-        """Whether its broker is reached now; None where there is no broker."""
+        """Whether its broker is connected now; None if it uses no broker."""
         ...
 
     @property
     def messaging(self) -> Messaging:
-        """What it is, as traces name it."""
+        """Its system and exchange, as traces name them."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Names of what a run has in the run directory of its store."""
+"""Names of a run's files in the run directory of its store."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Members:
     """This run among the runs of its service.
 
     Attributes:
-        joined_at: Wall time of its own row; None before that.
+        joined_at: Wall time at which its own row was written; None before that.
     """
 
     def __init__(

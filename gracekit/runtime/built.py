@@ -49,7 +49,7 @@ class Ground:
     """What is there before anything is built: what was declared, the four ports, the seat.
 
     Attributes:
-        live: The settings, of which a few may change; `settings` is what they are now.
+        live: The settings, of which a few may change; `settings` are the present ones.
         tracker: Here, because a dump of stacks may be asked for at any time.
         stacks: Makes that dump.
         stops: Here, because a stop may be asked for at any time.
@@ -115,8 +115,8 @@ class Wired:
     """One run of a service, built and not started.
 
     Attributes:
-        admin: What the HTTP endpoint shows and does, whether there is one or not.
-        gauges: What its metrics show at any moment.
+        admin: What the HTTP endpoint shows and does; made without an endpoint, too.
+        gauges: Reads the gauges of the run's metrics.
         parts: All that starts and stops, in its order.
     """
 

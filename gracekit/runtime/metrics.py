@@ -1,4 +1,4 @@
-"""The metrics of one run: the words of its labels, and counting them where somebody reads them."""
+"""The metrics of one run: the values of their labels, and what counts for `/metrics`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def label_words(service: Service) -> LabelWords:
 
 
 def count_metrics(service: Service, telemetry: Telemetry) -> RunMetrics | None:
-    """Count from now on what `/metrics` shows; None without the package that shows it."""
+    """Count from now on what `/metrics` shows; None if `prometheus_client` is not installed."""
     if importlib.util.find_spec("prometheus_client") is None:
         return None
     counted = RunMetrics(label_words(service))

@@ -63,7 +63,7 @@ def run_service(service: Service, settings: Settings | LiveSettings | None = Non
         signals.take(for_good=True)  # a stop may come before there is a loop
         calm_collector()
         report = _run_to_the_end(runtime)
-        # systemd drops the messages of a process that has gone before they were read.
+        # systemd drops messages of a process that has ended before systemd has read them.
         runtime.ground.process.notify.barrier(timeout_s=BARRIER_S)
         # The interpreter would wait for either without a limit.
         if not _threads_ended(runtime.settings.exit_margin_s) or not streams.flush(FLUSH_S):

@@ -62,7 +62,7 @@ def in_order(
             # Stopped last: a drain may wait for the store until its end. Started last: what feeds
             # systemd's watchdog also sets it off, and it must not watch a start.
             ListedPart("end of the watchdog", StepPart(end=feeding.stop)),
-            # Answers probes from here on, and until the stop is on record.
+            # Early, so that it answers probes during the start; stopped after the stop record.
             ListedPart("HTTP endpoint", _endpoint(ground, admin)),
             ListedPart("store and seat", seat),
             ListedPart("wake-ups", StepPart(_soon(listening), end=_soon(records.wakeups.stop))),
@@ -143,7 +143,7 @@ def _endpoint(ground: Ground, admin: AdminApi) -> Part:
         from gracekit.admin.server import AdminServer  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ConfigError(
-            f"admin = {ground.settings.admin} needs what is not installed ({error}): "
+            f"admin = {ground.settings.admin} needs a package that is not installed ({error}): "
             "pip install 'gracekit[web]', or set GRACEKIT_ADMIN=off"
         ) from error
     ends_process = ground.signals is not None and ground.signals.for_good

@@ -1,7 +1,7 @@
 """How long commits take: for metrics, and to notice a store that has become slow.
 
-A group counts as one: from the submission of its first batch to the answer, with the wait for other
-groups and for other processes. The thread that commits notes it; any thread may ask.
+A group counts once: from the submission of its first batch to the answer, including waits for
+other groups and other processes. The thread that commits notes it; any thread may ask.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 RECENT_S: Final = 5.0
-"""For so long at least, and for twice as long at most, the longest commit is remembered."""
+"""The longest commit is remembered for this time at least, and for twice this time at most."""
 
 
 class _Recent(NamedTuple):
@@ -22,7 +22,7 @@ class _Recent(NamedTuple):
     before_s: float
 
     def at(self, now: float) -> _Recent:
-        """What is recent at that moment."""
+        """The longest commits that are still recent at that moment."""
         if now < self.until:
             return self
         follows = now < self.until + RECENT_S
@@ -33,7 +33,7 @@ class CommitTimes:
     """The times of one store's commits.
 
     Args:
-        now: A clock in seconds that nobody sets.
+        now: A monotonic clock in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -47,27 +47,27 @@ class CommitTimes:
         self._listeners = (*self._listeners, listener)
 
     def begin(self, submitted_at: float) -> None:
-        """A group is being committed.
+        """Note that the commit of a group begins.
 
         Args:
-            submitted_at: When its first batch was, by `now`.
+            submitted_at: When its first batch was submitted, by `now`.
         """
         self._under_way = submitted_at
 
     def end(self) -> None:
-        """It is committed, or refused, and is about to be answered."""
+        """Note that the group is committed or refused; its answers come next."""
         begun, self._under_way = self._under_way, None
         if begun is None:
             return
         now, recent = self.now(), self._recent
         took_s = now - begun
-        if took_s > recent.longest_s or now >= recent.until:  # seldom
+        if took_s > recent.longest_s or now >= recent.until:  # rarely
             recent = recent.at(now)
             self._recent = recent._replace(longest_s=max(recent.longest_s, took_s))
         for listener in self._listeners:
             try:
                 listener(took_s)
-            except Exception:  # noqa: BLE001, S110 - the commit stands, and others wait
+            except Exception:  # noqa: BLE001, S110 - the commit stands; its callers wait
                 pass
 
     def longest_s(self) -> float:

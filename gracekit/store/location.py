@@ -16,7 +16,7 @@ from gracekit.store.wakeup import Wakeups
 
 
 class StoreLocation(StorePlace):
-    """A place of a store, and how it is opened, read and copied."""
+    """Where a store is, and how to open, read and copy it."""
 
     @property
     def schema(self) -> int:

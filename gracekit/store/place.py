@@ -1,4 +1,4 @@
-"""Where a store is, and what stands beside it; what `store.location` makes engines of."""
+"""Where a store is, and what stands beside it; `store.location` opens it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from gracekit.config.urls import UrlKind, file_of, kind_of, shown_url
 
 
 class StorePlace:
-    """Where a store is, and what stands beside it. Loads no engine.
+    """Where a store is, and what stands beside it. Imports no engine.
 
     Attributes:
         url: As messages show it: without secrets.
-        name: What it is called on this machine, also in the marks that queues keep; None for one
-            in memory.
+        name: Its name on this machine, also in the marks that queues keep; None for one in
+            memory.
         path: Its file, through no symbolic link of its directory; None for one in memory.
         run_directory: Where its runs have their locks, doors and wake-up pipes; None for one in
             memory, which no other process sees.

@@ -43,7 +43,7 @@ class Worker(Generic[J, A]):
     Args:
         name: Of the thread.
         open_handler: Called on the thread; what it raises, `start` raises.
-        times: Where it is noted how long each group of jobs took; None for nowhere.
+        times: Notes how long each group of jobs took; None to note nothing.
 
     Attributes:
         begun: Whether there is a thread, or was one.
@@ -145,7 +145,7 @@ class Worker(Generic[J, A]):
 
 _Waiter = asyncio.Future[A] | concurrent.futures.Future[A]
 _Job = tuple[J, _Waiter[A], float]
-"""A job, who waits for its answer, and since when."""
+"""A job, the waiter for its answer, and the time of its submission."""
 
 
 def _run(handler: Handler[J, A], jobs: Sequence[J]) -> Sequence[A | StoreError]:

@@ -255,7 +255,7 @@ class EngineSuite:
         assert process.passed == [(Point.ACCEPT, "before"), (Point.ACCEPT, "after")]
 
     async def test_how_long_a_commit_took_is_noted_before_its_answer(self) -> None:
-        """Once for each group, in seconds; metrics and health checks ask."""
+        """Once for each group, in seconds; metrics and health checks use it."""
         seen: list[float] = []
         async with self.opened() as engine:
             await engine.commit(put(1))

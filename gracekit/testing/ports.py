@@ -117,7 +117,7 @@ class VirtualClock(Clock):
         return EPOCH_S + self._loop.time() + self.shift_s
 
     def machine(self) -> float:
-        """See `Clock.machine`; it stands still, as what it measures is no part of a story."""
+        """See `Clock.machine`; it stands still, because a simulation measures nothing."""
         return 0.0
 
     def new_id(self) -> str:

@@ -35,7 +35,7 @@ class Durations:
 
     @property
     def usual(self) -> float | None:
-        """The high quantile of all kept attempts, in seconds; None if there are too few."""
+        """Seconds within which 95 % of the kept attempts ended; None if there are too few."""
         return _high(sorted(self._last.copy())) if len(self._last) >= FEWEST else None
 
     def expected(self, elapsed_s: float) -> float | None:

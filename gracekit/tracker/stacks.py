@@ -92,7 +92,7 @@ class StackDump:
             self._thread.start()
 
     def text(self, *, now: float, loop_thread: int) -> str:
-        """As `dump`, from any thread."""
+        """Like `dump`, from any thread."""
         return dump(
             self._tracker,
             now=now,

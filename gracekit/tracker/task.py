@@ -126,14 +126,14 @@ class CancelCause(enum.Enum):
 
 
 class Awaited(enum.Enum):
-    """What a task stands still for; `tracker.waiting` makes a sentence of it."""
+    """What a task waits for; `tracker.waiting` makes a sentence of it."""
 
-    RESOURCE = "resource"  # another task of this process has it, or is before it in line
+    RESOURCE = "resource"  # another task of this process has it, or is first in line
     LEASE = "lease"  # another process has it
-    METHOD = "method"  # as many as its `max_running` run
+    METHOD = "method"  # its method already runs `max_running` tasks
     THREAD = "thread"
-    LANE = "lane"  # as many as the lane may run do
-    APART = "apart"  # it is a suspect, or one runs apart
+    LANE = "lane"  # its lane already runs `max_running` tasks
+    APART = "apart"  # it is a suspect, or a suspect runs alone
     SAME_ID = "same id"
     STORE = "store"  # its handler has returned, and the outcome cannot be recorded
 
@@ -186,7 +186,7 @@ class TrackedTask(msgspec.Struct, kw_only=True, eq=False):
         cancellable: Only while the handler itself runs; gracekit's own steps never are.
         cancel_cause: Why gracekit cancelled it; None if it did not.
         stopped: gracekit stopped the attempt at a safe point, and has not cancelled it since.
-        waits_for: What it stands in line for; None while nothing is in its way.
+        waits_for: What it waits for; None while it waits for nothing.
         order: Of the operator that asked for it; None if it was somebody else.
         thread_id: Of the worker thread that a plain handler is in; None outside one.
         history: How long its method's attempts took; None before it has started.

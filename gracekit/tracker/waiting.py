@@ -1,4 +1,4 @@
-"""Why a task in flight stands still, in words for operators: `waits_for` of its status."""
+"""What a task in flight waits for, in words for operators: `waits_for` of its status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Waiting:
     """What the tasks of one process wait for.
 
     Args:
-        tasks: All in flight; looked through once, and only if one waits for a lease.
+        tasks: All in flight; read once, and only if one waits for a lease.
     """
 
     def __init__(self, tasks: Iterable[TrackedTask]) -> None:
@@ -40,7 +40,7 @@ class Waiting:
         }
 
     def of(self, task: TrackedTask) -> str | None:
-        """`lease vm:12 held by task order-1`; None if nothing is in its way."""
+        """`lease vm:12 held by task order-1`; None if it waits for nothing."""
         match task.waits_for:
             case None:
                 return ANSWER if task.state in TERMINAL else None

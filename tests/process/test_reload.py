@@ -109,7 +109,7 @@ async def test_a_file_that_is_wrong_changes_nothing(
     config.unlink()
     await hang_up(service, "cannot read the settings in")
     config.write_text('drain_timeout = "60s"\nkill_after = "90s"\nlog_level = "debug"\n')
-    await hang_up(service, "beside what only a restart changes, drain_timeout 1m")
+    await hang_up(service, "with the settings that need a restart, drain_timeout 1m")
 
     assert len([one for one in platform.wait("READY=1") if "READY" in one]) == 1  # of its start
     for _ in range(3):

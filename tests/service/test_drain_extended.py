@@ -81,7 +81,7 @@ async def test_the_ops_lane_has_the_new_time_too(world: World, svc: Service):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("0", "a deadline moves later only; write --by 5m"),
+        ("0", "a deadline only moves later; write --by 5m"),
         ("soon", "not a duration"),
         ("31s", r"kill_after = 1m leaves 30s more at most: --by 30s"),
     ],

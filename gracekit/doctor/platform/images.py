@@ -1,6 +1,6 @@
-"""Dockerfiles: how the image that one makes starts a service, as whom, and where its files are.
+"""Dockerfiles: how an image starts a service, as which user, and where its files are.
 
-An image says nothing of the time that a stop may take: that is `docker run --stop-timeout`.
+How long a stop may take is not in the image: `docker run --stop-timeout` sets it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class ImagePlan:
     """What the last stage of a Dockerfile says.
 
     Attributes:
-        command: ENTRYPOINT and CMD as one command line; what has the form of a shell is one.
-        variables: Of ENV.
+        command: ENTRYPOINT and CMD as one command line; the shell form begins with `/bin/sh -c`.
+        variables: From ENV.
         user: None if it is the base image's.
         stop_signal: None if it is the base image's.
-        volumes: Places in the image that are volumes.
+        volumes: Directories of the image that are volumes.
         directory: WORKDIR.
     """
 
@@ -87,7 +87,7 @@ def read_dockerfile(text: str) -> ImagePlan:
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:
-    """Names and the rest of their lines, without comments, which may stand inside of one."""
+    """Each instruction's name and the rest of its line; comments inside it are removed."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     for line in re.sub(r"\\[ \t]*\n", " ", "\n".join(lines)).splitlines():
         name, _, rest = line.strip().partition(" ")
@@ -125,7 +125,7 @@ def _variables(text: str) -> Mapping[str, str]:
     return {name: value.replace("\\$", "$") for name, _, value in pairs}
 
 
-# -- what it does -----------------------------------------------------------------------
+# -- the checks -------------------------------------------------------------------------
 
 
 def _check_command(image: ImagePlan, name: str) -> Finding:
@@ -135,8 +135,8 @@ def _check_command(image: ImagePlan, name: str) -> Finding:
     if hides_signals(image.command):
         return fail(
             "CMD",
-            f"{name} starts a shell that starts the service: SIGTERM goes to the shell, and the "
-            "service is killed at the end of the time that a stop may take",
+            f"{name} starts a shell that starts the service: SIGTERM reaches only the shell, and "
+            "when the stop timeout is over the service is killed without a drain",
             remedy,
         )
     return ok("CMD", f"{name} starts {image.command[0]} itself")
@@ -155,9 +155,9 @@ def _check_signal(image: ImagePlan, name: str) -> Finding:
 
 def _check_user(image: ImagePlan, name: str) -> Finding:
     if image.user is None:
-        seen = f"{name} names no USER, so the service is what the base image says, usually root"
+        seen = f"{name} names no USER, so the service runs as the base image's, usually root"
     elif image.user.partition(":")[0] in {"root", "0"}:
-        seen = f"{name}: the service is root"
+        seen = f"{name}: the service runs as root"
     else:
         return ok("USER", f"{name}: {image.user}")
     return warn("USER", seen, "make a user, and name it by number, as in USER 10001:10001")
@@ -177,7 +177,7 @@ def _check_files(settings: Settings, image: ImagePlan, name: str) -> Iterator[Fi
             yield warn(
                 what,
                 f"{name}: the {what} {path} is on no volume of the image: it is lost when the "
-                "container is removed, unless it is started with a volume there",
+                "container is removed, unless a volume is mounted there",
                 f'write VOLUME ["/data"] and ENV {variable_name(field_name)}='
                 f"sqlite:////data/{path.name}",
             )

@@ -96,8 +96,8 @@ def _check_named(settings: Settings, unit: str) -> Iterator[Finding]:
 def parse_unit(text: str) -> Directives:
     """The [Service] section of a unit file; a later line wins, an empty one resets.
 
-    Lines that add up, as `Environment=` does, are joined by blanks. `%%` is `%`, and of another
-    specifier, such as `%i`, its letter stands for what systemd would make of it.
+    Lines that add up, such as `Environment=`, are joined by blanks. `%%` becomes `%`, and any
+    other specifier becomes its letter: `%i` becomes `i`.
     """
     section, found = "", dict[str, str]()
     for line in text.replace("\\\n", " ").splitlines():
