@@ -61,11 +61,16 @@ _EVENTS: Final = (
     ),
     _event("service.serving", _I, "It is ready.", "service instance run took_s"),
     _event("service.reloaded", _I, "SIGHUP: the settings were read again.", "changed"),
-    _event("service.reload_failed", _E, "SIGHUP: they are wrong, and nothing changed.", "error"),
+    _event(
+        "service.reload_failed",
+        _E,
+        "SIGHUP: the settings are wrong, so nothing has changed.",
+        "error",
+    ),
     _event(
         "setting.kept",
         _W,
-        "SIGHUP: it is another one now, and only a restart takes it.",
+        "SIGHUP: this setting has a new value, which needs a restart.",
         "setting value wanted",
     ),
     _event("service.quieted", _I, "Intake is closed, and may be resumed."),
@@ -83,8 +88,8 @@ _EVENTS: Final = (
     _event(
         "loop.blocked",
         _W,
-        "The event loop did nothing else for so long, up to a beat more: a handler kept it, or "
-        "the process was stopped.",
+        "The event loop was blocked for so long, or up to a beat longer: a handler did not yield, "
+        "or the process was stopped.",
         "blocked_s",
     ),
     _event("service.deaf", _W, "It cannot read requests, and is not ready.", "channel error"),
@@ -192,7 +197,7 @@ _EVENTS: Final = (
     _event(
         "drain.extended",
         _I,
-        "An operator has moved its deadline later; so much is left until it.",
+        "An operator has moved the deadline later; left_s is the time until it.",
         "more_s left_s",
     ),
     _event("drain.waiting", _I, "A step takes its time; limit_s is its bound.", "step limit_s"),

@@ -1,4 +1,4 @@
-"""OpenTelemetry's instruments, made of the table of metrics once a process."""
+"""OpenTelemetry's instruments, made once a process from the table of metrics."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ _TOGETHER: Final[Mapping[Together, Callable[[Sequence[float]], float]]] = {
 
 
 class Instruments:
-    """OpenTelemetry instruments, once in a process: an API that has no SDK keeps each for ever.
+    """OpenTelemetry's instruments of this process; there should be one object of this class.
 
-    So does an SDK, and it ignores what is registered twice. Gauges look at all Runtimes that live,
-    and label values are the words of all services that were ever watched.
+    The API and the SDK keep every instrument for ever, and the SDK ignores one that is registered
+    twice. Gauges read all living Runtimes, and label values are the words of all services that
+    were ever watched.
 
     Args:
-        provider: What makes them; None for the process's own, also one that is set later.
+        provider: Makes the instruments; None for the process's own, also one that is set later.
 
     Attributes:
         observe_commit: Called with the seconds of each group that a store has committed.
@@ -77,14 +78,14 @@ class Instruments:
         return lambda number: add(number, attributes)
 
     def watch(self, watched: Watched) -> None:
-        """Let the gauges ask it, for as long as it lives."""
+        """Let the gauges read *watched*, for as long as it lives."""
         with self._lock:
             self._watched.add(watched)
             self._words = self._words.joined(watched.label_words)
             self._feeds = Feeds(self._words, self._adder)
 
     def _observations(self, metric: Metric, _options: CallbackOptions) -> Iterable[Observation]:
-        with self._lock:  # the SDK asks in a thread of its own
+        with self._lock:  # the SDK calls this in a thread of its own
             watched, words = list(self._watched), self._words
         shown: dict[LabelValues, list[float]] = {}
         for one in watched:

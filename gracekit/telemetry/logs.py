@@ -134,7 +134,7 @@ def _formatter(log_format: LogFormat, out: TextIO) -> logging.Formatter:
 
 
 def change_format(log_format: LogFormat) -> None:
-    """Log otherwise from now on; what an application has configured gives way."""
+    """Log in this format from now on; it replaces what an application has configured."""
     root = logging.getLogger()
     ours = [
         one for one in root.handlers if isinstance(one.formatter, TextFormatter | JsonFormatter)

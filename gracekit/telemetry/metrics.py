@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 OTHER: Final = "_OTHER"
-"""Shown for a value of a label that is none of the known words."""
+"""Shown instead of a label value that is not a known word."""
 
 
 class MetricKind(enum.Enum):
@@ -77,7 +77,7 @@ class Label:
         name: In Prometheus.
         attribute: In OpenTelemetry.
         words: The attribute of `LabelWords` that has its values.
-        field: Of the event that says it; empty for a gauge.
+        field: The field of the event that has the value; empty for a gauge.
     """
 
     name: str
@@ -92,16 +92,16 @@ class Metric:
 
     Attributes:
         name: In Prometheus.
-        instrument: In OpenTelemetry; it leads to *name* by the rules of OpenTelemetry's exporters.
+        instrument: In OpenTelemetry, whose exporters to Prometheus turn it into *name*.
         kind: What it is.
         help: One sentence for operators.
         unit: As OpenTelemetry writes it: `s`, or nothing for a number of things.
-        labels: In the order in which a reading's key has them.
-        events: Each of them counts, or is observed.
-        value: The field of these events that is observed; empty where each counts 1.
+        labels: In the order of the parts of a reading's key.
+        events: The events that feed a counter or a histogram.
+        value: The field of these events that is observed; if empty, each event counts 1.
         reading: The attribute of `Readings` that a gauge shows.
         together: What a gauge shows of several Runtimes of one process.
-        bounds: Of the buckets of a histogram, in *unit*.
+        bounds: Upper bounds of a histogram's buckets, in *unit*.
         constants: Attributes that OpenTelemetry's conventions demand, with one value each.
     """
 
@@ -162,7 +162,7 @@ _COUNTERS: Final = (
         kind=MetricKind.COUNTER,
         labels=(_METHOD,),
         events=("task.given_back",),
-        help="Begun tasks without a row that were cut, and whose message went back to its queue.",
+        help="Started tasks without a row that were cut; their messages went back to the queue.",
     ),
     Metric(
         name="gracekit_tasks_reconciled_total",
@@ -185,21 +185,21 @@ _COUNTERS: Final = (
         instrument="gracekit.replies.given_up",
         kind=MetricKind.COUNTER,
         events=("reply.given_up",),
-        help="Replies that found no way to their callers.",
+        help="Replies that could not be delivered to their callers.",
     ),
     Metric(
         name="gracekit_heartbeats_lost_total",
         instrument="gracekit.heartbeats.lost",
         kind=MetricKind.COUNTER,
         events=("heartbeat.lost",),
-        help="Heartbeats that found no way to their callers.",
+        help="Heartbeats that could not be delivered to their callers.",
     ),
     Metric(
         name="gracekit_operators_refused_total",
         instrument="gracekit.operators.refused",
         kind=MetricKind.COUNTER,
         events=("admin.refused", "door.refused"),
-        help="Asks of operators, by HTTP or by the door, that who came may not make.",
+        help="Requests by HTTP or by the door that their sender may not make.",
     ),
 )
 
@@ -214,7 +214,7 @@ _HISTOGRAMS: Final = (
         events=("task.finished",),
         value="ran_s",
         bounds=_CALL_BOUNDS,
-        help="How long a handler ran, of attempts that have ended.",
+        help="How long handlers ran whose attempts have ended.",
     ),
     Metric(
         name="gracekit_drain_duration_seconds",
@@ -235,7 +235,7 @@ _HISTOGRAMS: Final = (
         events=("loop.blocked",),
         value="blocked_s",
         bounds=_BLOCKED_BOUNDS,
-        help="How long the event loop did nothing else, each time that it did so for long.",
+        help="How long the event loop was blocked, each time that it was for 1 s or more.",
     ),
 )
 
@@ -313,7 +313,7 @@ _GAUGES: Final = (
         labels=(Label("state", "state", "states"),),
         reading="unfinished",
         together=Together.LARGEST,
-        help="Tasks on record that have not ended, those of other runs of the service among them.",
+        help="Tasks on record that have not ended, also those of other runs of the service.",
     ),
     Metric(
         name="gracekit_oldest_unfinished_seconds",
@@ -330,7 +330,7 @@ _GAUGES: Final = (
         kind=MetricKind.GAUGE,
         reading="accounts_off_by",
         together=Together.LARGEST,
-        help="Accepted tasks without those that ended, are unfinished or were removed; 0 is right.",
+        help="Accepted tasks minus those that ended, are unfinished or were removed; must be 0.",
     ),
     Metric(
         name="gracekit_broker_connected",
@@ -349,4 +349,4 @@ BY_EVENT: Final[Mapping[str, tuple[Metric, ...]]] = MappingProxyType(
         for event in {event: None for metric in METRICS for event in metric.events}
     }
 )
-"""The events that feed a metric, and which."""
+"""Each event that feeds metrics, and these metrics."""

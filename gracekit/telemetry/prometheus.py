@@ -39,7 +39,7 @@ def exposition(counted: RunMetrics, readings: Readings, *, accept: str = "") -> 
     Args:
         counted: Counters and histograms of the run.
         readings: What its gauges show now.
-        accept: The Accept header: OpenMetrics where it asks for that, else text format 0.0.4.
+        accept: The Accept header: OpenMetrics if it asks for that, else text format 0.0.4.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Run(counted, readings))
@@ -48,7 +48,7 @@ def exposition(counted: RunMetrics, readings: Readings, *, accept: str = "") -> 
 
 
 class _Run(Collector):
-    """One look at one run, in the families of the library."""
+    """The metrics of one run at one moment, as families of the library."""
 
     def __init__(self, counted: RunMetrics, readings: Readings) -> None:
         self._counted = counted

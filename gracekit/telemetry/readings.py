@@ -1,4 +1,4 @@
-"""`Readings`: what gauges show of one run at one moment. `Watched`: who is asked for them."""
+"""`Readings`: what gauges show of one run at one moment. `Watched`: a Runtime that has them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gracekit.telemetry.metrics import LabelWords
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreNumbers:
-    """What gauges show of the store: of all runs of the service; None is unknown.
+    """What gauges show of the store, for all runs of the service; None is unknown.
 
-    Somebody else keeps them fresh: nothing is asked of the store when metrics are read.
+    `control.facts` keeps them fresh: reading metrics does not query the store.
 
     Attributes:
         unfinished: Tasks that have not ended, by state.
         oldest_unfinished_s: Age of the oldest of them in seconds; 0 if there is none.
-        accounts_off_by: By how much the accounts are wrong.
+        accounts_off_by: By how many tasks the accounts are wrong.
     """
 
     unfinished: Mapping[str, int] | None = None
@@ -33,14 +33,14 @@ class Readings:
 
     Attributes:
         started_at: Wall time at which the run began.
-        state: Of the service.
+        state: The state of the service.
         is_ready: Whether new requests should be sent here.
         in_flight: Tasks by (method, lane), as the tracker names them.
         open_intakes: Whether each lane is read.
         drain_left_s: Seconds until the deadline; None outside of a drain.
         drain_expected_s: Seconds until all that holds the drain is expected to end.
         drain_at_risk: Tasks that are expected to end after the deadline; 0 outside of a drain.
-        broker_connected: None where there is no broker.
+        broker_connected: None without a broker.
         store: What was last seen of the store.
     """
 
@@ -57,7 +57,7 @@ class Readings:
 
     @property
     def phases(self) -> Mapping[str, bool]:
-        """Which state the service is in, as one number for each."""
+        """Each state of the service, and whether it is in that state."""
         return {state.value: state is self.state for state in ServiceState}
 
     @property
@@ -77,7 +77,7 @@ class Readings:
 
 
 class Watched(Protocol):
-    """What the gauges ask: a Runtime. From any thread."""
+    """What the gauges read, from any thread: a Runtime."""
 
     @property
     def label_words(self) -> LabelWords:

@@ -1,4 +1,4 @@
-"""The counters and histograms of one run, as numbers in memory; no library is needed for that."""
+"""The counters and histograms of one run, as numbers in memory; this needs no library."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _Key = tuple[str, LabelValues]  # name of a metric, and the values of its labels
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """What was observed under one set of label values.
+    """What was observed with one set of label values.
 
     Attributes:
-        counts: Observations by bucket, in the order of the metric's bounds, and those above.
-        total: The sum of all that was observed.
+        counts: Observations by bucket, in the order of the metric's bounds, then those above.
+        total: The sum of all observations.
     """
 
     counts: tuple[int, ...]
@@ -30,7 +30,7 @@ class Histogram:
 
 
 class RunMetrics:
-    """Counts what happens in one run, from the moment at which it is made; from any thread.
+    """Counts the events of one run, from the creation of this object; from any thread.
 
     Args:
         words: Every value that a label may have.
@@ -46,7 +46,7 @@ class RunMetrics:
         self._counters: dict[_Key, list[float]] = {}  # one number each
         self._histograms: dict[_Key, list[float]] = {}  # buckets, then the sum
         for metric in METRICS:
-            if metric.kind is MetricKind.COUNTER:  # a rate needs the 0 before the first 1
+            if metric.kind is MetricKind.COUNTER:  # rate() needs a 0 before the first 1
                 words_of = (sorted(words.of(label)) for label in metric.labels)
                 for values in itertools.product(*words_of):
                     self._adder(metric, values)

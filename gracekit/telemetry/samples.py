@@ -1,6 +1,6 @@
-"""From events and readings to samples: a metric, the values of its labels, and a number.
+"""Makes samples of events and readings: a metric, the values of its labels, and a number.
 
-Here label values are kept within bounds: what is no known word is shown as `_OTHER`.
+This module bounds the label values: a value that is not a known word is shown as `_OTHER`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Feeds:
 def gauge_samples(
     metric: Metric, readings: Readings, words: LabelWords
 ) -> list[tuple[LabelValues, float]]:
-    """The samples of one gauge: the values of its labels, and the number; none if it is unknown."""
+    """The samples of one gauge: the values of its labels, and a number; none if it is unknown."""
     shown = getattr(readings, metric.reading)
     if shown is None:
         return []

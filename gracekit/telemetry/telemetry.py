@@ -109,7 +109,7 @@ class Telemetry:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the process has a meter provider, as far as was looked."""
+        """Whether the process had a meter provider when `look_for_metrics` last looked."""
         return self._is_measured
 
     def look_for_metrics(self) -> None:
@@ -177,7 +177,7 @@ class Telemetry:
 
     @contextlib.contextmanager
     def traced_drain(self) -> Iterator[None]:
-        """Around a drain: its trace is made of its events, if anybody records traces."""
+        """Trace a drain by its events, if the process has a tracer provider."""
         with self.tracing.draining() as drain:
             leave = None if drain is None else self.subscribe(drain.hear)
             try:
@@ -189,14 +189,14 @@ class Telemetry:
     # -- metrics ------------------------------------------------------------------------
 
     def watch(self, watched: Watched) -> None:
-        """Let the gauges of OpenTelemetry ask *watched*. It is not kept alive."""
+        """Let the gauges of OpenTelemetry read *watched*. It is not kept alive."""
         instruments().watch(watched)
 
     def count_into(self, metrics: RunMetrics) -> Callable[[], None]:
         """Count from now on into *metrics*, too.
 
         Returns:
-            A function that ends that; may be called twice.
+            A function that ends the counting; it may be called twice.
         """
         self._counting = (*self._counting, metrics)
 
@@ -206,7 +206,7 @@ class Telemetry:
         return end
 
     def note_commit(self, seconds: float) -> None:
-        """The store has committed a group; from any thread."""
+        """Observe how long the commit of a group took; from any thread."""
         for metrics in self._counting:
             metrics.observe_commit(seconds)
         if self._is_measured:

@@ -1,4 +1,4 @@
-"""Traces: what goes along with messages, and the spans of requests, drains and recovery.
+"""Traces: the trace context of messages, and the spans of requests, drains and recovery.
 
-Of the OpenTelemetry API alone. Where the process has no tracer provider nothing is recorded.
+This uses the OpenTelemetry API alone. Without a tracer provider nothing is recorded.
 """

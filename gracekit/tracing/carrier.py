@@ -100,7 +100,7 @@ TRACE_KEYS: Final = tuple(_READERS)
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """For work that nobody's trace is about: not that of whoever has opened the service."""
+    """Run without a trace; else work of the service would join the trace that opened it."""
     token = active.attach(Context()) if active.get_current() else None
     try:
         yield

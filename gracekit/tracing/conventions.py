@@ -1,7 +1,7 @@
-"""Names of OpenTelemetry's semantic conventions, as far as gracekit uses them, and its own.
+"""The names of attributes: those of OpenTelemetry's semantic conventions, and gracekit's own.
 
-Those of RPC are a release candidate; those of messaging are in development and may change. They
-stand here alone, beside the version that they are of.
+Those of RPC are a release candidate; those of messaging are in development and may change. No
+other module has such names, so a change of version is made here.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Messaging:
     """What carries messages, as traces name it.
 
     Attributes:
-        system: Of a broker its well-known name.
-        exchange: Where requests are published; None where there are queues alone.
+        system: The broker's well-known name, or `gracekit`.
+        exchange: Where requests are published; None if there are only queues.
     """
 
     system: str
@@ -49,11 +49,11 @@ class Messaging:
 
 
 LOCAL_QUEUES: Final = Messaging(SYSTEM)
-"""gracekit's own, in a file or in memory."""
+"""gracekit's own queues, in a file or in memory."""
 
 
 def request_attributes(method: str, operation: str, message_id: str) -> dict[str, Any]:
-    """What each span of a request says."""
+    """The attributes of every span of a request."""
     return {
         RPC_SYSTEM: SYSTEM,
         RPC_METHOD: method,

@@ -1,7 +1,7 @@
 """The trace of one drain: a span with its steps, and a child for each task that it waits for.
 
-Made of what the drain says: it hears the events of its run, as any subscriber does, for as long as
-the drain goes on. A child is linked to the span of the task's attempt, which is in another trace.
+It is made from the events of the run, to which it subscribes for as long as the drain goes on. A
+child is linked to the span of the task's attempt, which is in another trace.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TEXTS: Final = (str, bool, int, float)
 
 
 class DrainTrace:
-    """One drain, traced.
+    """The trace of one drain.
 
     Args:
         tracer: Makes the spans.
@@ -37,13 +37,13 @@ class DrainTrace:
         self._steps: set[str] = set()
 
     def step(self, name: str) -> None:
-        """A step begins; one that is taken again and again is noted once."""
+        """Note that a step begins; a step that is repeated is noted once."""
         if name not in self._steps:
             self._steps.add(name)
             self._span.add_event(name)
 
     def hear(self, event: str, fields: Mapping[str, Any]) -> None:
-        """What the drain, and the tasks that it waits for, say."""
+        """Handle one event of the run: of the drain, or of a task."""
         match event:
             case "drain.started" | "drain.finished":
                 self._span.set_attributes(_prefixed(fields))
@@ -59,7 +59,7 @@ class DrainTrace:
             self._span.add_event(event, _prefixed(fields))
 
     def end(self) -> None:
-        """The drain is over, or was resumed."""
+        """End all spans: the drain is over, or was undone by `resume`."""
         for span in self._tasks.values():
             span.end()
         self._tasks.clear()
@@ -82,7 +82,7 @@ class DrainTrace:
     def _leave(self, request_id: str, event: str, fields: Mapping[str, Any]) -> None:
         span = self._tasks.pop(request_id, None)
         if span is None:
-            if event in _CUTS:  # it began behind the gate
+            if event in _CUTS:  # it has no span: it began after the drain did
                 self._note_task(event, fields)
             return
         span.set_attribute(names.OUTCOME, _CUTS.get(event) or str(fields.get("outcome")))
@@ -96,7 +96,7 @@ class DrainTrace:
 
 
 def _prefixed(fields: Mapping[str, Any]) -> dict[str, str | bool | int | float]:
-    """Fields of an event as attributes; what names resources and holds stays in the log."""
+    """Fields of an event as attributes, without those that name tasks, resources or holds."""
     return {
         f"gracekit.drain.{name}": value
         for name, value in fields.items()

@@ -1,7 +1,7 @@
 """Spans of one process: requests that it sends, attempts that it makes, what its recovery decides.
 
-A direct request is a child of its caller's span. A task from the record begins a trace of its own,
-linked to the attempt that was interrupted, or to the caller where no attempt is on record.
+An attempt is a child of its caller's span. A task from the record begins a trace of its own,
+linked to the attempt that was interrupted, or to the caller's span if no attempt is on record.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from gracekit.tracing.conventions import Messaging, request_attributes
 from gracekit.tracing.drains import DrainTrace
 
 MOST_DECIDED: Final = 1000
-"""Decisions of recovery whose spans are remembered until their task begins again."""
+"""How many decisions of recovery are remembered with their spans until their tasks run again."""
 _NOTHING: Final = contextlib.nullcontext()
-_KINDS: Final = {"call": trace.SpanKind.CLIENT}  # of who sends; others are producers
-_SERVES: Final = {"call": trace.SpanKind.SERVER}  # of who serves; others are consumers
-_EMPTY: Final = Context()  # never the current context, which is of whoever has opened the service
+_KINDS: Final = {"call": trace.SpanKind.CLIENT}  # of senders; cast and fanout: PRODUCER
+_SERVES: Final = {"call": trace.SpanKind.SERVER}  # of services; cast and fanout: CONSUMER
+_EMPTY: Final = Context()  # never the current context, which is of the code that opened the service
 
 
 class Attempt:
-    """One attempt, traced: its context is the current one until `end`.
+    """The trace of one attempt: its context is the current one until `end`.
 
     Attributes:
-        span: None where nothing is recorded, and the caller's trace is only passed on.
+        span: None if nothing is recorded, and the caller's trace is only passed on.
     """
 
     __slots__ = ("_on_end", "_token", "span")
@@ -48,17 +48,17 @@ class Attempt:
         self._token: Token[Context] = active.attach(context)
 
     def keys(self) -> dict[str, str]:
-        """The trace keys that lead to it, for the record; empty where nothing is recorded."""
+        """The trace keys of its span, for the record; empty if nothing is recorded."""
         carrier: dict[str, str] = {}
         if self.span is not None:
             propagate.inject(carrier, trace.set_span_in_context(self.span, Context()))
         return dict(carried(carrier))
 
     def end(self, *, error_type: str | None = None, cut: str | None = None) -> None:
-        """Give the old context back.
+        """End the span and restore the previous context.
 
         Args:
-            error_type: Class of what the handler raised; None for nothing.
+            error_type: Class of what the handler raised; None if it raised nothing.
             cut: How it was cut; None if it ended.
         """
         active.detach(self._token)
@@ -77,7 +77,7 @@ class Tracing:
     """Spans of this process, once it has a tracer provider.
 
     Attributes:
-        messaging: What carries the requests that come here; None if nobody has said it.
+        messaging: What carries the requests that come here; None if it is not known.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Tracing:
             None if is_none else provider.get_tracer(names.SYSTEM, schema_url=names.SCHEMA_URL)
         )
 
-    # -- who sends ----------------------------------------------------------------------
+    # -- a client -----------------------------------------------------------------------
 
     def sending(
         self,
@@ -106,16 +106,16 @@ class Tracing:
         context: Mapping[str, Any],
         to: Callable[[], Mapping[str, Any]],
     ) -> contextlib.AbstractContextManager[None]:
-        """Around the sending of a request, and of a call the wait for its answer.
+        """A span for the sending of a request, and of a call also for the wait for its answer.
 
-        A child of the span that is active, or else of the one that the request's context carries.
+        It is a child of the active span, or else of the one in the request's context.
 
         Args:
             operation: call, cast or fanout.
             method: As the program names it.
             message_id: The request's id.
-            context: The request's.
-            to: Asked for the attributes of its destination, if anything is recorded.
+            context: The request's context.
+            to: Returns the attributes of the destination; called only if spans are recorded.
         """
         if self._tracer is None:
             return _NOTHING
@@ -128,7 +128,7 @@ class Tracing:
         span = self._tracer.start_span(method, context=here, kind=kind, attributes=attributes)
         return _current(span, here)
 
-    # -- who serves ---------------------------------------------------------------------
+    # -- a service ----------------------------------------------------------------------
 
     def begin(
         self,
@@ -140,16 +140,16 @@ class Tracing:
         attempt: int,
         queue: str | None = None,
     ) -> Attempt | None:
-        """Trace one attempt; None where there is nothing to trace, or to pass on.
+        """Trace one attempt; None if nothing is recorded and there is no trace to pass on.
 
         Args:
-            context: The request's.
+            context: The request's context.
             method: Name of a registered method, never wire text.
-            operation: call, cast or fanout: a child of the caller's span. None for a
-                task from the record: a trace of its own, linked to its last span.
+            operation: call, cast or fanout: the span is a child of the caller's. None for a
+                task from the record: it gets a trace of its own, linked to its last span.
             message_id: The request's id.
             attempt: Number of this start.
-            queue: Where it came from; None for a task from the record.
+            queue: The queue it came from; None for a task from the record.
         """
         keys = carried(context)
         if self._tracer is None and not keys and not active.get_current():
@@ -181,7 +181,7 @@ class Tracing:
 
     @contextlib.contextmanager
     def draining(self) -> Iterator[DrainTrace | None]:
-        """Around a drain; None where nothing is recorded."""
+        """A trace around a drain; None if nothing is recorded."""
         if self._tracer is None:
             yield None
             return
@@ -193,7 +193,7 @@ class Tracing:
             self._drain = None
 
     def step(self, name: str) -> None:
-        """A step of the drain begins, if there is one."""
+        """Note that a step of the drain begins; nothing outside of a drain."""
         if self._drain is not None:
             self._drain.step(name)
 
@@ -202,10 +202,10 @@ class Tracing:
     def settling(
         self, context: Mapping[str, Any], *, method: str, message_id: str, attempt: int
     ) -> contextlib.AbstractContextManager[None]:
-        """Around the decision about one unfinished task; it begins the task's new trace.
+        """A span for the decision about one unfinished task; it begins the task's new trace.
 
         Args:
-            context: The request's, as it is on record.
+            context: The request's context, as it is on record.
             method: Name of the method, as it is on record.
             message_id: The request's id.
             attempt: Number of the start that was interrupted.
@@ -235,7 +235,7 @@ class Tracing:
             self._settling.pop(message_id, None)
 
     def decided(self, message_id: str, verdict: str, reason: str) -> None:
-        """Recovery has decided; what follows of the task is in the same trace."""
+        """Note what recovery has decided; the task's next attempt is in the same trace."""
         span = self._settling.get(message_id)
         if span is None:
             return
@@ -249,13 +249,13 @@ class Tracing:
     def hook(
         self, what: str, context: Mapping[str, Any], *, method: str, message_id: str
     ) -> contextlib.AbstractContextManager[None]:
-        """Around a probe or an `errored` hook; in the task's new trace, linked to its last span.
+        """A span for a probe or an `errored` hook, in the task's new trace, linked to its last.
 
-        Where nothing is recorded it is in no trace: it is not the work of who opened the service.
+        If nothing is recorded the hook runs without a trace, not in the one that is active here.
 
         Args:
             what: `probe` or `errored`.
-            context: The request's, as it is on record.
+            context: The request's context, as it is on record.
             method: Name of the method.
             message_id: The request's id.
         """
@@ -275,7 +275,7 @@ class Tracing:
 
 @contextlib.contextmanager
 def _current(span: trace.Span, base: Context) -> Iterator[None]:
-    """Make *span* the current one, in *base*, and end it; of an error only the class is kept."""
+    """Make *span* the current one, in *base*, and end it; of an error it keeps the class alone."""
     token = active.attach(trace.set_span_in_context(span, base))
     try:
         yield
@@ -294,7 +294,7 @@ def _note_error(span: trace.Span, error_type: str) -> None:
 
 
 def _links_of(context: Mapping[str, Any]) -> list[trace.Link]:
-    """To the last span that is known of a request."""
+    """A link to the last span that is known of a request."""
     keys = carried(context)
     return _links(propagate.extract(keys, context=Context())) if keys else []
 
