@@ -178,9 +178,7 @@ _RECIPIENT: Final = Parameter(
 )
 _STATES: Final = [ALL_STATES, *(state.value for state in TaskState)]
 _LISTING: Final = (
-    Parameter(
-        name="instance", meaning="Tasks of this one.", schema=_text(LONGEST_ID, minLength=1)
-    ),
+    Parameter(name="instance", meaning="Tasks of this one.", schema=_text(LONGEST_ID, minLength=1)),
     Parameter(
         name="resource", meaning="`kind:id`, or the id.", schema=_text(LONGEST_TEXT, minLength=1)
     ),

@@ -130,8 +130,7 @@ class ShutdownCoordinator:
         if request.final:
             raise GracekitError(
                 "the drain is final: a signal, the program or a fault asked for it, and not a "
-                "command, so its deadline stands; a larger GRACEKIT_DRAIN_TIMEOUT gives the next "
-                "drain more time"
+                "command, so its deadline stands; set GRACEKIT_DRAIN_TIMEOUT for the next drain"
             )
         passed = self._phase.deadline is not None and self._times.now >= self._times.deadline
         if passed or self._wait_over or self._times.is_cut_short:
