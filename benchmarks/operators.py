@@ -69,13 +69,15 @@ def _figures(rounds: list[dict[str, list[float]]]) -> Iterator[Figure]:
 # -- in the child -----------------------------------------------------------------------
 
 _ASK: Final = """
-import http.client, socket, sys, threading, time, urllib.request
+import http.client, socket, sys, threading, time
 
 port, door, ask = int(sys.argv[1]), sys.argv[2], sys.argv[3].encode() + b"\\n"
 
-def scrape():
+def scrape():  # as Prometheus does: by one connection, again and again
+    connection = http.client.HTTPConnection("127.0.0.1", port)
     while True:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read()
+        connection.request("GET", "/metrics")
+        connection.getresponse().read()
         time.sleep(1.0)
 
 def ready():
@@ -129,8 +131,7 @@ async def _on(size: int, directory: Path) -> AsyncIterator[Measure]:
         async def measure(number: int) -> list[float]:
             taken = await sender.repeat("work", at_once=size, number=number)
             asked = asyncio.create_task(ask(max(5, number // 40)))
-            while not asked.done():
-                await sender.repeat("work", at_once=size, number=max(size, number // 8))
+            await sender.keep_busy("work", asked, at_once=size)
             return [*taken.values(), *await asked, await _idle_ms(number), _resident_mib()]
 
         yield measure

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import threading
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -52,12 +52,16 @@ def scraped(file: Path) -> Iterator[None]:
     if not file.exists():
         yield
         return
-    url, over = f"http://127.0.0.1:{file.read_text()}/metrics", threading.Event()
+    over = threading.Event()
+    connection = http.client.HTTPConnection(f"127.0.0.1:{file.read_text()}", timeout=_PATIENCE_S)
 
     def scrape() -> None:
         while not over.wait(SCRAPE_EVERY_S):
-            with contextlib.suppress(OSError):  # stopped, or already gone
-                urllib.request.urlopen(url, timeout=_PATIENCE_S).read()
+            try:
+                connection.request("GET", "/metrics")
+                connection.getresponse().read()
+            except (OSError, http.client.HTTPException):  # stopped, or already gone
+                connection.close()
 
     thread = threading.Thread(target=scrape, daemon=True)
     thread.start()

@@ -120,6 +120,15 @@ class Sender:
         """As `run`, of one request *number* times."""
         return await self.run(repeat((method, ARGS), number), at_once=at_once)
 
+    async def keep_busy(self, method: str, until: asyncio.Future[Any], *, at_once: int) -> None:
+        """Keep *at_once* requests in flight until *until* is done, each written when it is sent."""
+
+        async def lane() -> None:
+            while not until.done():
+                await self._finish(*self._encoded(method, ARGS))
+
+        await asyncio.gather(*(lane() for _ in range(at_once)))
+
     def _encoded(self, method: str, args: Mapping[str, Any]) -> tuple[str, Message]:
         request_id = next(self._ids)
         request = Request(method=method, args=dict(args), request_id=request_id)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -38,6 +38,9 @@ from gracekit.errors import (
 )
 from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.telemetry.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from gracekit.telemetry.prometheus import Exposition
 
 LONGEST_BODY: Final = 16_384
 LONGEST_ASK_S: Final = 5.0
@@ -93,6 +96,7 @@ class AdminApplication:
         self._telemetry = telemetry
         self._counted = counted
         self._feed = Feed(find)
+        self._exposition: Exposition | None = None
         self._acting: set[asyncio.Future[Any]] = set()
 
     def build(self) -> Starlette:
@@ -153,10 +157,12 @@ class AdminApplication:
                 "metrics for Prometheus need a package that is missing: "
                 "pip install 'gracekit[prometheus]'",
             )
-        from gracekit.telemetry.prometheus import exposition  # noqa: PLC0415 - an extra
+        if self._exposition is None:
+            from gracekit.telemetry.prometheus import Exposition  # noqa: PLC0415 - an extra
 
+            self._exposition = Exposition(self._counted)
         readings = await self._api().readings()
-        body, kind = exposition(self._counted, readings, accept=request.headers.get("accept", ""))
+        body, kind = self._exposition.write(readings, accept=request.headers.get("accept", ""))
         return Response(body, media_type=kind, headers=_HEADERS)
 
     async def _key(self, _: Request, who: str) -> Response:  # noqa: ARG002

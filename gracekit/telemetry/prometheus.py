@@ -7,16 +7,15 @@ which belongs to the application.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from gracekit.errors import ConfigError
 from gracekit.telemetry.metrics import METRICS, Metric, MetricKind
 from gracekit.telemetry.readings import Readings
-from gracekit.telemetry.run_metrics import RunMetrics
-from gracekit.telemetry.samples import gauge_samples
+from gracekit.telemetry.run_metrics import Histogram, RunMetrics
+from gracekit.telemetry.samples import LabelValues, gauge_samples
 
 try:
-    from prometheus_client import CollectorRegistry
     from prometheus_client.core import (
         CounterMetricFamily,
         GaugeMetricFamily,
@@ -31,51 +30,85 @@ except ImportError as error:
     ) from error
 
 _Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+_Samples = Mapping[LabelValues, float | Histogram]
 
 
-def exposition(counted: RunMetrics, readings: Readings, *, accept: str = "") -> tuple[bytes, str]:
-    """What `/metrics` answers: the body, and its content type.
+class Exposition:
+    """Writes what `/metrics` answers, for one scrape after the other.
+
+    A metric whose samples are those of the scrape before is not written again. In a run that has
+    nothing to do that is all of them.
 
     Args:
         counted: Counters and histograms of the run.
-        readings: What its gauges show now.
-        accept: The Accept header: OpenMetrics if it asks for that, else text format 0.0.4.
     """
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Run(counted, readings))
-    encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
 
-
-class _Run(Collector):
-    """The metrics of one run at one moment, as families of the library."""
-
-    def __init__(self, counted: RunMetrics, readings: Readings) -> None:
+    def __init__(self, counted: RunMetrics) -> None:
         self._counted = counted
-        self._readings = readings
+        self._content_type = ""
+        self._written: dict[str, tuple[_Samples, bytes]] = {}  # by the name of the metric
 
-    def collect(self) -> Iterator[_Family]:
-        """One family for each metric of the table that has a sample."""
-        return (family for family in map(self._family, METRICS) if family.samples)
+    def write(self, readings: Readings, *, accept: str = "") -> tuple[bytes, str]:
+        """The body, and its content type.
 
-    def _family(self, metric: Metric) -> _Family:
-        labels = [label.name for label in metric.labels]
+        Args:
+            readings: What the gauges show now.
+            accept: The Accept header: OpenMetrics if it asks for that, else text format 0.0.4.
+        """
+        encode, content_type = choose_encoder(accept)
+        if content_type != self._content_type:
+            self._content_type = content_type
+            self._written.clear()
+        end = encode(_Families())  # a line that must stand behind all, or nothing
+        pieces = [self._piece(metric, readings, encode, end) for metric in METRICS]
+        return b"".join([*pieces, end]), content_type
+
+    def _piece(
+        self, metric: Metric, readings: Readings, encode: Callable[[Collector], bytes], end: bytes
+    ) -> bytes:
+        samples = self._samples(metric, readings)
+        written = self._written.get(metric.name)
+        if written is None or written[0] != samples:
+            family = _family(metric, samples)
+            body = encode(_Families(family)).removesuffix(end) if samples else b""
+            written = self._written[metric.name] = (samples, body)
+        return written[1]
+
+    def _samples(self, metric: Metric, readings: Readings) -> _Samples:
         match metric.kind:
             case MetricKind.COUNTER:
-                counter = CounterMetricFamily(metric.name, metric.help, labels=labels)
-                for values, number in self._counted.counters(metric).items():
-                    counter.add_metric(values, number)
-                return counter
+                return self._counted.counters(metric)
             case MetricKind.GAUGE:
-                gauge = GaugeMetricFamily(metric.name, metric.help, labels=labels)
-                for values, number in gauge_samples(metric, self._readings, self._counted.words):
-                    gauge.add_metric(values, number)
-                return gauge
+                return dict(gauge_samples(metric, readings, self._counted.words))
             case MetricKind.HISTOGRAM:
-                histogram = HistogramMetricFamily(metric.name, metric.help, labels=labels)
-                bounds = [*map(str, metric.bounds), "+Inf"]
-                for values, seen in self._counted.histograms(metric).items():
-                    sums = itertools.accumulate(seen.counts)
-                    buckets = list(zip(bounds, map(float, sums), strict=True))
-                    histogram.add_metric(values, buckets, seen.total)
-                return histogram
+                return self._counted.histograms(metric)
+
+
+class _Families(Collector):
+    """Families of the library, for its encoder."""
+
+    def __init__(self, *families: _Family) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[_Family]:
+        """As they were given."""
+        return iter(self._families)
+
+
+def _family(metric: Metric, samples: _Samples) -> _Family:
+    labels = [label.name for label in metric.labels]
+    if metric.kind is MetricKind.HISTOGRAM:
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=labels)
+        bounds = [*map(str, metric.bounds), "+Inf"]
+        for values, seen in samples.items():
+            assert isinstance(seen, Histogram)
+            sums = map(float, itertools.accumulate(seen.counts))
+            histogram.add_metric(values, list(zip(bounds, sums, strict=True)), seen.total)
+        return histogram
+    is_counter = metric.kind is MetricKind.COUNTER
+    make = CounterMetricFamily if is_counter else GaugeMetricFamily
+    family: CounterMetricFamily | GaugeMetricFamily = make(metric.name, metric.help, labels=labels)
+    for values, number in samples.items():
+        assert not isinstance(number, Histogram)
+        family.add_metric(values, number)
+    return family

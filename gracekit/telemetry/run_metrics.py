@@ -13,8 +13,6 @@ from typing import Any, Final
 from gracekit.telemetry.metrics import METRICS, STORE_COMMIT, LabelWords, Metric, MetricKind
 from gracekit.telemetry.samples import Add, Feeds, LabelValues
 
-_Key = tuple[str, LabelValues]  # name of a metric, and the values of its labels
-
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
@@ -43,8 +41,9 @@ class RunMetrics:
         self.words = words
         self._feeds = Feeds(words, self._adder)
         self._lock = threading.Lock()
-        self._counters: dict[_Key, list[float]] = {}  # one number each
-        self._histograms: dict[_Key, list[float]] = {}  # buckets, then the sum
+        # By the name of the metric, then by label values.
+        self._counters: dict[str, dict[LabelValues, list[float]]] = {}  # one number each
+        self._histograms: dict[str, dict[LabelValues, list[float]]] = {}  # buckets, then the sum
         for metric in METRICS:
             if metric.kind is MetricKind.COUNTER:  # rate() needs a 0 before the first 1
                 words_of = (sorted(words.of(label)) for label in metric.labels)
@@ -59,12 +58,13 @@ class RunMetrics:
         self._feeds.record(event, fields)
 
     def _adder(self, metric: Metric, values: LabelValues) -> Add:
-        key = (metric.name, values)
         with self._lock:
             if metric.kind is MetricKind.HISTOGRAM:
-                buckets = self._histograms.setdefault(key, [0] * (len(metric.bounds) + 2))
+                shown = self._histograms.setdefault(metric.name, {})
+                buckets = shown.setdefault(values, [0] * (len(metric.bounds) + 2))
                 return functools.partial(self._observe, metric.bounds, buckets)
-            return functools.partial(self._count, self._counters.setdefault(key, [0]))
+            cell = self._counters.setdefault(metric.name, {}).setdefault(values, [0])
+            return functools.partial(self._count, cell)
 
     def _count(self, cell: list[float], number: float) -> None:
         with self._lock:
@@ -79,15 +79,14 @@ class RunMetrics:
     def counters(self, metric: Metric) -> dict[LabelValues, float]:
         """What was counted, by the values of the labels."""
         with self._lock:
-            found = [(key, cell[0]) for key, cell in self._counters.items()]
-        return {values: number for (name, values), number in found if name == metric.name}
+            found = self._counters.get(metric.name, {})
+            return {values: cell[0] for values, cell in found.items()}
 
     def histograms(self, metric: Metric) -> dict[LabelValues, Histogram]:
         """What was observed, by the values of the labels."""
         with self._lock:
-            found = [(key, tuple(buckets)) for key, buckets in self._histograms.items()]
-        return {
-            values: Histogram(tuple(map(int, buckets[:-1])), buckets[-1])
-            for (name, values), buckets in found
-            if name == metric.name
-        }
+            found = self._histograms.get(metric.name, {})
+            return {
+                values: Histogram(tuple(map(int, buckets[:-1])), buckets[-1])
+                for values, buckets in found.items()
+            }

@@ -167,7 +167,7 @@ class Tracing:
         attributes[names.ATTEMPT] = attempt
         if self.messaging is not None and queue is not None:
             attributes.update(self.messaging.destination(queue))
-        kind = _SERVES.get(operation, trace.SpanKind.CONSUMER)
+        kind = _SERVES.get(operation or "", trace.SpanKind.CONSUMER)
         span = self._tracer.start_span(
             method, context=parent, kind=kind, attributes=attributes, links=links
         )

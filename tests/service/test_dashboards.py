@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gracekit import Context, Service
 from gracekit.telemetry.metrics import METRICS, Metric
-from gracekit.telemetry.prometheus import exposition
+from gracekit.telemetry.prometheus import Exposition
 from gracekit.telemetry.readings import StoreNumbers
 from gracekit.telemetry.run_metrics import RunMetrics
 from tests.scale import SOAK_VARIABLE
@@ -61,7 +61,7 @@ async def rendering(world: World, svc: Service) -> str:
     shown = dataclasses.replace(
         life.runtime.readings(), drain_expected_s=4.0, broker_connected=True, store=store
     )
-    body, _ = exposition(counted, shown)
+    body, _ = Exposition(counted).write(shown)
     doors.open("b")
     await life.wait_end()
     return body.decode()

@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families as read_plai
 from gracekit import Context, Service
 from gracekit.process import Point
 from gracekit.telemetry.metrics import METRICS, OTHER, MetricKind
-from gracekit.telemetry.prometheus import exposition
-from gracekit.telemetry.readings import StoreNumbers
+from gracekit.telemetry.prometheus import Exposition
+from gracekit.telemetry.readings import Readings, StoreNumbers
 from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.testing.faults import Fault
 from tests.service.kit import Doors, Life, World
@@ -37,10 +37,11 @@ class Scraped:
     def __init__(self, life: Life) -> None:
         self._runtime = life.runtime
         self._counted = RunMetrics(life.runtime.label_words)
+        self._exposition = Exposition(self._counted)
         life.runtime.ground.telemetry.count_into(self._counted)
 
     def text(self, **more: Any) -> str:
-        body, content_type = exposition(self._counted, self._runtime.readings(), **more)
+        body, content_type = self._exposition.write(self._runtime.readings(), **more)
         self.content_type = content_type
         return body.decode()
 
@@ -228,9 +229,9 @@ async def test_every_row_of_the_table_is_rendered(world: World, svc: Service, do
     seen = StoreNumbers(unfinished={"accepted": 2}, oldest_unfinished_s=3.0, accounts_off_by=0)
     readings = replace(runtime.readings(), store=seen, broker_connected=True)
 
-    plain, plain_type = exposition(counted, readings)
+    plain, plain_type = Exposition(counted).write(readings)
     wanted = "application/openmetrics-text; version=1.0.0"
-    opened, open_type = exposition(counted, readings, accept=f"{wanted},text/plain;q=0.5")
+    opened, open_type = Exposition(counted).write(readings, accept=f"{wanted},text/plain;q=0.5")
 
     assert plain_type == PLAIN
     assert open_type.startswith(wanted)
@@ -252,6 +253,32 @@ async def test_every_row_of_the_table_is_rendered(world: World, svc: Service, do
         extra = {"le"} if metric.kind is MetricKind.HISTOGRAM else set()
         assert all(labels <= sample.labels.keys() <= labels | extra for sample in family.samples)
     assert families["gracekit_unfinished"].samples[0].labels == {"state": "accepted"}
+
+
+async def test_each_scrape_shows_what_a_first_one_would(world: World, svc: Service):
+    """
+    What has not changed is not written again, in either format, and what has changed is.
+    """
+    life, _ = await scraped(world, svc)
+    counted = RunMetrics(life.runtime.label_words)
+    kept, readings = Exposition(counted), life.runtime.readings()
+    later = replace(readings, drain_left_s=4.0, store=StoreNumbers(unfinished={"running": 1}))
+
+    def same(now: Readings, accept: str) -> bytes:
+        written = kept.write(now, accept=accept)
+        assert written == Exposition(counted).write(now, accept=accept)
+        return written[0]
+
+    texts = []
+    for accept in ("", "application/openmetrics-text; version=1.0.0", ""):
+        texts += [same(readings, accept), same(readings, accept), same(later, accept)]
+        counted.record("task.finished", {"method": "resize", "outcome": "failed", "ran_s": 0.2})
+        texts.append(same(later, accept))
+        counted.observe_commit(0.02)
+        texts.append(same(readings, accept))
+
+    assert len(set(texts)) == len(texts) - 3  # each second one is the first again
+    assert all(text.count(b"# EOF") == (5 <= n < 10) for n, text in enumerate(texts))
 
 
 async def test_the_registry_of_the_application_stays_its_own(world: World, svc: Service):
