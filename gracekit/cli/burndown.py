@@ -1,7 +1,7 @@
 """How `gracekit drain` shows a drain: in flight over time, and why each task still blocks it.
 
-The chart is plain text. Where the extra `rich` is installed and standard output is a terminal it
-is drawn over itself; else there are lines (`cli.drain`).
+The chart is plain text. It needs the extra `rich` and a terminal, where it is redrawn in place;
+otherwise `cli.drain` prints lines.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ def _why(task: RunAnswer) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class DrainPicture:
-    """One drain as it is drawn.
+    """The picture of one drain.
 
     Attributes:
         title: A line above the chart.
-        levels: How many were in flight since when; one for each change.
+        levels: Each change of the number in flight: since when, and how many.
         now_s: Seconds since the drain began.
         deadline_s: When tasks are cancelled, on the same clock.
         kill_s: When the platform would kill the process; None if that is not known.
-        reasons: Lines below it.
+        reasons: Lines below the chart.
     """
 
     title: str
@@ -100,7 +100,7 @@ class DrainPicture:
         return [*rows, " " * (margin + 2) + self._legend(columns)]
 
     def _values(self, columns: int, span: float) -> list[int]:
-        """The most that was in flight in each column's time; 0 in the future."""
+        """The largest number in flight in the time of each column; 0 in the future."""
         values = [0] * columns
         ends = [*(at for at, _ in self.levels[1:]), self.now_s]
         for (begin, number), end in zip(self.levels, ends, strict=True):
@@ -123,7 +123,7 @@ class DrainPicture:
 
 
 def _bar(value: int, most: int, row: int) -> str:
-    """The part of a column that is in one row, the lowest being 0."""
+    """The part of a column that is in one row; the lowest row is 0."""
     eighths = round(value / most * ROWS * 8) if most else 0
     if value and row == 0:
         eighths = max(1, eighths)
@@ -131,7 +131,7 @@ def _bar(value: int, most: int, row: int) -> str:
 
 
 class Burndown:
-    """Draws drains over what the terminal shows."""
+    """Redraws drains in place on a terminal."""
 
     def __init__(self, console: Console, live: Live) -> None:
         self._console = console
@@ -140,7 +140,7 @@ class Burndown:
         self._shown = ""
 
     def show(self, run_id: str, picture: DrainPicture | None) -> None:
-        """Draw one run's drain as it stands now; None takes it away."""
+        """Draw one run's drain as it stands now; None removes it."""
         from rich.text import Text  # noqa: PLC0415 - an extra
 
         if picture is None:
@@ -165,7 +165,7 @@ class Burndown:
 
 @contextlib.contextmanager
 def burndown(*, wanted: bool) -> Iterator[Burndown | None]:
-    """A drawing, where it is wanted and can be made; else None."""
+    """A drawing; None if it is not wanted, or the terminal or `rich` is missing."""
     made = _rich() if wanted and is_redrawn() else None
     if made is None:
         yield None

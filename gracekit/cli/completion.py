@@ -1,7 +1,7 @@
-"""What the shell completes: instances and task ids, as the store of the settings has them.
+"""Shell completion of instances and task ids, from the store of the settings.
 
-A completion that fails, or takes too long, completes nothing: a shell that hangs, or prints an
-error into the line that is being typed, is worse than one that does not help.
+A completion that fails, or takes too long, completes nothing: that is better than a shell that
+hangs, or that prints an error into the line that is being typed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S: Final = 1.0
 MOST: Final = 200
-# Others would have to be quoted for the shell, and a line's end would begin another completion.
+# Other words would need quotes in the shell, and a newline would begin another completion.
 _TYPEABLE: Final = re.compile(r"[\w.:@/+=-]+", re.ASCII)
 _ABOVE_ALL: Final = chr(0x10FFFF)
 
@@ -32,7 +32,7 @@ _Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 def living_instances(
     ctx: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Instances that a verb can be for."""
+    """Instances that a verb can name: those with a living run."""
     return _complete(ctx, incomplete, lambda records: _instances(records, living=True))
 
 
@@ -56,7 +56,7 @@ def task_ids(*states: str) -> _Complete:
 
 def _complete(ctx: click.Context, incomplete: str, look: _Look) -> list[CompletionItem]:
     found: _Found = []
-    # A thread is waited for, whatever it is stuck in; it ends with the process.
+    # In a daemon thread, so that a query that hangs cannot hold up the shell.
     looking = threading.Thread(target=_look_into, args=(ctx, look, found), daemon=True)
     looking.start()
     looking.join(PATIENCE_S)

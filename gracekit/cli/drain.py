@@ -38,7 +38,7 @@ RESUMED_AFTER_S: Final = 2.0
 """A run that serves so long after the verb was answered has been resumed."""
 
 TOLD_TASKS: Final = 5
-"""Of so many of the oldest tasks it is said why they still run."""
+"""For so many of the oldest tasks the command says why they still run."""
 TOLD_EVERY_S: Final = 30.0
 
 _NAMED_TASKS: Final = 20
@@ -57,9 +57,9 @@ class DrainWatch:
         shown: The last progress line.
         code: Exit status of this drain.
         result: What `--json` shows of it.
-        drawing: Where it is drawn; None where lines are printed.
+        drawing: Draws the drain; None if lines are printed instead.
         kill_after_s: As in the settings of the command line; None if unknown.
-        levels: How many were in flight since when, for the chart.
+        levels: Changes of the number in flight, for the chart.
         told_at: Monotonic seconds of the last progress line.
     """
 
@@ -82,7 +82,7 @@ class DrainWatch:
         return 0.0 if self.began is None else time.monotonic() - self.began
 
     def hide(self) -> None:
-        """It is drawn no more."""
+        """Remove the drawing of this drain."""
         if self.drawing is not None:
             self.drawing.show(self.run.run_id, None)
 
@@ -124,7 +124,7 @@ def drain(
 
     At a terminal, with the extra `rich`, it draws how many tasks are in flight, with
     the deadline, and with kill_after if the settings of this command have it; elsewhere
-    a line tells each change. For the five oldest tasks it says why they still run.
+    it prints a line for each change. For the five oldest tasks it says why they still run.
 
     Exit status: 0 drained, 3 unfinished tasks are in the journal,
     4 unreachable, 1 any other end, 2 usage, 78 configuration, 130 detached.
@@ -281,9 +281,9 @@ async def _holds_of(records: StoreRecords, watch: DrainWatch, answer: RunAnswer)
 
 
 def _tell_progress(watch: DrainWatch, answer: RunAnswer, holds: list[str]) -> None:
-    """Draw it; or a line whenever the number in flight, or what holds the drain, has changed.
+    """Draw the drain, or print a line whenever the number in flight or the holds have changed.
 
-    Below the line it says why the oldest tasks still run; every 30 s it repeats that.
+    Lines below it say why the oldest tasks still run. All is repeated every 30 s.
     """
     left, timeout = answer.get("drain_left_s"), answer.get("drain_timeout_s")
     if left is None or timeout is None:
@@ -313,7 +313,7 @@ def _outlook(answer: RunAnswer, holds: list[str], held: str) -> str:
 
 
 def _reasons(answer: RunAnswer, holds: list[str]) -> list[str]:
-    """Why the oldest tasks, and holds, still keep the drain."""
+    """Why the oldest tasks and the holds still keep the drain waiting."""
     tasks = answer.get("tasks", ())
     reasons = [why_it_blocks(task) for task in tasks]
     more = (answer.get("in_flight") or 0) - len(reasons)
@@ -324,7 +324,7 @@ def _reasons(answer: RunAnswer, holds: list[str]) -> list[str]:
 def _draw(watch: DrainWatch, answer: RunAnswer, title: str, holds: list[str]) -> None:
     assert watch.drawing is not None
     left, timeout = float(answer["drain_left_s"]), float(answer["drain_timeout_s"])
-    # The run says no more than that nothing is left once its deadline is over.
+    # After the deadline the run only says that no time is left, so use our own clock.
     now_s = timeout - left if left > 0 else max(timeout, watch.elapsed_s)
     in_flight = int(answer.get("in_flight") or 0)
     if not watch.levels or watch.levels[-1][1] != in_flight:

@@ -19,7 +19,7 @@ from gracekit.runs.run import Run
 from gracekit.telemetry.safe_text import escape
 
 ANSWER_S: Final = 4.0
-"""For each page: of a run whose loop is blocked the command reports after 5 s."""
+"""For each page; so if the run's loop is blocked, the command says so within 5 s."""
 LONGEST_LINE: Final = 4096
 
 
@@ -29,9 +29,8 @@ LONGEST_LINE: Final = 4096
 def dump(options: CommonOptions, /, *, name: str | None) -> None:
     """Print the tasks of a run with their stacks, and its other threads.
 
-    INSTANCE may be left out where one run lives. It is what SIGUSR1 writes to
-    the standard error of the run, which works while its event loop is blocked,
-    too.
+    INSTANCE may be left out if one run is alive. SIGUSR1 writes the same to
+    the run's standard error, also while its event loop is blocked.
     """
     with StoreRecords(options.settings) as records:
         (run,) = asyncio.run(find(records, options, name, everyone=False))
@@ -64,9 +63,9 @@ async def _pages(control: ControlClient, run: Run) -> AsyncIterator[str]:
 
 
 def _beside(run: Run) -> str:
-    """What shows the stacks beside the loop."""
+    """How to see the stacks although the loop is blocked."""
     pid = run.identity.pid
     masks = masks_of(pid)
     if masks is not None and signal.SIGUSR1 not in masks.caught:
         return f"it has no handler for SIGUSR1, but `py-spy dump --pid {pid}` shows its stacks"
-    return f"`kill -USR1 {pid}` writes them to its standard error all the same"
+    return f"`kill -USR1 {pid}` writes its stacks to its standard error nevertheless"

@@ -1,7 +1,7 @@
 """`gracekit health`: one probe of one run, by its door; for exec probes of Kubernetes and Docker.
 
-It loads little and reads no store, because a probe runs every few seconds: which runs there are
-is told by the sockets in the run directory, and one that nobody listens at belongs to a dead run.
+A probe runs every few seconds, so this loads little and reads no store. It finds the runs by the
+sockets in the run directory; a socket that no process listens at belongs to a dead run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATIENCE_S: Final = 5.0
 CONNECT_S: Final = 0.5
 
 _probe = click.option(
-    "--live", "probe", flag_value="live", help="Whether it works at all; restart it if not."
+    "--live", "probe", flag_value="live", help="Whether it is alive; if not, restart it."
 )
 _ready = click.option(
     "--ready",
@@ -50,12 +50,12 @@ _started = click.option(
 @_started
 @common
 def health(options: CommonOptions, /, *, name: str | None, probe: str) -> None:
-    """Ask a run of this host whether it is ready, lives, or has started.
+    """Ask a run of this host whether it is ready, is alive, or has started.
 
-    INSTANCE may be left out where one run lives. Prints `pass`, `warn` or `fail` and why; `warn`
-    passes: the run serves, and somebody should look at it.
+    INSTANCE may be left out if one run is alive. Prints `pass`, `warn` or `fail` and why. `warn`
+    passes: the run serves, but an operator should look at it.
 
-    Exit status: 0 it passes, 1 it fails, 4 nobody answers, 2 usage, 78 configuration.
+    Exit status: 0 it passes, 1 it fails, 4 no run answers, 2 usage, 78 configuration.
     """
     answer = _ask(options, name or options.instance or options.settings.instance, probe)
     if options.as_json:
@@ -72,7 +72,7 @@ def _ask(options: CommonOptions, name: str | None, probe: str) -> dict[str, Any]
     place = StorePlace(options.settings.store_url)
     if place.run_directory is None:
         raise ConfigError(
-            f"{place.url} is the memory of one process, which has no door; name a file with --store"
+            f"{place.url} is in one process's memory and has no door; name a file with --store"
         )
     heard, silent = _hear(place.run_directory, probe)
     meant = [answer for answer in heard if name in {None, answer.get("instance")}]
@@ -83,7 +83,7 @@ def _ask(options: CommonOptions, name: str | None, probe: str) -> dict[str, Any]
         listed = [*map(safe, known), *[f"{silent} that did not answer"] * bool(silent)]
         raise click.UsageError(f"several runs live ({', '.join(listed)}): name one as INSTANCE")
     if silent:
-        raise DependencyError(f"a run lives and did not answer within {PATIENCE_S:g} s")
+        raise DependencyError(f"a run is alive and did not answer within {PATIENCE_S:g} s")
     wanted = "no run" if name is None else f"no run of instance {name!r}"
     hint = did_you_mean(name or "", known) if name else ""
     raise DependencyError(f"{wanted} of {place.name} answers{hint}")
@@ -91,13 +91,13 @@ def _ask(options: CommonOptions, name: str | None, probe: str) -> dict[str, Any]
 
 @dataclass(slots=True)
 class _Asked:
-    """One connection, and what has come by it."""
+    """One connection, and what was received on it."""
 
     connection: socket.socket
     line: bytes = b""
 
     def read(self) -> bool:
-        """Take what is there; true when nothing more will come."""
+        """Read what has arrived; true when nothing more will come."""
         try:
             piece = self.connection.recv(LONGEST_LINE)
         except OSError:  # it ended meanwhile
@@ -107,7 +107,7 @@ class _Asked:
 
 
 def _hear(directory: Path, probe: str) -> tuple[list[dict[str, Any]], int]:
-    """What living runs answer, and how many did not in time."""
+    """The answers of living runs, and how many did not answer in time."""
     deadline = time.monotonic() + PATIENCE_S
     answers: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
@@ -128,7 +128,7 @@ def _hear(directory: Path, probe: str) -> tuple[list[dict[str, Any]], int]:
 
 
 def _is_asked(door: Path, connection: socket.socket, probe: str) -> bool:
-    """Ask the run behind *door*; false if it is dead, so that nobody listens there."""
+    """Ask the run behind *door*; false if it is dead, so that no process listens there."""
     connection.settimeout(CONNECT_S)
     run_id = door.name.removesuffix(DOOR_SUFFIX)
     try:
@@ -138,14 +138,14 @@ def _is_asked(door: Path, connection: socket.socket, probe: str) -> bool:
     except (ConnectionRefusedError, FileNotFoundError, BrokenPipeError):
         return False
     except TimeoutError:
-        pass  # it lives, and many others wait already: it counts as one that does not answer
+        pass  # it is alive with a full queue of askers: it counts as a run that does not answer
     except OSError as error:
         raise DependencyError(f"{door} cannot be asked: {error.strerror or error}") from error
     return True
 
 
 def _answer(line: bytes) -> list[dict[str, Any]]:
-    """What a run said; nothing of one that has ended, or is of a version without probes."""
+    """What a run said, or nothing if it has ended; a refusal ends the command."""
     if not line:
         return []
     try:

@@ -1,4 +1,4 @@
-"""`gracekit init`: what a platform needs to run a service, its numbers from the settings."""
+"""`gracekit init`: prints what a platform needs to run a service, with numbers that fit."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ P = ParamSpec("P")
 
 @click.group(cls=HintingGroup)
 def init() -> None:
-    """Print what runs a service: a unit of systemd, manifests of Kubernetes, a Dockerfile.
+    """Print a unit of systemd, manifests of Kubernetes or a Dockerfile for a service.
 
-    The numbers in it follow from the settings, and comments say how. Give it the options and the
-    environment of `gracekit run`; `gracekit doctor` judges the result.
+    The numbers in it are calculated from the settings, and comments say how. Give it the options
+    and the environment of `gracekit run`; `gracekit doctor` checks the result.
     """
 
 
@@ -41,7 +41,7 @@ def _planned(command: Callable[Concatenate[Plan, P], None]) -> Callable[..., Non
     """Give *command* the service and its settings, as one Plan."""
 
     @click.argument("target", metavar="MODULE[:ATTR]", envvar="GRACEKIT_APP")
-    @click.option("--name", metavar="NAME", help="Of unit, user and objects.  [default: the topic]")
+    @click.option("--name", metavar="NAME", help="Name of unit, user, objects.  [default: topic]")
     @factory_option
     @app_dir_option
     @config_option
@@ -77,16 +77,16 @@ def _planned(command: Callable[Concatenate[Plan, P], None]) -> Callable[..., Non
     "--instances",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Print a template unit, of which N run beside each other.",
+    help="Print a template unit, to run N instances of it.",
 )
 @click.option(
-    "--user", metavar="NAME", help="The user whose process it is.  [default: the unit's name]"
+    "--user", metavar="NAME", help="The user that the service runs as.  [default: the unit's name]"
 )
 @click.option(
     "--systemd-version",
     metavar="NUMBER",
     type=click.IntRange(min=1),
-    help="Of the systemd that will run it.  [default: this machine's]",
+    help="Version of the systemd that will run it.  [default: this machine's]",
 )
 @_planned
 def systemd(
@@ -104,10 +104,10 @@ def systemd(
 @click.option("--image", metavar="IMAGE", required=True, help="The container's image.")
 @_planned
 def k8s(plan: Plan, /, *, image: str) -> None:
-    """Print manifests of Kubernetes for MODULE:ATTR, all in one.
+    """Print manifests of Kubernetes for MODULE:ATTR, in one file.
 
-    A StatefulSet where store or queue are files, which need a volume that is the pod's own; else a
-    Deployment. With a Service that names the pods, and a PodDisruptionBudget.
+    These are a StatefulSet if store or queue are files, because the pod then needs its own volume,
+    or else a Deployment; a Service that names the pods; and a PodDisruptionBudget.
     """
     click.echo(manifests(plan, image), nl=False)
 

@@ -49,7 +49,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "tasks": ("gracekit.cli.tasks:tasks", "List tasks of a store."),
         "holds": ("gracekit.cli.holds:holds", "List what keeps hosts in their drains, and end it."),
         "drain": ("gracekit.cli.drain:drain", "Drain a run and watch until it is gone."),
-        "extend": ("gracekit.cli.quiet:extend", "Give a drain by command more time."),
+        "extend": ("gracekit.cli.quiet:extend", "Move a drain's deadline later."),
         "quiet": ("gracekit.cli.quiet:quiet", "Close a run's intake; `resume` undoes it."),
         "resume": ("gracekit.cli.quiet:resume", "Undo quiet, or a drain by command."),
         "health": ("gracekit.cli.health:health", "Ask a run one probe: ready, live or started."),

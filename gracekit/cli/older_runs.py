@@ -1,7 +1,7 @@
-"""Control verbs to runs without a door, by the ops topic of a local queue.
+"""Sends control verbs to runs without a door, by the ops topic of a local queue.
 
-Those are runs of older versions, or at the edges of their life. Loaded only for them: the client
-and the transports are half of what a command would load.
+Such runs are of older versions, or they begin or end just now. Commands load this only for them,
+because the client and the transports are half of what a command would load.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gracekit.runs.run import Run
 
 
 class OlderRuns:
-    """Asks such runs.
+    """Asks runs without a door.
 
     Args:
         stack: Closes what is opened here.
@@ -35,7 +35,7 @@ class OlderRuns:
         self._clients: dict[str, RpcClient] = {}
 
     async def ask(self, run: Run, verb: str, args: Mapping[str, Any], *, timeout_s: float) -> Any:
-        """The answer of *run* to *verb*; raises what its caller would be told."""
+        """The answer of *run* to *verb*; raises what any caller of a method would get."""
         client = await self._client(run)
         view = client.prepare(
             ops=True, host=run.instance, namespace=CONTROL_NAMESPACE, timeout=timeout_s

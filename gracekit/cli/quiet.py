@@ -18,7 +18,7 @@ from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.runs.run import Run
 
 _SHOWN: Final = ("phase", "drain_left_s")
-"""What an answer shows, as far as it has that."""
+"""The fields of an answer that are shown, if it has them."""
 
 _all = click.option("--all", "everyone", is_flag=True, help="Every living run of the store.")
 
@@ -29,7 +29,7 @@ _all = click.option("--all", "everyone", is_flag=True, help="Every living run of
 @why_option
 @common
 def quiet(options: CommonOptions, /, *, name: str | None, everyone: bool, reason: str) -> None:
-    """Close the intake of a run; what runs goes on, and ops requests are answered.
+    """Close the intake of a run; running tasks go on, and ops requests are answered.
 
     INSTANCE may be left out where one run lives. `gracekit resume` undoes it.
     """
@@ -53,7 +53,7 @@ def resume(options: CommonOptions, /, *, name: str | None, everyone: bool, reaso
 @click.command()
 @living_instance_argument
 @click.option(
-    "--by", "more", metavar="DURATION", required=True, help="How much later its deadline is then."
+    "--by", "more", metavar="DURATION", required=True, help="How much later the deadline will be."
 )
 @_all
 @why_option
@@ -61,11 +61,11 @@ def resume(options: CommonOptions, /, *, name: str | None, everyone: bool, reaso
 def extend(
     options: CommonOptions, /, *, name: str | None, more: str, everyone: bool, reason: str
 ) -> None:
-    """Move the deadline of a drain later, one that a command has asked for.
+    """Move the deadline later, of a drain that a command has asked for.
 
-    Running tasks then have more time before they are handed over. The whole
-    drain stays below `kill_after`, where that is set. The deadline of a drain
-    by a signal stands, because its sender will not wait longer.
+    Running tasks then have more time before they are handed over. If `kill_after`
+    is set, the whole drain stays below it. The deadline of a drain by a signal
+    cannot be moved, because the sender of the signal will not wait longer.
     """
     parse_duration(more)
     _say("extend", options, name, everyone=everyone, reason=reason, more=more)
@@ -86,7 +86,7 @@ def _say(
         if (left_s := result.get("drain_left_s")) is not None:
             words = f"{words}, {duration(left_s)} left"
         name = f"{result['service']}@{result['instance']}"
-        # Why a run is not asked, or gives no answer, begins with its name already.
+        # An error that says why a run gave no answer already begins with its name.
         words = words if words.startswith(f"{name} ") else f"{name}: {words}"
         if code:
             tell(words, prefix="")

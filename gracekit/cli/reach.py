@@ -1,7 +1,7 @@
-"""Control verbs to living runs, by the door of each; to runs of older versions by the ops topic.
+"""Sends control verbs to living runs by their doors; to runs of older versions by the ops topic.
 
 Every ask names the run id, so that a verb for a dead run does not hit its
-successor, and expires with its timeout, so that nothing acts on it later.
+successor, and expires with its timeout, so that no run acts on it later.
 """
 
 from __future__ import annotations

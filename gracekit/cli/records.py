@@ -1,6 +1,6 @@
-"""The store that a command looks into, and its sentences about runs.
+"""The store that a command reads, and sentences about its runs.
 
-Read only; what is read, and how it is judged, is `gracekit.listings`.
+It is opened read-only; `gracekit.listings` has the queries and judges the runs.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StoreRecords(StoreView):
         """Refuse a name of which no run is on record.
 
         Raises:
-            DependencyError: there is none; the message says what is known.
+            DependencyError: no run of that name is on record; the message says what is known.
         """
         if name is not None and not await self.runs(name):
             raise DependencyError(await self.what_is_known(name))

@@ -52,7 +52,7 @@ _LONGEST_CURSOR: Final = 24
     type=click.Choice([ALL_STATES, *(state.value for state in TaskState)]),
     help="Tasks in this state; may be repeated.  [default: those that have not ended]",
 )
-@click.option("--stuck", is_flag=True, help="Those that do not come further, and why.")
+@click.option("--stuck", is_flag=True, help="Only tasks that make no progress, and why.")
 @click.option(
     "--limit", type=click.IntRange(1, _MOST), default=50, show_default=True, help="At most so many."
 )
@@ -75,11 +75,10 @@ def tasks(
     told by `gracekit tasks show`. OWNER is the instance that may act on a task: "none" waits
     for any living run, "gone" for the next start.
 
-    With --stuck the list has, of those tasks, the ones that have run for three times the
-    p95 of their method without a safe point or an end (10 minutes where the method has no
-    history), those that have not begun for 10 minutes, and those that were handed
-    over 10 minutes ago or earlier and that nobody has taken. WHY LISTED tells which
-    it is, and what the task waits for.
+    With --stuck only those are listed that have run for three times the p95 of their
+    method without a safe point (10 minutes if the method has no history), that have not
+    begun for 10 minutes, or that were handed over 10 minutes ago or earlier and that no
+    run has taken. WHY LISTED says which it is, and what the task waits for.
 
     `show` tells all that is on record of one task; `cancel`, `fail` and `retry`
     act on it.

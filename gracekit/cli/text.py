@@ -18,7 +18,7 @@ from gracekit.telemetry.safe_text import LONGEST_TEXT, escape
 
 _GAP: Final = "  "
 LONGEST_WHY: Final = 1024
-"""Of a sentence that says why something is not shown."""
+"""Characters of a sentence that says why something is not shown."""
 _MINUTE_S: Final = 60
 
 Colour = Literal["green", "yellow", "red", "bold"]

@@ -1,6 +1,6 @@
-"""`--watch`: a picture that is drawn again and again, until Ctrl-C.
+"""`--watch`: shows a command's output again and again, until Ctrl-C.
 
-On a terminal each one is written over the last; elsewhere they follow each other, and with
+On a terminal each output replaces the last one; elsewhere they follow each other, and with
 `--json` each is a line.
 """
 
@@ -60,16 +60,16 @@ watch_option: Final = click.option(
     flag_value=EVERY,
     metavar="[DURATION]",
     callback=_seconds,
-    help=f"Show it again every {EVERY}, or as often as said, until Ctrl-C; with --json a line each "
-    "time.",
+    help=f"Show it again every DURATION until Ctrl-C, by default every {EVERY}; with --json a "
+    "line each time.",
 )
 
 
 def watch(look: Callable[[], Picture], *, every_s: float, as_json: bool) -> NoReturn:
     """Show what *look* returns again and again.
 
-    What it raises at first ends the command; later it is shown, as a store or a run may be away
-    for a moment only.
+    If the first *look* raises, the command ends. Later errors are shown, because a store or a run
+    may be unavailable for a moment only.
     """
     over_the_last = not as_json and is_redrawn()
     picture = look()
@@ -101,7 +101,7 @@ def is_redrawn() -> bool:
 
 
 def redraw(text: str) -> None:
-    """Write *text* over what the terminal shows, in one piece, and not more than it can show."""
+    """Replace what the terminal shows by *text*, in one write, cut to its size."""
     size = shutil.get_terminal_size()
     lines = _that_fit(text.splitlines(), size.columns, size.lines - 1)
     body = "".join(f"{line}{_CLEAR_LINE}\n" for line in lines)
@@ -109,7 +109,7 @@ def redraw(text: str) -> None:
 
 
 def _that_fit(lines: list[str], columns: int, rows: int) -> list[str]:
-    """The first of *lines*, as many as fit where long ones take several rows."""
+    """As many of *lines* as fit into *rows*; a long line takes several rows."""
     left = rows
     for number, line in enumerate(lines):
         left -= max(1, -(-len(click.unstyle(line)) // max(1, columns)))

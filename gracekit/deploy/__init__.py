@@ -1,1 +1,1 @@
-"""What platforms are given to run a service: units, manifests, images, with numbers that fit."""
+"""The units, manifests and Dockerfiles by which platforms run a service, with numbers that fit."""

@@ -16,10 +16,10 @@ _HOME: Final = "/app"
 
 
 def dockerfile(plan: Plan) -> str:
-    """Its text.
+    """The text of a Dockerfile.
 
     Raises:
-        ConfigError: a setting has characters that cannot stand in it.
+        ConfigError: a setting has characters that cannot stand in a Dockerfile.
     """
     parts = (
         _head(plan),
@@ -40,8 +40,8 @@ def _head(plan: Plan) -> Iterator[str]:
     yield f"#       -e {kill_after}={plan.stop_s} -v {plan.name}:{DATA} {plan.name}"
     for variable, shown in plan.secret().items():
         yield "#"
-        yield f"# {variable} ({_line(shown)}) holds a password, so it is not in here: give it"
-        yield "# by --env-file, a file of mode 0600."
+        yield f"# {variable} ({_line(shown)}) holds a password, so it is not in this file:"
+        yield "# give it by --env-file, in a file of mode 0600."
 
 
 def _image() -> Iterator[str]:
@@ -72,20 +72,20 @@ def _start(plan: Plan) -> Iterator[str]:
         yield f"HEALTHCHECK --interval={LIVE_EVERY_S}s --timeout={PROBE_TIMEOUT_S}s \\"
         yield f"    --start-period={plan.start_s}s --retries={WATCHDOG_S // LIVE_EVERY_S} \\"
         yield f"    CMD {json.dumps(['gracekit', 'health', '--live'])}"
-    yield "# A list, without a shell, which would keep SIGTERM to itself."
+    yield "# A list, because a shell would not pass SIGTERM on to the service."
     yield f"CMD {json.dumps(words)}"
 
 
 def _reasons(plan: Plan) -> Iterator[str]:
     yield from plan.reasons("docker run --stop-timeout", "start-period")
     yield (
-        "Without --stop-timeout Docker kills 10 s after SIGTERM, and an image cannot say more. In "
-        f"a compose file: stop_grace_period: {plan.stop_s}s."
+        "Without --stop-timeout Docker kills 10 s after SIGTERM, and an image cannot change that. "
+        f"In a compose file: stop_grace_period: {plan.stop_s}s."
     )
     if plan.has_door:
         yield (
-            f"HEALTHCHECK: {WATCHDOG_S} s, in which a stuck event loop does not answer. It passes "
-            "through a whole drain. Docker by itself does not restart what fails it."
+            f"HEALTHCHECK: fails after {WATCHDOG_S} s in which the event loop did not answer. It "
+            "passes during a drain. Docker itself does not restart a container that fails it."
         )
 
 
@@ -96,6 +96,6 @@ def _line(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    r"""*text* in quotes; `\`, `"` and `$` mean something there."""
+    r"""*text* in quotes, with `\`, `"` and `$` escaped."""
     escaped = "".join(f"\\{one}" if one in '\\"$' else one for one in _line(text))
     return f'"{escaped}"'

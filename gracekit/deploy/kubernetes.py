@@ -1,7 +1,7 @@
 """The manifests that run a service on Kubernetes: `gracekit init k8s`.
 
-A StatefulSet where store or queue are files: each pod has a volume of its own, which it finds
-again, and no second pod begins before the first one has ended. Else a Deployment.
+It is a StatefulSet if store or queue are files: the pod gets the same volume at each start, and
+its successor begins only after it has ended. Otherwise it is a Deployment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def manifests(plan: Plan, image: str) -> str:
     """All documents, as one file of YAML.
 
     Raises:
-        ConfigError: there is nothing that a probe could ask.
+        ConfigError: the service has neither a door nor an HTTP endpoint for its probes.
     """
     _check_probes(plan)
     documents = (_service(plan), _workload(plan, image), _budget(plan))
@@ -45,7 +45,7 @@ def _head(plan: Plan) -> Iterator[str]:
     for variable, shown in plan.secret().items():
         yield "#"
         yield from comment(
-            f"{variable} ({shown}) holds a password, so it is not in here.\n"
+            f"{variable} ({shown}) holds a password, so it is not in this file.\n"
             f"Write the line {variable}=... into a file of mode 0600, and:\n"
             f"  kubectl create secret generic {plan.name} --from-env-file=FILE"
         )
@@ -85,13 +85,13 @@ def _workload(plan: Plan, image: str) -> dict[str, object]:
 
 
 _WHY_STATEFUL: Final = (
-    "A StatefulSet, because store or queue are files: the pod finds its volume again, and the\n"
-    "next one begins only when this one has ended."
+    "A StatefulSet, because store or queue are files: the pod gets the same volume at each\n"
+    "start, and its successor begins only after it has ended."
 )
 _WHY_DEPLOYMENT: Final = "A Deployment, because neither store nor queue is a file."
 _REPLICAS: Final = (
-    "Not more: each pod would have files of its own, and dedupe, resources and recovery do not\n"
-    "reach from one to the other."
+    "Not more: each pod would have files of its own, so dedupe, resources and recovery would not\n"
+    "work across pods."
 )
 
 
@@ -120,7 +120,7 @@ def _container(plan: Plan, image: str) -> dict[str, object]:
         "image": image,
         "command": Noted(
             words,
-            "Without a shell, which would keep SIGTERM to itself. No preStop:\n"
+            "No shell, because it would not pass SIGTERM on. No preStop, because\n"
             "a drain closes the intake by itself.",
         ),
         "env": _environment(plan),
@@ -163,16 +163,16 @@ def _environment(plan: Plan) -> list[object]:
 
 
 _OWN_QUEUE: Final = (
-    "A file, which callers outside of this pod cannot reach: print this again with the URL of a\n"
-    "broker for them."
+    "A file, which callers outside of this pod cannot reach: if there are any, print this again\n"
+    "with the URL of a broker."
 )
 
 
 def _names_of_pods(plan: Plan, variables: dict[str, str]) -> Iterator[object]:
-    """Pods of a Deployment have another name each time; queues of a host stay."""
+    """A Deployment's pods get new names at each start, but a host's queues are named for it."""
     host, instance = variable_name("host"), variable_name("instance")
     if host not in variables:
-        yield Noted({"name": host, "value": plan.name}, "A host has queues that stay: one name.")
+        yield Noted({"name": host, "value": plan.name}, "Queues are named for the host: one name.")
     if instance not in variables:
         yield {"name": instance, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
 
@@ -181,7 +181,7 @@ def _names_of_pods(plan: Plan, variables: dict[str, str]) -> Iterator[object]:
 
 
 def _has_http(plan: Plan) -> bool:
-    """Whether the kubelet can ask by HTTP: it comes from outside of the pod, without a token."""
+    """Whether the kubelet can probe by HTTP: from outside of the pod, and without a token."""
     admin = plan.admin
     return (
         admin is not None
@@ -216,7 +216,7 @@ def _probe(plan: Plan, what: str, *, every_s: int, tries: int) -> dict[str, obje
 
 
 def _claim() -> dict[str, object]:
-    size = Noted("1Gi", "Journal and queue: some kilobytes a task, for as long as `retention`.")
+    size = Noted("1Gi", "Journal and queue: some kilobytes for each task, kept for `retention`.")
     return {
         "metadata": {"name": "data"},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}},
@@ -233,7 +233,7 @@ def _mounts(plan: Plan) -> list[object]:
 
 
 def _secrets(plan: Plan) -> list[tuple[str, str]]:
-    """Volumes of the HTTP endpoint's secrets, by the place of each in the pod."""
+    """The volumes with the HTTP endpoint's secrets, and where each is mounted."""
     settings, found = plan.settings, []
     if settings.admin_token_file:
         found.append(("admin", TOKENS))
@@ -253,7 +253,7 @@ def _secret_volumes(plan: Plan) -> list[dict[str, object]]:
 
 
 def _service(plan: Plan) -> dict[str, object]:
-    note = "Names the pods, also while they start and drain, when operators look for them."
+    note = "A DNS name for the pods; operators find them by it also while they start and drain."
     spec: dict[str, object] = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -267,7 +267,7 @@ def _service(plan: Plan) -> dict[str, object]:
 
 
 def _budget(plan: Plan) -> dict[str, object]:
-    note = "One pod at a time: `minAvailable: 1` of one replica would hold up every node's drain."
+    note = "One pod at a time. `minAvailable: 1` with one replica would block a drain of its node."
     head = {"apiVersion": Noted("policy/v1", note), "kind": "PodDisruptionBudget"}
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": _labels(plan)}}
     return head | {"metadata": _metadata(plan), "spec": spec}
@@ -283,8 +283,8 @@ def _metadata(plan: Plan) -> dict[str, object]:
 
 def _reasons(plan: Plan) -> Iterator[str]:
     yield from plan.reasons("terminationGracePeriodSeconds", "startupProbe, in all,")
-    yield "A pod's grace period cannot be extended while it ends: a drain has these seconds."
+    yield "Kubernetes cannot extend a pod's grace period while it ends: a drain has these seconds."
     yield (
-        f"livenessProbe: {WATCHDOG_S} s, in which a stuck event loop does not answer. It passes "
-        "through a whole drain; readinessProbe fails from the first moment of one."
+        f"livenessProbe: fails after {WATCHDOG_S} s in which the event loop did not answer. It "
+        "passes during a drain; readinessProbe fails from the first moment of a drain."
     )

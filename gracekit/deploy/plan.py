@@ -1,4 +1,4 @@
-"""What every platform has to know of a service: its name, its command, its times, its settings.
+"""What every platform needs to know of a service: its name, its command, times and settings.
 
 The times follow from the settings in one place, `Plan`, so that a unit and a manifest of one
 service agree, and `gracekit doctor` finds nothing in either.
@@ -22,16 +22,16 @@ from gracekit.doctor.configuration import last_breath_s
 from gracekit.errors import ConfigError
 
 WATCHDOG_S: Final = 30
-"""An event loop that did not turn for so long is stuck: the platform starts the service again."""
+"""If the event loop was blocked for so long, the platform restarts the service."""
 START_MARGIN_S: Final = 30
-"""Beside its hooks a start opens store and broker, and takes over what dead runs left."""
+"""Seconds that a start gets beside its hooks: for store, broker and what dead runs left."""
 RESTART_S: Final = 3
-"""Pause before a restart: systemd gives a service up that starts five times in ten seconds."""
+"""Pause before a restart: systemd stops restarting after five starts in ten seconds."""
 WIDTH: Final = 96
 """Columns of a comment."""
-NUMBERS: Final = "Which number follows from which; print this again when a setting changes:"
+NUMBERS: Final = "Where the numbers come from; print this again when a setting changes:"
 LONGEST_NAME: Final = 31
-"""Of a Linux user; a StatefulSet's name may have 52 characters, and its label is cut at 63."""
+"""The limit of Linux user names; StatefulSets may have 52 characters, and labels 63."""
 
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _APART: Final = re.compile(r"[^a-z0-9]+")
@@ -43,11 +43,11 @@ class Plan:
     """One service as it is to be deployed.
 
     Attributes:
-        name: Of the unit, the user, the objects: a DNS label.
+        name: The name of the unit, the user and the objects: a DNS label.
         target: `module:attr`, as `gracekit run` takes it.
-        factory: Whether the attribute is called for the Service.
+        factory: Whether the attribute is a function that returns the Service.
         app_dir: Where the module is, on this machine.
-        settings: As a run of it would have them.
+        settings: The settings that a run of it would have.
         start_hooks: How many `on_start` hooks it has.
         config: The settings file, if there is one.
     """
@@ -64,22 +64,22 @@ class Plan:
 
     @property
     def stop_s(self) -> int:
-        """From the platform's SIGTERM to its SIGKILL: above the kernel's alarm, by one second."""
+        """From the platform's SIGTERM to its SIGKILL: at least 1 s above the kernel's alarm."""
         needed = math.ceil(last_breath_s(self.settings) + 1)
         return max(needed, math.ceil(self.settings.kill_after_s or 0))
 
     @property
     def start_s(self) -> int:
-        """Until a start counts as failed, if it does not ask for more."""
+        """Until the platform gives up a start that does not ask for more time."""
         hooks_s = self.settings.start_timeout_s * max(1, self.start_hooks)
         return math.ceil(hooks_s) + START_MARGIN_S
 
     def reasons(self, stop_name: str, start_name: str) -> list[str]:
-        """Which number follows from which, a sentence each.
+        """Where the numbers come from, a sentence each.
 
         Args:
-            stop_name: How the platform calls `stop_s`.
-            start_name: How it calls `start_s`.
+            stop_name: The platform's name for `stop_s`.
+            start_name: The platform's name for `start_s`.
         """
         alarm = format_duration(last_breath_s(self.settings))
         each = format_duration(self.settings.start_timeout_s)
@@ -100,7 +100,7 @@ class Plan:
         """Variables for what was set by hand, without URLs, `admin` and `kill_after`.
 
         Args:
-            with_file: Whether a settings file counts, because a run will not have it.
+            with_file: Whether to include values of the settings file, which a run will not have.
         """
         found = {}
         for field, (_, value, origin) in zip(SETTINGS, self.settings.describe(), strict=True):
@@ -110,9 +110,9 @@ class Plan:
         return found
 
     def files(self, directory: str) -> dict[str, str]:
-        """Variables for the store and the queue where these are files, and both in *directory*.
+        """Variables for the store and the queue, if they are files.
 
-        Absolute paths stay where they are.
+        Relative paths are put into *directory*.
         """
         return {
             variable_name(field): file_url(_inside(directory, file_of(url)))
@@ -121,10 +121,7 @@ class Plan:
         }
 
     def other_urls(self) -> dict[str, str]:
-        """Variables for URLs that name no file and are not the default; without those in `secret`.
-
-        A store in memory is one of them.
-        """
+        """Variables for URLs that name no file, such as a store in memory; without `secret`."""
         return {
             variable_name(field): url
             for field, url in self._urls()
@@ -140,7 +137,7 @@ class Plan:
         }
 
     def comes_from_file(self, variable: str) -> bool:
-        """Whether the settings file says that URL."""
+        """Whether that URL is from the settings file."""
         field = variable.removeprefix(PREFIX).lower()
         return self.config is not None and _is_file(self.settings.origin(field))
 
@@ -151,12 +148,12 @@ class Plan:
 
     @property
     def has_door(self) -> bool:
-        """Whether `gracekit health` finds a run: its door is beside the file of its store."""
+        """Whether `gracekit health` can find a run: the door is beside the store's file."""
         return kind_of(self.settings.store_url) is UrlKind.FILE
 
     @property
     def admin(self) -> AdminAddress | None:
-        """Where its HTTP endpoint listens; None for nowhere."""
+        """Where its HTTP endpoint listens; None if it is off."""
         return admin_address(self.settings.admin)
 
     def _urls(self) -> tuple[tuple[str, str], ...]:
@@ -168,15 +165,16 @@ def name_for(topic: str, given: str | None) -> str:
     """The name that user, unit and objects get: *given*, or made from *topic*.
 
     Raises:
-        ConfigError: it is no DNS label, or too long for a user.
+        ConfigError: it is not a DNS label, or too long for a user.
     """
     name = _APART.sub("-", topic.lower()).strip("-") if given is None else given
     if _NAME.fullmatch(name) and len(name) <= LONGEST_NAME:
         return name
-    whose = f"--name {given!r}" if given is not None else f"the topic {topic!r} gives {name!r}, and"
+    whose = f"--name {given!r}" if given is not None else f"{name!r}, made of the topic {topic!r},"
     raise ConfigError(
-        f"{whose} is no name for a user, a unit and objects of Kubernetes: 1 to {LONGEST_NAME} of "
-        "a-z, 0-9 and -, first a letter, last none of -; give another one by --name"
+        f"{whose} is no name for a user, a unit and objects of Kubernetes: write 1 to "
+        f"{LONGEST_NAME} of a-z, 0-9 and -, with a letter first and no - at the end; give another "
+        "one by --name"
     )
 
 
@@ -195,11 +193,11 @@ def commented(head: str, reasons: Iterable[str]) -> Iterator[str]:
 
 
 def _is_file(origin: str) -> bool:
-    """Whether `Settings.origin` names a line of a file."""
+    """Whether *origin*, from `Settings.origin`, is a line of a file."""
     return not origin.startswith(("flag ", PREFIX)) and origin not in {"default", "service"}
 
 
 def _inside(directory: str, path: Path) -> PurePosixPath:
-    """An absolute *path* itself; else a file in *directory*."""
+    """*path* if it is absolute, else a file in *directory*."""
     place = PurePosixPath(path)
     return place if place.is_absolute() else PurePosixPath(directory) / "-".join(place.parts)

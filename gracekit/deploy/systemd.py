@@ -1,9 +1,9 @@
 """The unit of systemd that runs a service: `gracekit init systemd`.
 
 Each directive that restricts the service was tried under a real systemd (`tests/systemd/`) with
-its door, its SQLite locks and the signals of its user. Two that are often recommended are left
-out: ProtectProc, because a run looks at other processes to see who lives, and
-MemoryDenyWriteExecute, because handlers may use libraries that need it.
+its door, its SQLite locks and signals from its user. Two that are often recommended are left
+out: ProtectProc, because a run looks at other processes to see which runs are alive, and
+MemoryDenyWriteExecute, because it breaks libraries that handlers may use.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - places to look for, not
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitOptions:
-    """What is chosen for a unit beside the settings.
+    """What the caller chooses for a unit, beside the settings.
 
     Attributes:
-        instances: How many run beside each other; None for one, without a template.
-        version: Of the systemd that will run it.
-        user: Of the process.
-        program: What `gracekit` is called there.
+        instances: How many run at the same time; None for a plain unit, which is no template.
+        version: The version of the systemd that will run it.
+        user: The user that the process runs as.
+        program: The command line of `gracekit` there.
     """
 
     instances: int | None
@@ -71,7 +71,7 @@ class UnitOptions:
 
 
 def installed_version() -> int | None:
-    """The systemd of this machine; None if there is none."""
+    """The version of this machine's systemd; None if there is none."""
     systemctl = shutil.which("systemctl")
     if systemctl is None:
         return None
@@ -90,9 +90,9 @@ def installed_version() -> int | None:
 
 
 def this_program() -> tuple[str, ...]:
-    """How this `gracekit` is called from anywhere: its script, or its interpreter.
+    """The command line of this `gracekit`, for any directory: its script, or its interpreter.
 
-    `-P`: Python would else import from the working directory first, before gracekit can look.
+    With `-P` Python does not import from the working directory before gracekit starts.
     """
     script = Path(sys.executable).parent / "gracekit"
     return (str(script),) if script.is_file() else (sys.executable, "-P", "-m", "gracekit")
@@ -102,7 +102,7 @@ def unit(plan: Plan, options: UnitOptions) -> str:
     """The text of the unit, or of the template unit.
 
     Raises:
-        ConfigError: the instances of a template would want one thing for themselves.
+        ConfigError: the instances of a template would need the same name, port or socket.
     """
     lines = [*_head(plan, options), ""]
     lines += ["[Unit]", f"Description={_plain(plan.target)}, a service on gracekit"]
@@ -112,7 +112,7 @@ def unit(plan: Plan, options: UnitOptions) -> str:
 
 
 def _head(plan: Plan, options: UnitOptions) -> Iterator[str]:
-    """How it is put into place."""
+    """How to install the unit."""
     is_template = options.instances is not None
     file = f"{plan.name}@.service" if is_template else f"{plan.name}.service"
     started = plan.name
@@ -127,7 +127,7 @@ def _head(plan: Plan, options: UnitOptions) -> Iterator[str]:
     yield f"#   systemctl enable --now {started}"
     for variable, shown in _secrets(plan).items():
         yield "#"
-        yield f"# {variable} ({_plain(shown)}) holds a password, so it is not in here."
+        yield f"# {variable} ({_plain(shown)}) holds a password, so it is not in this file."
         yield f"# Write a line {variable}=... into {_secret_file(plan)}, which only root"
         yield "# may read (chmod 600)."
 
@@ -142,7 +142,7 @@ def _service(plan: Plan, options: UnitOptions) -> Iterator[str]:
         yield "ExecReload=/bin/sh -c 'kill -HUP $MAINPID'"
     yield from _environment(plan, options)
     yield ""
-    yield "# SIGTERM goes to the service alone, SIGKILL at last to all that it has started."
+    yield "# SIGTERM goes to the service alone; a final SIGKILL also to processes it has started."
     yield "KillMode=mixed"
     yield f"TimeoutStopSec={plan.stop_s}"
     yield f"TimeoutStartSec={plan.start_s}"
@@ -158,7 +158,7 @@ def _service(plan: Plan, options: UnitOptions) -> Iterator[str]:
     yield f"RuntimeDirectory={_runtime(plan, options)}"
     yield from _writable(plan)
     yield ""
-    yield "# Tried with a service that answers and drains. Take out what your handlers need."
+    yield "# Tried with a service that answers and drains. Remove lines that stop your handlers."
     yield from _places(plan, options)
     yield from HARDENING
 
@@ -190,15 +190,15 @@ def _of_instances(plan: Plan, options: UnitOptions) -> Iterator[str]:
     """The variables that differ between the instances of a template, whose name is `%i`."""
     if plan.settings.instance is not None:
         raise ConfigError(
-            f"instance = {plan.settings.instance} names one process, and the instances of a "
-            "template get names of their own: leave GRACEKIT_INSTANCE out"
+            f"instance = {plan.settings.instance} names one process, but each instance of a "
+            "template needs its own name: leave GRACEKIT_INSTANCE out"
         )
     yield f"Environment={variable_name('instance')}=%H-%i"
     if (admin := plan.admin) is None:
         return
     if admin.path is None:
         raise ConfigError(
-            f"admin = {admin} is one port, which several instances cannot share: give "
+            f"admin = {admin} is one port, which several instances cannot share: write "
             f"--admin unix:/run/{plan.name}/admin.sock, and each gets a socket of its own"
         )
     place = f"unix:/run/{_runtime(plan, options)}/{_plain(admin.path.name)}"
@@ -211,7 +211,7 @@ def _urls_of_brokers(plan: Plan) -> dict[str, str]:
 
 
 def _secrets(plan: Plan) -> dict[str, str]:
-    """Those that the settings file does not have."""
+    """The secrets that are not in the settings file."""
     return {name: shown for name, shown in plan.secret().items() if not plan.comes_from_file(name)}
 
 
@@ -227,12 +227,12 @@ def _state(plan: Plan) -> str:
 
 
 def _runtime(plan: Plan, options: UnitOptions) -> str:
-    # systemd removes it when the instance ends, so each has one for itself.
+    # systemd removes it when the instance ends, so each instance has its own.
     return plan.name if options.instances is None else f"{plan.name}/%i"
 
 
 def _writable(plan: Plan) -> Iterator[str]:
-    """Directories that the settings name outside of the service's own, as a path of the unit."""
+    """`ReadWritePaths=` for directories in the settings that are not the service's own."""
     own = (PurePosixPath(_state(plan)), PurePosixPath("/run", plan.name))
     places = [PurePosixPath(file_of(url)).parent for url in plan.files(_state(plan)).values()]
     if plan.admin is not None and plan.admin.path is not None:
@@ -243,7 +243,7 @@ def _writable(plan: Plan) -> Iterator[str]:
 
 
 def _places(plan: Plan, options: UnitOptions) -> Iterator[str]:
-    """Homes and temporary files, which the application may be in itself."""
+    """Protect homes and temporary files, unless the application itself is there."""
     used = [plan.app_dir, Path(options.program[0]), Path(options.program[0]).resolve()]
     in_home = any(_is_in(path, _HOMES) for path in used)
     yield f"ProtectHome={'read-only' if in_home else 'yes'}"
@@ -260,16 +260,16 @@ def _is_in(path: Path, places: Sequence[str]) -> bool:
 
 def _reasons(plan: Plan) -> Iterator[str]:
     yield from plan.reasons("TimeoutStopSec", "TimeoutStartSec")
-    yield "A drain that makes progress asks systemd for more time by itself, as does a start."
+    yield "A start, and a drain that makes progress, ask systemd for more time by themselves."
     every = format_duration(min(plan.settings.beat_s, WATCHDOG_S / 2))
     yield (
-        f"WatchdogSec = {WATCHDOG_S}: the event loop feeds it every {every}. One that is stuck for "
-        "so long is killed, and the service started again."
+        f"WatchdogSec = {WATCHDOG_S}: the event loop feeds the watchdog every {every}. If it is "
+        "blocked for longer, systemd kills the service and starts it again."
     )
     yield f"RestartSec = {RESTART_S}: systemd gives up after five starts in ten seconds."
     yield (
-        "Exit codes: 75 is a good end with work left, so it is started again; 78 is a wrong "
-        "configuration, which starting again does not help."
+        "Exit codes: 75 is a good end with work left, so systemd starts the service again; 78 is "
+        "a wrong configuration, which a restart does not mend."
     )
 
 

@@ -1,6 +1,6 @@
-"""YAML as text, with comments: the few forms that manifests need.
+"""Writes YAML with comments, in the few forms that manifests need.
 
-A package for it would be a dependency of every service, for one command.
+A YAML package would be a dependency of every service, for one command.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from gracekit.errors import ConfigError
 
 _INDENT: Final = "  "
-# What cannot be read as another type: `yes`, `null`, `1e3`, `- x` and `a: b` can.
+# Texts that need no quotes; YAML reads `yes`, `null`, `1e3`, `- x` and `a: b` as other types.
 _BARE: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*(?<![.-])")
 _OTHER_TYPES: Final = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "null"})
 
@@ -24,8 +24,8 @@ class Noted:
     """A value, and the comment above it.
 
     Attributes:
-        value: What a manifest may hold.
-        note: Lines of the comment, without its marks.
+        value: A value of a manifest.
+        note: Lines of the comment, without `#`.
     """
 
     value: object
@@ -33,10 +33,10 @@ class Noted:
 
 
 def yaml_text(value: Mapping[str, object]) -> str:
-    """One document.
+    """The text of one document.
 
     Raises:
-        ConfigError: a text in it has characters that YAML cannot hold.
+        ConfigError: a text in it has characters that are not printable.
         TypeError: a value is of another type than texts, whole numbers, truths, lists, mappings.
     """
     return "".join(f"{line}\n" for line in _mapping(value, ""))
@@ -68,7 +68,7 @@ def _list(items: Sequence[object], indent: str) -> Iterator[str]:
 
 
 def _entry(start: str, value: object, indent: str) -> Iterator[str]:
-    """*start* with the value behind it, or below it."""
+    """*start* with the value after it, on the same line or below."""
     match value:
         case Mapping() if value:
             yield start
@@ -100,4 +100,4 @@ def _scalar(value: object) -> str:
             return json.dumps(value, ensure_ascii=False)  # YAML reads the texts of JSON
         case str():
             raise ConfigError(f"{value!r} has characters that cannot stand in a manifest")
-    raise TypeError(f"{value!r} is nothing that a manifest holds")
+    raise TypeError(f"{value!r} has a type that a manifest cannot hold")

@@ -1,1 +1,1 @@
-"""What a store says of its runs and tasks, as plain data: for the command line and for HTTP."""
+"""The runs and tasks of a store as plain data: for the command line and for HTTP."""

@@ -69,7 +69,7 @@ async def find(view: StoreView, word: str, instance: str | None, hear_all: HearA
         view: The store.
         word: As typed.
         instance: Which copy of a fanout, or whose work.
-        hear_all: Called if no row has just that id.
+        hear_all: Called if no row has exactly that id.
 
     Raises:
         GracekitError: no task is meant, or more than one.

@@ -1,4 +1,4 @@
-"""One task as it is listed: its row, and what its process says of it."""
+"""One task as it is listed: its row, and what its process reports."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class ListedTask:
     """One task in the list.
 
     Attributes:
-        columns: As in the journal; of a task without a row, as its process says.
-        owner: Instance that may act on it; None for nobody.
+        columns: As in the journal; for a task without a row, as its process reports.
+        owner: Instance that may act on it; None without an owner.
         orphaned: Whether its owner is proven dead.
         doubtful: Whether its owner is neither proven dead nor alive.
-        live: What its process says of it; None if it does not, or does not answer.
-        now: Wall time of the look.
+        live: What its process reports of it; None if it reports nothing or does not answer.
+        now: Wall time at which the store was read.
         journaled: Whether it has a row.
-        apart: Why it runs apart, or waits for what does; else empty.
-        waits_for: What is in its way, as far as that is known; None for nothing.
-        why_listed: Why it is taken for stuck; None if it is not, or that was not asked.
+        apart: Why it runs apart, or waits for a task that does; else empty.
+        waits_for: What it waits for, as far as that is known; else None.
+        why_listed: Why it counts as stuck; None if it does not, or the query did not ask.
     """
 
     columns: Mapping[str, Any]
@@ -58,7 +58,8 @@ class ListedTask:
     def runs_here(self) -> bool:
         """Whether the process that answers for it runs it.
 
-        What only waits there may have been accepted by an earlier process: its row knows.
+        A task that only waits there may have been accepted by an earlier process, so its age is
+        taken from its row.
         """
         return self.live is not None and self.live.get("state") == TaskState.RUNNING.value
 
@@ -72,7 +73,7 @@ class ListedTask:
         return None if at is None else round(age_s(self.now, at), 1)
 
     def said(self, name: str) -> Any:
-        """What its process says under that name; None if it does not, or does not answer."""
+        """That field of what its process reports; None if there is none."""
         return None if self.live is None else self.live.get(name)
 
     @property

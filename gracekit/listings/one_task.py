@@ -1,7 +1,7 @@
-"""Everything that is on record of one task, and what its process says.
+"""Everything that is on record of one task, and what its process reports.
 
-Of arguments, context and result it has only whether and how much of each is kept: they may
-hold what an operator must not see.
+Of arguments, context and result it has only the sizes, because they may hold what an operator
+must not see.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TaskRecord:
         replies: Queue, wall time until which its caller waits, and since when the answer is due.
         lease: Of its resource; None without one.
         incidents: Moment, kind and sentence of each.
-        owner: Instance of the run that owns it, and whether that lives; empty for nobody.
-        reports: What that says of it.
+        owner: Instance of the run that owns it, and whether that is alive; empty without one.
+        reports: What that run reports of it.
     """
 
     columns: dict[str, Any]
@@ -46,7 +46,7 @@ class TaskRecord:
 
     @property
     def live(self) -> dict[str, Any] | None:
-        """The task in the words of its process."""
+        """What its process reports of the task."""
         return next(iter(self.reports.tasks), None)
 
     def as_json(self) -> dict[str, Any]:

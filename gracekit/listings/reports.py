@@ -1,4 +1,4 @@
-"""What a run says of itself when it is asked, or why it says nothing."""
+"""What a run reports when it is asked, or why there is no report."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ RunAnswer = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """What a run says of itself.
+    """What a run reports.
 
     Attributes:
-        answer: Its status; None if it gave none.
+        answer: Its status; None without an answer.
         tasks: Its tasks in flight, as far as they were asked for.
-        brief: Why it gave none, or not all of its tasks, in a few words; else empty.
-        why: The sentence behind that, where there is more to say.
+        brief: Why there is no answer, or not all tasks, in a few words; else empty.
+        why: A whole sentence about that; empty if *brief* says everything.
     """
 
     answer: RunAnswer | None = None
@@ -29,7 +29,7 @@ class RunReport:
 
 
 Reports = Mapping[str, RunReport]
-"""Run id to what that run says."""
+"""Run id to the report of that run."""
 
 NO_REPORT: Final = RunReport(brief=ServiceState.STARTING.value)
-"""Of a run that began after the others were asked."""
+"""For a run that began after the others were asked."""

@@ -1,4 +1,4 @@
-"""The runs of a store: living ones by their own words, others by what they left."""
+"""The runs of a store: what living ones report, and what others left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gracekit.runs.run import Run, run_as_json
 
 LAST_EXITS: Final = 5
 SHOW_GONE_S: Final = 3600.0
-"""An instance without a process is shown so long, and for ever while it left something."""
+"""An instance without a process is shown for so long, or as long as it has unfinished tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +23,9 @@ class RunStatus:
     """One run as it is shown.
 
     Attributes:
-        judgement: Whether it lives, and why we think so.
-        reports: Its own words, or why there are none; None of a run that is not proven alive.
-        unfinished: What the store says it owns, by state.
+        judgement: Whether it is alive, and why we think so.
+        reports: What it reports, or why there is no report; None if it is not proven alive.
+        unfinished: The unfinished tasks that it owns in the store, by state.
     """
 
     run: Run
@@ -35,7 +35,7 @@ class RunStatus:
 
     @property
     def answer(self) -> RunAnswer | None:
-        """What it says; None if it says nothing."""
+        """Its status; None without an answer."""
         return None if self.reports is None else self.reports.answer
 
     def as_json(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class StatusReport:
     Attributes:
         entries: Living runs, those of which nothing is proven, then gone ones that matter.
         exits: The last runs that ended, newest first.
-        ownerless: Transient rows that nobody owns, by state.
+        ownerless: Transient rows without an owner, by state.
     """
 
     store: str
@@ -87,15 +87,15 @@ async def look(
     store: str,
     unheard: RunReport = NO_REPORT,
 ) -> StatusReport:
-    """What the store says now, joined with what runs said.
+    """What the store says now, joined with the reports of its runs.
 
     Args:
         view: The store.
-        reports: What living runs said before this look, so that a run which has ended meanwhile
-            is seen as ended.
+        reports: Reports of living runs, collected before the store is read here, so that a run
+            which has ended meanwhile is seen as ended.
         name: INSTANCE or SERVICE@INSTANCE; None for all runs.
-        store: What the store is called.
-        unheard: Of living runs that are not in *reports*.
+        store: The store's name.
+        unheard: The report of living runs that are not in *reports*.
     """
     runs = await view.runs(name)
     unfinished = await view.unfinished()
@@ -134,7 +134,7 @@ def exit_as_json(run: Run) -> dict[str, Any]:
 def _shown(
     runs: Sequence[Run], judged: Mapping[str, Liveness], owners: Collection[str | None], now: float
 ) -> list[Run]:
-    """Living and doubtful runs by name; then gone ones with rows, or gone lately."""
+    """Living and doubtful runs by name; then dead ones that left rows or died lately."""
     by_name = sorted(runs, key=lambda run: (run.instance, run.service))
     living = [run for run in by_name if judged[run.run_id].is_alive]
     doubtful = [run for run in by_name if judged[run.run_id].answer is Alive.NOT_PROVEN]

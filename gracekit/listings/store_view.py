@@ -1,6 +1,6 @@
-"""What a store says when nobody answers: its runs, what each left, and the accounts.
+"""What a store says if no run answers: its runs, what each left, and the accounts.
 
-Read only. Who lives is judged as services judge it of each other
+It only reads. Whether a run is alive is judged in the same way as services judge each other
 (`gracekit.life`); a row's phase and beat are for display.
 """
 
@@ -23,7 +23,7 @@ from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
 
 ALL_RUNS: Final = 100_000
 NEAR_RUNS: Final = 200
-"""Enough to find a run again among those that started meanwhile."""
+"""Enough to find a run again that was just seen, although others have started meanwhile."""
 
 UnfinishedCounts = Mapping[str, int]  # state to number of rows
 
@@ -93,11 +93,11 @@ class StoreView:
 
     Args:
         engine: Answers queries: an `Engine` that works, or a `StoreReader`.
-        process: Judges who lives.
+        process: Judges which runs are alive.
         run_directory: That of the run locks, as this process sees it; None for a store in memory.
-        clock: Of the moments that are shown.
-        most_runs: So many of the newest runs are looked at. A service that looks reads and judges
-            them on its loop, where requests wait meanwhile.
+        clock: Gives the present time, for ages.
+        most_runs: How many of the newest runs are read. A service keeps this small, because its
+            event loop judges each run while requests wait.
 
     Attributes:
         engine: As given.
@@ -142,7 +142,7 @@ class StoreView:
         return judge_run(run, self._process, self._run_directory)
 
     async def unfinished(self) -> Mapping[str | None, UnfinishedCounts]:
-        """Owner to its transient rows by state; None stands for rows that nobody owns."""
+        """Owner to its transient rows by state; None stands for rows without an owner."""
         found: defaultdict[str | None, dict[str, int]] = defaultdict(dict)
         for owner, state, number in await self.engine.query(sql.UNFINISHED):
             found[None if owner is None else str(owner)][str(state)] = int(number or 0)

@@ -1,7 +1,7 @@
-"""Which tasks are taken for stuck, and why: for `gracekit tasks --stuck`.
+"""Which tasks count as stuck, and why: for `gracekit tasks --stuck`.
 
-A task that runs is judged by its last safe point, or its start, and the history of its method.
-One without history, and one that nobody works on, is judged by the clock.
+A running task counts as stuck if it is slow by the history of its method, measured since its last
+safe point or its start. Without a history, or if no run works on it, a fixed time decides.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from gracekit.listings.listed_task import ListedTask
 from gracekit.tracker.task import TaskState
 
 TIMES_P95: Final = 3.0
-"""A running task may take so many times the p95 of its method."""
+"""A running task is stuck after so many times the p95 of its method."""
 SHORTEST_S: Final = 1.0
-"""And so long at least: what is shorter has ended before anybody has read it."""
+"""It is never stuck before this time, because it would have ended before you read of it."""
 UNTOUCHED_S: Final = 600.0
-"""So long may a task run without history, or be left to itself."""
-_NOBODY: Final = "taken by nobody"
+"""A task is stuck if it runs for so long without a history, or if no run takes it for so long."""
+_NOBODY: Final = "not taken by any run"
 
 
 def why_stuck(task: ListedTask, *, recent: Collection[str]) -> str | None:
-    """Why it is taken for stuck; None if it is not.
+    """Why *task* counts as stuck; None if it does not.
 
     Args:
-        task: Any.
-        recent: Request ids of what was handed over less than `UNTOUCHED_S` ago.
+        task: Any task.
+        recent: Request ids of tasks that were handed over less than `UNTOUCHED_S` ago.
     """
     if not task.is_transient:
         return None
@@ -51,7 +51,7 @@ def _running(task: ListedTask) -> str | None:
     if p95_s is not None and idle_s >= max(SHORTEST_S, TIMES_P95 * p95_s):
         why = f"{idle_s / max(p95_s, 0.001):.1f}x its p95 of {_short(p95_s)}"
     elif p95_s is None and idle_s >= UNTOUCHED_S:
-        known = "no history" if task.live else "its process says nothing"
+        known = "no history" if task.live else "no report from its process"
         why = f"{known}, running {duration(task.age_s)}"
     else:
         return None
@@ -64,7 +64,7 @@ def _handed_over(task: ListedTask, recent: Collection[str]) -> str | None:
         return None  # a living run settles it
     if columns["request_id"] in recent or task.age_s < UNTOUCHED_S:
         return None
-    # It settles, or its probe said Wait: somebody looks at it then.
+    # During its settle time, or after a probe's `Wait`, recovery looks at it again at `due`.
     due = max(columns["not_before"] or 0.0, columns["next_check"] or 0.0)
     if age_s(task.now, due) < UNTOUCHED_S:
         return None
@@ -72,7 +72,7 @@ def _handed_over(task: ListedTask, recent: Collection[str]) -> str | None:
 
 
 def _waiting(task: ListedTask) -> str | None:
-    """Of one that was accepted or parked; and of one whose process is gone."""
+    """For a task that was accepted or parked, or whose process is gone."""
     if task.age_s < UNTOUCHED_S:
         return None
     if task.orphaned:
@@ -83,5 +83,5 @@ def _waiting(task: ListedTask) -> str | None:
 
 
 def _short(seconds: float) -> str:
-    """As `duration`, with milliseconds below a second."""
+    """Like `duration`, but with milliseconds below a second."""
     return f"{seconds * 1000:.0f}ms" if seconds < 1 else duration(seconds)

@@ -1,4 +1,4 @@
-"""Tasks: rows of the journal, joined with what living processes say of them.
+"""Tasks: rows of the journal, joined with what living processes report of them.
 
 No arguments, context, result or failure: they may hold what an operator must not see.
 """
@@ -29,11 +29,11 @@ class TaskQuery:
     """Which tasks are listed.
 
     Attributes:
-        name: INSTANCE or SERVICE@INSTANCE that may act on them; None for any, and for nobody.
+        name: INSTANCE or SERVICE@INSTANCE that may act on them; None for all tasks.
         resource: `kind:id`, or the id alone; None for any.
         states: Words of `TaskState`, or `ALL_STATES`; empty for those that have not ended.
-        stuck: Only those that `stuck.why_stuck` finds a reason for.
-        limit: At most so many.
+        stuck: Whether to list only tasks that count as stuck (`stuck.why_stuck`).
+        limit: How many at most.
     """
 
     name: str | None = None
@@ -45,12 +45,12 @@ class TaskQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskList:
-    """What is listed.
+    """The listed tasks.
 
     Attributes:
         tasks: The newest first; those without a row last.
         more: Whether there are more than the limit.
-        not_heard: Living runs that did not say all that they run, and why.
+        not_heard: Living runs that did not report all of their tasks, and why.
     """
 
     tasks: Sequence[ListedTask]
@@ -71,8 +71,8 @@ async def list_tasks(view: StoreView, reports: Reports, query: TaskQuery) -> Tas
 
     Args:
         view: The store.
-        reports: What living runs said of every task that they have in flight.
-        query: Which tasks. Of a name that is not on record, none.
+        reports: Reports of living runs, with every task that they have in flight.
+        query: Which tasks; none if its name is not on record.
     """
     listing = _Listing(view, reports, {run.run_id: run for run in await view.runs()})
     return await listing.of(query)
@@ -126,7 +126,7 @@ class _Listing:
         return [replace(entry, why_listed=why) for entry, why in judged if why is not None]
 
     async def _with_holder(self, entry: ListedTask) -> ListedTask:
-        """Name the holder of a lease that another run has, which its own process does not know."""
+        """Name the holder of a lease that another run has; the task's own run does not know it."""
         columns, said = entry.columns, entry.waits_for
         if said is None or not said.endswith(ELSEWHERE):
             return entry
@@ -169,7 +169,7 @@ class _Listing:
             if task.get("journaled"):
                 continue
             if await self._view.engine.query(sql.HAS_ROW, request_id):
-                continue  # of a run of an older gracekit, which does not say whether it has a row
+                continue  # its run has an older gracekit, which does not report `journaled`
             kind, _, key = str(task.get("resource") or "").partition(":")
             if resource is not None and resource not in {key, f"{kind}:{key}"}:
                 continue

@@ -64,7 +64,7 @@ def test_where_nobody_answers_a_probe_ends_in_time_with_4(directory):
         dead = gracekit(directory, "health", "--live")
 
     assert [answer.code for answer in (none, hanging, dead)] == [4, 4, 4]
-    assert hanging.err == "Error: a run lives and did not answer within 5 s\n"
+    assert hanging.err == "Error: a run is alive and did not answer within 5 s\n"
     assert took_s < 8
     assert dead.err.startswith("Error: no run of ")
     assert dead.err.endswith(" answers\n")

@@ -223,5 +223,5 @@ async def test_a_handed_over_task_that_nobody_takes_is_listed(world: World, svc:
 
     assert early == {}
     assert await reasons(world, looker) == {
-        "w": "handed over, taken by nobody for 10m00s or more",
+        "w": "handed over, not taken by any run for 10m00s or more",
     }
