@@ -14,7 +14,7 @@ from gracekit.telemetry.metrics import LabelWords
 class StoreNumbers:
     """What gauges show of the store, for all runs of the service; None is unknown.
 
-    `control.facts` keeps them fresh: reading metrics does not query the store.
+    `control.facts` queries the store for them; reading the gauges does not.
 
     Attributes:
         unfinished: Tasks that have not ended, by state.
