@@ -1,8 +1,8 @@
-"""What the operators' surfaces cost a service: all of them on against all of them off.
+"""What the HTTP endpoint, metrics and traces cost a service: all on against all off.
 
-On are the HTTP endpoint, a scrape of its metrics each second, and traces of which one in a hundred
-is sampled. Both services live side by side, each in a process of its own, and take turns. Who asks
-by HTTP and by the door is a third process.
+The service with all on has the HTTP endpoint, a scrape of its metrics each second, and traces, of
+which one in a hundred is sampled. The two services are measured in turns, each in its own process.
+A third process sends the probes by HTTP and by the door.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MIB: Final = 2**20
 
 
 def run(plan: Plan) -> Iterator[Figure]:
-    """Processor time and rate of requests; then how soon a probe is answered; then rest."""
+    """Rate and processor time of requests; then latency of probes; then cost while idle."""
     sides = {}
     with contextlib.ExitStack() as stack:
         for kind in PREPARE:
@@ -139,7 +139,7 @@ async def _on(size: int, directory: Path) -> AsyncIterator[Measure]:
 
 @contextlib.asynccontextmanager
 async def _asking(runtime: Runtime) -> AsyncIterator[Any]:
-    """A process that scrapes each second, and asks for probes when it is told how many."""
+    """A process that scrapes each second; it sends as many probes as a line on its stdin says."""
     assert runtime.wired is not None
     runs = runtime.ground.location.run_directory
     line = json.dumps({"run_id": runtime.run_id, "verb": "health", "args": {}})
@@ -164,7 +164,7 @@ async def _asking(runtime: Runtime) -> AsyncIterator[Any]:
 
 
 async def _idle_ms(number: int) -> float:
-    """Milliseconds of processor a second while nothing is asked; a scrape a second goes on."""
+    """Milliseconds of processor time in each second without requests; scrapes go on."""
     seconds = 5.0 if number >= AT_ONCE * 10 else 0.2
     began = time.process_time()
     await asyncio.sleep(seconds)

@@ -28,7 +28,7 @@ from gracekit import Context, Runtime, Service, Settings
 from gracekit.web import application
 
 TOKEN = "3b8c1f6f0d5e4a7f9c2e"
-TOKENS = Path("tokens")  # which only the service may read
+TOKENS = Path("tokens")  # only the service may read this file
 
 svc = Service("films")
 begun, finish = asyncio.Event(), asyncio.Event()
@@ -36,18 +36,18 @@ begun, finish = asyncio.Event(), asyncio.Event()
 
 @svc.rpc(on_interrupt="retry")
 async def transcode(_ctx: Context, film: str) -> str:
-    """Takes as long as the visitors want."""
+    """Transcode until `finish` is set."""
     begun.set()
     await finish.wait()
     return f"{film} is transcoded"
 
 
 class Server(uvicorn.Server):
-    """Leaves the signals to the Runtime."""
+    """Uvicorn's server, which leaves the signals to the Runtime."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take none of them."""
+        """Handle no signal."""
         yield
 
 
@@ -74,12 +74,12 @@ async def main() -> None:
 
 
 async def visit(port: int) -> None:
-    """Who is outside: a customer, an operator, a load balancer, and whoever stops the program."""
+    """Play a customer, an operator, a load balancer, and the platform that stops the program."""
     answer = asyncio.create_task(asyncio.to_thread(get, port, "/films"))
     await begun.wait()
     _, body = await asyncio.to_thread(get, port, "/ops/api/v1/tasks")
     (task,) = json.loads(body)["tasks"]
-    print(f"who has a token sees a task: {task['method']}, {task['state']}")
+    print(f"the operator sees a task: {task['method']}, {task['state']}")
     ready, _ = await asyncio.to_thread(get, port, "/ops/readyz")
     print(f"the load balancer sees {ready}")
     os.kill(os.getpid(), signal.SIGTERM)
@@ -91,7 +91,7 @@ async def visit(port: int) -> None:
 
 
 def get(port: int, path: str) -> tuple[int, str]:
-    """Status and body of an answer, asked for with the token."""
+    """Status and body of the answer to a GET with the token."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}"})

@@ -38,7 +38,7 @@ FLOORS: Final = (
     {"rpc", "tracker", "leases", "runs"},
     {"journal"},  # of what the tracker knows
     {"request"},  # here rpc, journal and leases meet
-    {"listings"},  # what is on record, for whoever shows it
+    {"listings"},  # what is on record, for commands and HTTP
     _ABOVE_REQUESTS,
     {"recovery"},
     {"drain"},
@@ -63,7 +63,7 @@ SAME_FLOOR: Final = (
     _FACE,
 )
 
-# What an embedded user must not pay for: broker, command line, terminal, what reads metrics.
+# What an embedding program must not load: broker, command line, terminal, Prometheus' library.
 NOT_LOADED: Final = (
     "starlette",
     "uvicorn",

@@ -644,7 +644,7 @@ def test_memory_store_needs_a_memory_transport():
 )
 def test_the_http_endpoint_listens_on_this_host_without_a_token(text, said):
     """
-    A socket of the file system and loopback addresses need nothing else.
+    Unix sockets and loopback addresses need no further setting.
     """
     assert load({"admin": text}, env={}).admin == said
 
@@ -654,7 +654,7 @@ def test_the_http_endpoint_listens_on_this_host_without_a_token(text, said):
 )
 def test_what_is_no_address_to_listen_at_is_refused_with_the_ways_to_write_one(text):
     """
-    The message shows what was written and every form that is taken.
+    The message shows the wrong text and every valid form.
     """
     (problem,) = problems(flags={"admin": text})
 
@@ -675,7 +675,7 @@ def test_beyond_this_host_the_http_endpoint_needs_tokens(tmp_path):
 
 def test_an_endpoint_that_lets_nobody_in_is_refused():
     """
-    Probes that need a token, where there is none, could never pass.
+    If probes needed a token and there were none, they could never pass.
     """
     (problem,) = problems(flags={"admin": "127.0.0.1:1", "admin_open": "nothing"})
 
@@ -687,7 +687,7 @@ def test_an_endpoint_that_lets_nobody_in_is_refused():
 
 def test_of_settings_that_are_read_again_those_change_that_may():
     """
-    With their origins; who acts upon a change is told what was before, and all others stay.
+    Their origins change too; listeners get the settings before and after; all others stay.
     """
     live, told = LiveSettings(load(env={"GRACEKIT_MAX_RUNNING": "5"})), []
     live.on_change(lambda before, now: told.append((before.max_running, now.max_running)))
@@ -708,7 +708,7 @@ def test_of_settings_that_are_read_again_those_change_that_may():
 
 def test_what_does_not_fit_what_stays_changes_nothing():
     """
-    Settings that are right together may be wrong beside one that only a restart takes.
+    New settings that fit each other may not fit one that only a restart changes.
     """
     live = LiveSettings(load({"kill_after": "30s"}, env={}))
     found = load({"kill_after": "90s", "drain_timeout": "60s", "max_running": "7"}, env={})
@@ -721,7 +721,7 @@ def test_what_does_not_fit_what_stays_changes_nothing():
 
 def test_a_password_that_has_changed_is_named_and_not_shown():
     """
-    A restart takes it; the log must not have it.
+    It needs a restart; the log must not have the password.
     """
     live = LiveSettings(load({}, {"GRACEKIT_TRANSPORT_URL": "amqp://u:canary@h/v"}))
     found = load({}, {"GRACEKIT_TRANSPORT_URL": "amqp://u:secret@h/v"})

@@ -112,7 +112,7 @@ NOT_MEASURED: Final = {
 
 def test_every_field_of_the_catalogue_is_known_as_a_number_or_not():
     """
-    Who adds a field says which, and so whether a metric is due.
+    Whoever adds a field has to say which it is, and so whether it needs a metric.
     """
     fields = set().union(*(event.fields for event in CATALOGUE.values()))
 
@@ -123,7 +123,7 @@ def test_every_field_of_the_catalogue_is_known_as_a_number_or_not():
 
 def test_every_number_of_an_event_is_measured_or_has_a_reason_not_to_be():
     """
-    An event with a number has a row in the table, or its exception says why not.
+    An event with a number has a row in the table, or an exception here that says why not.
     """
     numbers = {(e.name, f) for e in CATALOGUE.values() for f in e.fields & NUMBERS}
     measured = {(event, metric.value) for metric in METRICS for event in metric.events}
@@ -137,7 +137,7 @@ def test_every_number_of_an_event_is_measured_or_has_a_reason_not_to_be():
 
 def test_a_row_names_what_there_is():
     """
-    Its events carry its fields, its labels have words, and what its gauge reads exists.
+    Its events have its fields, its labels have words, and the reading of its gauge exists.
     """
     for metric in METRICS:
         for event in metric.events:
@@ -156,7 +156,7 @@ def test_a_row_names_what_there_is():
 
 def test_both_names_of_a_row_are_one_name():
     """
-    OpenTelemetry's exporters to Prometheus make the one of the other: a dashboard reads either.
+    OpenTelemetry's exporters to Prometheus turn one into the other, so a dashboard fits both.
     """
     suffix = {MetricKind.COUNTER: "_total", MetricKind.GAUGE: "", MetricKind.HISTOGRAM: ""}
 
@@ -169,7 +169,7 @@ def test_both_names_of_a_row_are_one_name():
 
 def test_names_that_users_have_seen_stay():
     """
-    Of instruments, and of their attributes.
+    This holds for instruments and for their attributes.
     """
     seen = {metric.instrument: {label.attribute for label in metric.labels} for metric in METRICS}
 
@@ -203,7 +203,7 @@ def shown_by(counted: RunMetrics) -> set[str]:
 @given(st.text() | st.integers() | st.none() | st.lists(st.text()))
 def test_no_value_of_an_event_becomes_a_label_by_itself(value: Any):
     """
-    Whatever stands in its fields, a label shows a word that the service knows, or `_OTHER`.
+    Whatever its fields hold, a label shows a word that the service knows, or `_OTHER`.
     """
     counted = RunMetrics(WORDS)
     known = {word for name in LabelWords.__slots__ for word in getattr(WORDS, name)}
@@ -233,7 +233,7 @@ def by_name(name: str) -> Metric:
 
 def test_blocks_of_a_handler_count_for_its_method_and_unknown_ones_together():
     """
-    What `ctx.track` names may hold an id: the method before it is shown, or `_OTHER`, added up.
+    A name given to `ctx.track` may hold an id, so they are summed for the method, or `_OTHER`.
     """
     counts = {
         ("resize", "requests"): 2,
@@ -250,7 +250,7 @@ def test_blocks_of_a_handler_count_for_its_method_and_unknown_ones_together():
 
 def test_what_is_unknown_is_left_out():
     """
-    No sample instead of a number that would be wrong.
+    There is no sample instead of a wrong number.
     """
     names = [metric.name for metric in METRICS if metric.kind is MetricKind.GAUGE]
 
@@ -270,7 +270,7 @@ def test_what_is_unknown_is_left_out():
 
 def test_the_words_of_a_service_are_all_that_its_code_can_say():
     """
-    Methods and jobs by their names, and each set of words by its own list.
+    These are the names of methods and jobs, and the words of each enum or list.
     """
     svc = Service("compute")
 
@@ -322,7 +322,7 @@ def points(reader: InMemoryMetricReader) -> dict[str, dict[frozenset[Any], Any]]
 
 def test_opentelemetry_shows_every_row_of_the_table():
     """
-    With its own names, bounds and attributes; gauges of several Runtimes are put together.
+    Each has its name, bounds and attributes; gauges of several Runtimes become one number.
     """
     reader = InMemoryMetricReader()
     instruments = Instruments(MeterProvider(metric_readers=[reader]))
@@ -373,7 +373,7 @@ class Moments:
 
 def test_the_longest_commit_is_remembered_for_a_while():
     """
-    One that is under way counts with what it has taken so far; an old one is forgotten.
+    A commit under way counts with its time so far; an old one is forgotten.
     """
     moments = Moments()
     times, heard = CommitTimes(moments), []
@@ -393,7 +393,7 @@ def test_the_longest_commit_is_remembered_for_a_while():
 
 def test_a_listener_that_fails_keeps_no_commit():
     """
-    It is called in the thread that commits, which others wait for.
+    It is called in the thread that commits, which must go on.
     """
     times, heard = CommitTimes(Moments()), []
     times.on_commit(lambda _: 1 / 0)

@@ -422,8 +422,8 @@ def test_a_withdrawn_alarm_leaves_the_programs_own_handler_in_force():
 
 def test_of_signals_that_a_program_may_want_only_free_ones_are_watched():
     """
-    SIGHUP, SIGTSTP and SIGCONT stay with a handler that is there; at a terminal the last two are
-    its own.
+    SIGHUP, SIGTSTP and SIGCONT stay with a handler that is already set; at a terminal the last two
+    are never watched.
     """
     spared = (signal.SIGHUP, signal.SIGTSTP, signal.SIGCONT)
     before = [signal.signal(number, signal.SIG_DFL) for number in spared]

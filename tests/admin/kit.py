@@ -21,7 +21,7 @@ JSON: Final = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """The response to one request."""
 
     status: int
     headers: dict[str, str]
@@ -33,7 +33,7 @@ class Answer:
 
     @property
     def why(self) -> str:
-        """The message of a refusal."""
+        """The message of an error response."""
         return str(self.json["error"]["message"])
 
 

@@ -1,4 +1,4 @@
-"""Who may do what by HTTP: what is refused changes nothing, and is on record."""
+"""Who may do what by HTTP: a refused request changes nothing, and is logged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def incidents(site: Site) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("headers", [{}, EVE, {"Authorization": f"Basic {TOKEN}"}])
 async def test_without_a_token_of_the_file_only_probes_answer(site: Site, headers: dict[str, str]):
     """
-    No listing, no key and no action; the log says how many came.
+    It gets no listing, no key and no action; each refusal is logged.
     """
     assert (await site.ask("/readyz", **headers)).status == 200
     for path in READINGS:
@@ -60,7 +60,7 @@ async def test_without_a_token_of_the_file_only_probes_answer(site: Site, header
 
 async def test_probes_ask_for_a_token_where_the_setting_says_so(tmp_path: Path):
     """
-    For an endpoint that strangers reach, and platforms that can send a header.
+    This is for endpoints that strangers reach, if the platform can send a header.
     """
     tokens = str(write_tokens(tmp_path))
     async with Site(tmp_path, Service("s"), admin_token_file=tokens, admin_open="nothing") as site:
@@ -70,7 +70,7 @@ async def test_probes_ask_for_a_token_where_the_setting_says_so(tmp_path: Path):
 
 async def test_an_action_is_on_record_with_who_and_why(site: Site):
     """
-    The token's name, not the token.
+    The record has the token's name, not the token.
     """
     answer = await site.act("/api/v1/quiet", reason="host moves")
 
@@ -84,7 +84,7 @@ async def test_an_action_is_on_record_with_who_and_why(site: Site):
 
 async def test_a_drain_by_http_is_given_more_time_and_undone(tmp_path: Path):
     """
-    As by the command line; how much is left is answered, and all of it is on record.
+    This works as by the command line; answers say how much time is left, and all is on record.
     """
     svc, begun, done = Service("s"), asyncio.Event(), asyncio.Event()
 
@@ -117,7 +117,7 @@ async def test_a_drain_by_http_is_given_more_time_and_undone(tmp_path: Path):
 
 async def test_tokens_are_read_again_when_their_file_changes(tmp_path: Path):
     """
-    A rotated secret works at once and the old one no more; a broken file changes nothing.
+    A new token works at once and the old one no longer; a broken file changes nothing.
     """
     file = write_tokens(tmp_path)
     tokens = Tokens(file)
@@ -158,7 +158,7 @@ def test_a_token_file_that_cannot_be_right_is_refused(
 
 def test_a_token_file_that_is_not_there_is_refused(tmp_path: Path):
     """
-    At the start, with its name.
+    The start fails and names the file.
     """
     with pytest.raises(ConfigError, match="nowhere cannot be read"):
         Tokens(tmp_path / "nowhere")
@@ -170,7 +170,7 @@ def test_a_token_file_that_is_not_there_is_refused(tmp_path: Path):
 @pytest.mark.parametrize("path", ["/livez", "/api/v1/status", "/nothing", "/api/v1/quiet"])
 async def test_a_foreign_host_name_gets_no_answer(site: Site, path: str):
     """
-    A name that was made to lead here, by a page in somebody's browser.
+    A page in a browser may have had its DNS name changed to this address.
     """
     answer = await site.ask(path, Host="evil.example:9701", **ALICE)
 
@@ -195,7 +195,7 @@ async def test_a_foreign_host_name_gets_no_answer(site: Site, path: str):
 )
 def test_hosts_are_addresses_localhost_and_names_that_were_given(host: str, may: bool):
     """
-    An address in a Host header cannot have been made to lead here by somebody's DNS.
+    A Host header with an IP address is safe, because DNS rebinding needs a name.
     """
     access = Access(hosts=["api.example"])
 
@@ -208,7 +208,7 @@ def test_hosts_are_addresses_localhost_and_names_that_were_given(host: str, may:
 
 async def test_a_page_of_another_site_cannot_act(site: Site):
     """
-    Even in a browser that would send a token.
+    This holds even if the browser would send a token.
     """
     foreign = {**ALICE, "Origin": "https://evil.example"}
     key = (await site.ask("/api/v1/action-key", **ALICE)).json
@@ -236,7 +236,7 @@ async def test_nothing_changes_by_get(site: Site):
 
 async def test_an_action_that_is_sent_again_changes_nothing(site: Site):
     """
-    Its key was used: a recorded request is worth nothing, in this run or in another.
+    Its key was used: a recorded request does nothing, in this run or in another.
     """
     key = (await site.ask("/api/v1/action-key", **ALICE)).json
     body = {"run_id": key["run_id"], "key": key["key"]}
@@ -253,7 +253,7 @@ async def test_an_action_that_is_sent_again_changes_nothing(site: Site):
 
 def test_a_key_works_for_a_minute_and_in_the_run_that_made_it():
     """
-    Forged, foreign, late: each is refused with what to do.
+    A forged, a foreign and an expired key are refused, with what to do.
     """
     clock = [100.0]
     keys, others = ActionKeys(lambda: clock[0]), ActionKeys(lambda: clock[0])
@@ -270,7 +270,7 @@ def test_a_key_works_for_a_minute_and_in_the_run_that_made_it():
 
 async def test_an_action_for_another_run_is_refused(site: Site):
     """
-    One that was meant for the run before must not hit its successor.
+    An action for the run before must not hit its successor.
     """
     key = (await site.ask("/api/v1/action-key", **ALICE)).json["key"]
 
@@ -298,7 +298,7 @@ async def test_a_body_that_is_no_action_is_refused(
     site: Site, body: object, status: int, said: str
 ):
     """
-    With what is wrong, before anything is done.
+    The answer says what is wrong, and nothing is done.
     """
     answer = await site.ask("/api/v1/quiet", "POST", body=body, **ALICE, **JSON)
 
@@ -307,7 +307,7 @@ async def test_a_body_that_is_no_action_is_refused(
 
 async def test_a_form_is_no_action(site: Site):
     """
-    A browser sends one to any site without asking; it never sends JSON so.
+    A browser sends a form to any site without asking (CORS), but never JSON.
     """
     form = {"Content-Type": "application/x-www-form-urlencoded"}
 
@@ -319,7 +319,7 @@ async def test_a_form_is_no_action(site: Site):
 
 async def test_an_endpoint_that_only_shows_has_no_actions(tmp_path: Path):
     """
-    Nor does its description have any.
+    Its OpenAPI description has none either.
     """
     tokens = str(write_tokens(tmp_path))
     async with Site(tmp_path, Service("s"), admin_token_file=tokens, admin_read_only=True) as site:
@@ -336,7 +336,7 @@ async def test_an_endpoint_that_only_shows_has_no_actions(tmp_path: Path):
 
 async def test_on_loopback_without_tokens_one_may_look_and_not_act(tmp_path: Path):
     """
-    Who acts must be known for the record.
+    An action needs a name for the record.
     """
     async with Site(tmp_path, Service("s")) as site:
         assert (await site.ask("/api/v1/tasks")).status == 200
@@ -348,7 +348,7 @@ async def test_on_loopback_without_tokens_one_may_look_and_not_act(tmp_path: Pat
 
 async def test_by_a_socket_of_the_file_system_its_user_is_known(tmp_path: Path):
     """
-    Nobody else can open it, so it needs no token.
+    Other users cannot open the socket, so it needs no token.
     """
     path = tmp_path / "admin.sock"
     async with Site(tmp_path, Service("s"), admin=f"unix:{path}") as site:
@@ -401,7 +401,7 @@ for path in ("/livez", "/api/v1/status", "/api/v1/action-key"):
 
 async def test_a_task_is_shown_and_cancelled_by_its_id(tmp_path: Path):
     """
-    As the command line does it; the order needs a reason, because the caller reads it.
+    This works as by the command line; the order needs a reason, because the caller gets it.
     """
     svc, begun = Service("s"), asyncio.Event()
 
@@ -446,7 +446,7 @@ async def test_a_task_is_shown_and_cancelled_by_its_id(tmp_path: Path):
 )
 async def test_a_query_that_means_nothing_is_refused(site: Site, query: str, said: str):
     """
-    Silence would show other tasks than those that were asked for.
+    If it were ignored, other tasks would be shown than those that were asked for.
     """
     answer = await site.ask(f"/api/v1/tasks?{query}", **ALICE)
 
@@ -473,7 +473,7 @@ async def test_every_described_path_is_answered(site: Site):
 
 async def test_with_a_certificate_only_tls_is_spoken(tmp_path: Path, certificates: Certificates):
     """
-    Who trusts its authority is answered; plain HTTP and who does not trust it are not.
+    Clients that trust its authority get an answer; others, and plain HTTP, do not.
     """
     pair = f"{certificates.good.certificate},{certificates.good.key}"
     trusting = ssl.create_default_context(cafile=str(certificates.ca))
@@ -495,7 +495,7 @@ async def test_with_a_certificate_only_tls_is_spoken(tmp_path: Path, certificate
 
 async def test_tokens_without_tls_beyond_this_host_are_warned_of(tmp_path: Path):
     """
-    They cross the network in the clear; behind a proxy that speaks TLS that may be meant.
+    Tokens would cross the network unencrypted; behind a proxy with TLS that may be intended.
     """
     tokens = str(write_tokens(tmp_path))
     async with Site(tmp_path, Service("s"), admin="0.0.0.0:0", admin_token_file=tokens) as site:

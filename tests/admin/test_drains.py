@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 SEEN_S: Final = 0.1
 """After a signal readiness fails within this time."""
 SLACK_S: Final = 0.4
-"""What a busy machine may add to it."""
+"""Seconds that a busy machine may add to it."""
 
 
 def free_port() -> int:
@@ -82,7 +82,8 @@ class Curl:
 
 def test_probes_answer_until_the_process_is_gone(tmp_path: Path):
     """
-    Readiness fails at once and stays so; liveness passes to the end; nobody is refused before.
+    Readiness fails at once and for good; liveness passes to the end; until then no connection
+    is refused.
     """
     write_service(tmp_path)
     for _ in range(scale(3, 20)):

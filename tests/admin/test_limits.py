@@ -1,4 +1,4 @@
-"""What the endpoint does not take: places that are taken, endless requests, readers that stay."""
+"""Limits of the endpoint: addresses in use, endless requests, readers that stay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def raw(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 
 
 async def end_of(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the connection is closed, or cut."""
+    """What is received until the connection is closed or reset."""
     with contextlib.suppress(ConnectionError):
         async with asyncio.timeout(PATIENCE_S):
             return await reader.read()
@@ -44,7 +44,7 @@ async def refusal(site: Site) -> str:
 
 async def test_a_port_that_is_taken_is_refused_at_the_start(tmp_path: Path):
     """
-    With its number and what to do; nothing of the service is left.
+    The message has the port and a remedy; nothing of the service is left.
     """
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -69,7 +69,7 @@ async def test_a_socket_at_which_somebody_listens_is_not_taken_away(tmp_path: Pa
 
 async def test_a_socket_that_a_dead_process_has_left_is_replaced(tmp_path: Path):
     """
-    A crash leaves the file; the next start must not need a hand.
+    A crash leaves the file; the next start must not need an operator.
     """
     path = tmp_path / "admin.sock"
     with socket.socket(socket.AF_UNIX) as dead:
@@ -81,7 +81,7 @@ async def test_a_socket_that_a_dead_process_has_left_is_replaced(tmp_path: Path)
 
 async def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path):
     """
-    With its length and the kernel's limit.
+    The message has its length and the kernel's limit.
     """
     path = tmp_path / ("x" * 108)
 
@@ -94,7 +94,7 @@ async def test_without_its_packages_the_endpoint_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    The extra is named; a service that asks for no endpoint does not need it.
+    The message names the extra; a service without an endpoint does not need it.
     """
     monkeypatch.delitem(sys.modules, "gracekit.admin.server")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
@@ -107,7 +107,7 @@ async def test_without_its_packages_the_endpoint_is_refused_with_the_remedy(
 
 async def test_a_certificate_that_is_none_is_refused(tmp_path: Path):
     """
-    Before the service takes requests.
+    The start fails before the service takes requests.
     """
     file = tmp_path / "cert.pem"
     file.write_text("no certificate")
@@ -122,7 +122,7 @@ async def test_a_certificate_that_is_none_is_refused(tmp_path: Path):
 
 async def test_a_header_without_end_is_cut(tmp_path: Path):
     """
-    Ten megabytes of one header: refused after some 64 KiB, and the next request is answered.
+    A header of ten megabytes is refused after about 64 KiB, and the next request is answered.
     """
     async with Site(tmp_path, Service("s")) as site:
         reader, writer = await raw(site)
@@ -159,7 +159,7 @@ async def test_connections_beyond_the_limit_are_closed_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    The service keeps its descriptors, and those that are inside are answered.
+    The service keeps its descriptors, and open connections are answered.
     """
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
     async with Site(tmp_path, Service("s")) as site:
@@ -179,7 +179,7 @@ async def test_connections_beyond_the_limit_are_closed_at_once(
 
 async def test_events_come_until_the_end_of_the_run(tmp_path: Path):
     """
-    The run's own status, and what changes in it.
+    They have the run's own status, and changes of it.
     """
     async with Site(tmp_path, Service("s")) as site:
         reader, writer = await raw(site)
@@ -199,7 +199,7 @@ async def test_readers_beyond_the_limit_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    One that leaves makes room for another.
+    When a reader leaves, another one can come.
     """
     monkeypatch.setattr(events, "MAX_READERS", 1)
     async with Site(tmp_path, Service("s")) as site:
@@ -224,7 +224,7 @@ async def test_readers_beyond_the_limit_are_refused(
 @pytest.mark.looptime
 async def test_a_reader_that_never_reads_is_dropped():
     """
-    Nothing is queued for it meanwhile: its place is free after five seconds.
+    Nothing is queued for it, and after five seconds another reader can come.
     """
     feed = events.Feed(lambda: None)
     sent: list[Any] = []

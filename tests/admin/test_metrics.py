@@ -1,4 +1,4 @@
-"""`/metrics` over HTTP: what Prometheus gets, and what it costs those who do not ask."""
+"""`/metrics` over HTTP: what Prometheus gets, with its package and without."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def scraped(site: Site) -> dict[tuple[str, tuple[str, ...]], float]:
 
 async def test_a_drain_is_told_by_what_prometheus_scrapes(tmp_path: Path):
     """
-    Phase, what is in flight, what is left of the time, what is unfinished on record.
+    It shows the phase, tasks in flight, the time left, and unfinished tasks on record.
     """
     svc, done = Service("s"), asyncio.Event()
 
@@ -59,7 +59,7 @@ async def test_without_its_package_metrics_say_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    Probes and listings need no such package, so the endpoint starts without.
+    Probes and listings do not need the package, so the endpoint starts without it.
     """
     real = importlib.util.find_spec
     monkeypatch.setattr(

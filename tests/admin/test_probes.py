@@ -21,7 +21,7 @@ async def statuses(site: Site) -> list[int]:
 
 async def test_probes_follow_a_service_through_its_life(tmp_path: Path):
     """
-    It lives always, has started once its hooks are done, and is ready while it serves.
+    It is always alive, has started when its hooks are done, and is ready while it serves.
     """
     svc, warm, done = Service("s"), asyncio.Event(), asyncio.Event()
 
@@ -65,7 +65,7 @@ async def test_probes_follow_a_service_through_its_life(tmp_path: Path):
 
 async def test_a_probe_answers_numbers_and_phases_alone(tmp_path: Path):
     """
-    It needs no token, so it tells nothing that a stranger should not know, and is not kept.
+    It needs no token, so it shows nothing that a stranger must not know, and is not cached.
     """
     async with Site(tmp_path, Service("s")) as site:
         answer = await site.ask("/readyz")
@@ -84,7 +84,7 @@ async def test_without_the_setting_nothing_listens(tmp_path: Path):
 
 async def test_an_embedded_application_answers_before_its_runtime_is_open(tmp_path: Path):
     """
-    A web framework is set up first; then the run is open, and then it is over.
+    The application is made before the run is open, and answers while it is and when it is over.
     """
     from starlette.applications import Starlette
     from starlette.routing import Mount
@@ -125,7 +125,7 @@ async def test_a_server_that_fails_keeps_neither_the_service_nor_its_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ):
     """
-    One line in the log tells it; the service goes on without an endpoint.
+    One line is logged; the service goes on without an endpoint.
     """
     from gracekit.admin import server
 

@@ -1,4 +1,4 @@
-"""The HTTP API, asked what nobody meant it to be asked: schemathesis, from its own description."""
+"""The HTTP API under requests that schemathesis generates from its OpenAPI description."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tools import dev
 pytestmark = pytest.mark.process
 
 LEFT_OUT: Final = ("/api/v1/events", "/api/v1/drain")
-"""A stream has no end; and a drain would end the service, as it finds out how to ask for one."""
+"""Paths left out: a stream never ends, and a drain would end the service."""
 
 
 @pytest.mark.timeout(scale(240, 1800))
 def test_schemathesis_finds_nothing(tmp_path: Path):
     """
-    Every answer has a status, a kind and a shape that the description tells, and the service lives.
+    Each answer has a status, a type and a schema of the description, and the service survives.
     """
     write_service(tmp_path)
     tokens = write_tokens(tmp_path)

@@ -96,7 +96,7 @@ def door_of(directory: Path) -> Path:
 
 
 def cast_many(directory: Path, number: int) -> None:
-    """So many casts of `work`, each for a resource of its own; a command each would take long."""
+    """Send so many casts of `work`, each for its own resource, faster than by commands."""
 
     async def cast() -> None:
         async with RpcClient(f"sqlite:///{directory / 'gracekit.db'}", "compute") as client:

@@ -46,7 +46,7 @@ def picture(**more: object) -> DrainPicture:
 
 def test_the_chart_falls_with_the_tasks_and_has_two_lines():
     """
-    In flight over time, up to now; the deadline and kill_after stand where they are due.
+    It shows tasks in flight up to now, and the deadline and kill_after at their times.
     """
     title, *rows, legend, reason = picture().lines(100)
 
@@ -60,7 +60,7 @@ def test_the_chart_falls_with_the_tasks_and_has_two_lines():
 
 def test_a_chart_without_kill_after_or_tasks_has_one_line():
     """
-    Nothing in flight is nothing drawn, and no number is invented.
+    Without tasks no bar is drawn, and no number is invented.
     """
     lines = picture(levels=[(0.0, 0)], kill_s=None, reasons=[]).lines(60)
 
@@ -90,7 +90,7 @@ def test_a_chart_without_kill_after_or_tasks_has_one_line():
 )
 def test_why_a_task_blocks_is_said_in_words(said: dict[str, object], why: str):
     """
-    By what its run says of it; none of it can move the cursor.
+    The words are made of the run's report; control characters in it are escaped.
     """
     task = {"task_id": "a", "method": "work", "resource": "vm:12", "lane": "requests"}
     task |= {"state": "running", "age_s": 3.0} | said
@@ -101,7 +101,7 @@ def test_why_a_task_blocks_is_said_in_words(said: dict[str, object], why: str):
 @pytest.mark.process
 def test_a_terminal_draws_the_drain_and_then_says_the_verdict(tmp_path: Path):
     """
-    The chart with both lines and the reasons; what is left on the screen at the end is the verdict.
+    It shows the chart with both lines and the reasons; at the end only the verdict stays.
     """
     write_service(tmp_path, text=STEPPING)
     with Running(tmp_path) as run:
@@ -128,7 +128,7 @@ def test_a_terminal_draws_the_drain_and_then_says_the_verdict(tmp_path: Path):
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_without_rich_or_a_terminal_lines_tell_why(tmp_path: Path, *, is_terminal: bool):
     """
-    A line for each change as before, and below it why the oldest tasks still run.
+    It prints a line for each change, and below it why the oldest tasks still run.
     """
     write_service(tmp_path)
     (tmp_path / "without").mkdir()
@@ -153,7 +153,7 @@ def test_without_rich_or_a_terminal_lines_tell_why(tmp_path: Path, *, is_termina
 @pytest.mark.process
 def test_ctrl_c_leaves_the_drawing_and_says_that_the_drain_goes_on(tmp_path: Path):
     """
-    The terminal is as before: its cursor is shown again.
+    The terminal is restored: its cursor is shown again.
     """
     write_service(tmp_path)
     with Running(tmp_path, "--instance", "api-1") as run:

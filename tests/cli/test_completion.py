@@ -1,4 +1,4 @@
-"""What the shell completes, asked as bash asks it."""
+"""Completion in the shell, requested as bash does it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def directory(tmp_path: Path) -> Path:
 
 def test_commands_and_options_are_completed(directory):
     """
-    The shell's own script asks for them; a word that is no command completes nothing, and is no
-    traceback.
+    They are requested as the shell's script does; a word that is no command completes nothing,
+    without a traceback.
     """
     script = gracekit(directory, _GRACEKIT_COMPLETE="bash_source")
 
@@ -48,8 +48,8 @@ def test_commands_and_options_are_completed(directory):
 
 def test_instances_and_tasks_are_those_of_the_store(directory, tmp_path_factory):
     """
-    Of the settings, or of --store on the line: living instances for a verb, and for each order the
-    tasks that it takes.
+    The store is that of the settings, or of --store on the line. A verb completes living
+    instances, and each order the tasks that it can be for.
     """
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     store = f"sqlite:///{directory / 'gracekit-store.db'}"
@@ -73,7 +73,7 @@ def test_instances_and_tasks_are_those_of_the_store(directory, tmp_path_factory)
 
 def test_a_completion_that_fails_completes_nothing(directory):
     """
-    No store, a wrong setting, a store that somebody keeps locked: quiet, and soon.
+    Without a store, with a wrong setting or a locked store it returns quickly and silently.
     """
     with Running(directory):
         pass

@@ -130,7 +130,7 @@ def test_a_watcher_learns_that_the_drain_was_undone(directory):
 
 def test_a_drain_by_command_is_given_more_time(directory):
     """
-    The task ends after the first deadline, and in order; a service that serves has no deadline.
+    The task succeeds after the first deadline; a service that serves has no deadline to move.
     """
     with Running(directory, "--progress-every", "1s") as run:
         start_work(directory, run)

@@ -47,7 +47,7 @@ def directory(tmp_path: Path) -> Path:
 
 def test_tasks_and_threads_are_printed(directory):
     """
-    As SIGUSR1 writes them; nothing of the terminal's codes in a request id comes through.
+    The text is that of SIGUSR1; control characters in a request id are escaped.
     """
     with Running(directory, "--instance", "api-1") as run:
         gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--id", "a\x1b[2Jb")
@@ -69,7 +69,7 @@ def test_tasks_and_threads_are_printed(directory):
 
 def test_of_a_blocked_loop_it_says_within_5_s_what_shows_its_stacks(directory):
     """
-    The signal works there; the run goes on when its loop does.
+    The command names SIGUSR1, which still works; afterwards the run goes on.
     """
     with Running(directory) as run:
         gracekit(directory, "cast", "compute", "block")
@@ -86,7 +86,7 @@ def test_of_a_blocked_loop_it_says_within_5_s_what_shows_its_stacks(directory):
 
 def test_who_has_no_handler_for_the_signal_is_not_sent_it(directory):
     """
-    It would end a program that embeds a service and keeps its signals.
+    The signal would end a program that embeds a service and handles signals itself.
     """
     command = (sys.executable, "-c", EMBEDDED)
     with subprocess.Popen(

@@ -23,7 +23,7 @@ def directory(tmp_path: Path) -> Path:
 
 def test_a_run_that_serves_passes_every_probe(directory):
     """
-    In a word for people, and as JSON with what it is about.
+    It prints one word for people, or JSON with the run and the probe's answer.
     """
     with Running(directory, "--instance", "api-1"):
         for probe in ((), ("--ready",), ("--live",), ("--started",)):
@@ -52,7 +52,7 @@ def test_a_quiet_run_fails_readiness_alone(directory):
 
 def test_where_nobody_answers_a_probe_ends_in_time_with_4(directory):
     """
-    A run that hangs, one that was killed, and a store that never had any.
+    Cases: a run that hangs, one that was killed, and a store that never had a run.
     """
     none = gracekit(directory, "health")
     with Running(directory) as run:
@@ -72,7 +72,7 @@ def test_where_nobody_answers_a_probe_ends_in_time_with_4(directory):
 
 def test_of_several_runs_one_must_be_named(directory):
     """
-    By argument, or as the variable that names the run itself.
+    The argument names it, or the variable by which the run itself was named.
     """
     with Running(directory, "--instance", "api-1"), Running(directory, "--instance", "api-2"):
         gracekit(directory, "quiet", "api-2")
@@ -91,7 +91,7 @@ def test_of_several_runs_one_must_be_named(directory):
 
 def test_a_probe_loads_neither_the_broker_s_client_nor_the_store(directory):
     """
-    It runs every few seconds for as long as the pod lives.
+    The command runs every few seconds for as long as the pod exists, so it must be cheap.
     """
     loaded = (
         "import sys, gracekit.cli.health; "

@@ -24,7 +24,7 @@ SERVICES: Final = {
 }
 STOP_S: Final = {"short": 5, "usual": 31, "long": 7206}
 STOP_AFTER_100_S: Final = {"short": 104, "usual": 106, "long": 106}
-"""With a drain of 100 seconds."""
+"""The same with a drain of 100 seconds."""
 START_S: Final = {"short": 90, "usual": 90, "long": 330}
 
 
@@ -67,7 +67,7 @@ def values(unit: str) -> dict[str, str]:
 
 
 def findings(*words: str) -> list[dict[str, Any]]:
-    """What doctor does not find right in a deployment."""
+    """What doctor finds wrong in a deployment."""
     shown = json.loads(gracekit("doctor", *words, "--json").stdout)["findings"]
     found = [one for one in shown if one["area"] == "platform"]
     assert any(one["level"] == "ok" for one in found), shown
@@ -78,7 +78,7 @@ def findings(*words: str) -> list[dict[str, Any]]:
 
 
 def verified(unit: Path) -> str:
-    """What systemd's own judge says; the user's existence is not its affair."""
+    """What `systemd-analyze verify` says, without its complaint about a missing user."""
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False
     )
@@ -89,7 +89,7 @@ def verified(unit: Path) -> str:
 @pytest.mark.parametrize("more", [(), ("--instances", "3"), ("--drain-timeout", "100")])
 def test_a_printed_unit_is_right_for_doctor_and_systemd(tmp_path, service, more):
     """
-    Doctor has nothing against it, and neither has `systemd-analyze verify`.
+    Neither doctor nor `systemd-analyze verify` finds a fault in it.
     """
     name = f"{service}@.service" if "--instances" in more else f"{service}.service"
     unit = tmp_path / name
@@ -101,7 +101,7 @@ def test_a_printed_unit_is_right_for_doctor_and_systemd(tmp_path, service, more)
 
 def test_the_times_of_a_unit_follow_from_the_service(tmp_path, service):
     """
-    Its own defaults count, and a flag goes before them.
+    They follow from its own defaults, and a flag wins over these.
     """
     words = ("systemd", f"{service}:svc", "--systemd-version", "252")
     unit = values(printed(*words))
@@ -115,7 +115,7 @@ def test_the_times_of_a_unit_follow_from_the_service(tmp_path, service):
 
 def test_a_unit_reloads_by_notification_where_systemd_can(tmp_path, service):
     """
-    From 253 on systemd waits for the end of a reload; before, it only sends the signal.
+    From 253 on systemd waits for the end of a reload; older ones only send the signal.
     """
     words = ("systemd", f"{service}:svc", "--systemd-version")
     new, old = (values(printed(*words, version)) for version in ("253", "252"))
@@ -141,7 +141,7 @@ def documents(text: str) -> dict[str, Any]:
 @pytest.mark.parametrize("more", [(), (*ADMIN, "--admin-tls", "a,b"), ("--drain-timeout", "100")])
 def test_a_printed_manifest_is_right_for_doctor_and_kubernetes(tmp_path, service, more):
     """
-    Doctor has nothing against it, and each object fits its schema.
+    Doctor finds no fault in it, and each object fits its schema.
     """
     words = ("k8s", f"{service}:svc", "--image", "registry.example/shop:1.2@sha256:0", *more)
     text = printed(*words)
@@ -155,7 +155,7 @@ def test_a_printed_manifest_is_right_for_doctor_and_kubernetes(tmp_path, service
 
 def test_the_times_of_a_manifest_follow_from_the_service(tmp_path, service):
     """
-    The pod's grace period and what the run is told of it are one number.
+    The pod's grace period and the run's GRACEKIT_KILL_AFTER are the same number.
     """
     words = ("k8s", f"{service}:svc", "--image", "i")
     texts = printed(*words), printed(*words, "--drain-timeout", "100")
@@ -180,7 +180,7 @@ def env_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_printed_dockerfile_starts_the_service_itself(tmp_path, service):
     """
-    Without a shell and without root, with its files on a volume, and the times in its comments.
+    It uses neither a shell nor root, its files are on a volume, and comments have the times.
     """
     text = printed("docker", f"{service}:svc", "--reply-queues", 'a "$b"')
     lines = text.splitlines()
@@ -200,7 +200,7 @@ def test_a_printed_dockerfile_starts_the_service_itself(tmp_path, service):
 # -- what is refused, and what is kept back ----------------------------------------------
 
 
-OF_SYSTEMD: Final = ("systemd", "--systemd-version", "252")  # so that it need not be asked
+OF_SYSTEMD: Final = ("systemd", "--systemd-version", "252")  # so that no systemd is asked
 MEMORY: Final = ("--store", "memory://", "--transport", "memory://")
 
 
@@ -213,7 +213,7 @@ def shop(tmp_path) -> None:
 @pytest.mark.parametrize("words", [OF_SYSTEMD, ("k8s", "--image", "i"), ("docker",)])
 def test_a_password_is_not_printed(shop, words):
     """
-    What is printed goes into files that many read; it says where to write the password instead.
+    The text goes into files that many can read; it says where to write the password instead.
     """
     url = "amqp://rider:canary@broker/vhost"
     words = ("init", *words, "shop:svc", "--name", "shop")
@@ -244,7 +244,7 @@ def test_a_password_is_not_printed(shop, words):
 )
 def test_what_cannot_be_deployed_is_refused(shop, words, said):
     """
-    With 78, nothing on standard output, and a remedy.
+    The command exits with 78, prints nothing on standard output, and names a remedy.
     """
     result = gracekit("init", *words, "shop:svc")
 

@@ -267,7 +267,7 @@ def test_quit_hands_over_and_exits_75(tmp_path: Path):
 
 def test_the_process_ends_when_systemd_has_read_what_it_was_told_last(tmp_path: Path):
     """
-    systemd drops the messages of a process that is gone: the last one asks to be answered.
+    systemd drops messages of a process that has ended, so the last one asks for an answer.
     """
     write_service(tmp_path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
@@ -279,7 +279,7 @@ def test_the_process_ends_when_systemd_has_read_what_it_was_told_last(tmp_path: 
             while told != b"BARRIER=1":
                 told, received, _, _ = socket.recv_fds(systemd, 4096, 1)
             with pytest.raises(subprocess.TimeoutExpired):
-                run.process.wait(0.1)  # of the half second that it waits
+                run.process.wait(0.1)  # less than the half second that it waits for systemd
             for descriptor in received:
                 os.close(descriptor)
             assert run.wait() == 0

@@ -18,7 +18,7 @@ SHARED: Final = {"state", "live task", "run status", "drain report"}
 
 
 def closed(schema: Any) -> Any:
-    """*schema*, and no field more than it names: one that is not described must be found."""
+    """*schema* without any further field, so that a field without a description is found."""
     if isinstance(schema, list):
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
@@ -44,14 +44,14 @@ class Schemas:
         self.seen.add(name)
 
     def check_answer(self, name: str, answer: Answer) -> None:
-        """The same of what a command has printed."""
+        """Refuse printed text that is not described."""
         assert answer.out, answer
         self.check(name, answer.json)
 
 
 def test_each_command_with_json_has_a_schema():
     """
-    Of a new command this tells that its schema is missing; `run` prints a log.
+    This fails for a new command without a schema; `run` prints a log and has none.
     """
     found = {
         name
@@ -67,7 +67,7 @@ def test_each_command_with_json_has_a_schema():
 @pytest.mark.process
 def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
     """
-    Of runs that serve, drain and are gone; of tasks that run, wait and have failed.
+    There are runs that serve, drain and have ended, and tasks that run, wait and have failed.
     """
     schemas = Schemas()
     write_service(tmp_path)
@@ -112,14 +112,14 @@ def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
         run.wait()
     says("status")
 
-    # One is of a run that nobody can prove dead, and one plays for 20 seconds, in its own test.
+    # `runs gone` needs a run that cannot be proven dead; `demo` takes 20 s and has its own test.
     assert schemas.names - schemas.seen == {"runs gone", "demo"}
 
 
 @pytest.mark.process
 def test_a_watched_line_is_as_the_schema_of_its_command(tmp_path: Path):
     """
-    With `--watch` nothing is added and nothing left out.
+    `--watch` adds no field and leaves none out.
     """
     write_service(tmp_path)
     with (

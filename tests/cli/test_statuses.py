@@ -29,7 +29,7 @@ def commands(group: click.Group, before: str = "") -> Iterator[tuple[str, click.
 
 
 def in_help(command: click.Command) -> set[int] | None:
-    """The numbers of its sentence about exit statuses; None without one, or where it refers."""
+    """The numbers in its help's sentence about exit statuses; None without such a sentence."""
     text = " ".join((command.help or "").split())
     _, found, sentence = text.partition("Exit status:")
     if not found:
@@ -53,7 +53,7 @@ def on_page() -> dict[str, set[int]]:
 
 def test_every_command_has_its_exit_statuses_on_one_page():
     """
-    None is missing and none has gone; the numbers are those of its help.
+    No command is missing or too many; the numbers are those of its help.
     """
     page, known = on_page(), dict(commands(cli))
 

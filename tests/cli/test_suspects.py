@@ -53,7 +53,7 @@ def die_of(directory: Path, method: str, line: str) -> None:
         run.process.send_signal(signal.SIGKILL)
         run.wait()
     for _ in range(2):
-        # Not `Running`: one that ends itself so soon may not have written yet that it serves.
+        # Not `Running`: a run that ends itself so soon may not have written yet that it serves.
         with Started(directory, "run", "compute") as run:
             assert run.wait() == 9
 

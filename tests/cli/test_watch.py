@@ -22,8 +22,8 @@ def directory(tmp_path: Path) -> Path:
 
 def test_a_terminal_shows_one_picture_over_the_other_until_ctrl_c(directory):
     """
-    It is drawn from the top without clearing first, and follows what happens; the command then
-    dies of SIGINT.
+    Each picture is drawn from the top without clearing, and shows changes; at the end the
+    command dies of SIGINT.
     """
     with (
         Running(directory, "--instance", "api-1") as run,
@@ -46,7 +46,7 @@ def test_a_terminal_shows_one_picture_over_the_other_until_ctrl_c(directory):
 
 def test_a_pipe_gets_each_picture_behind_an_empty_line(directory):
     """
-    No codes of a terminal; tasks are watched with the options of the list.
+    There are no terminal codes; `tasks` is watched with the options of the list.
     """
     with (
         Running(directory) as run,
@@ -68,7 +68,7 @@ def test_a_pipe_gets_each_picture_behind_an_empty_line(directory):
 @pytest.mark.parametrize("command", ["status", "tasks"])
 def test_watched_json_is_a_document_a_line(directory, command: str):
     """
-    Each line is read by itself, and is what the command prints once.
+    Each line can be read by itself, and is what the command prints without --watch.
     """
     with Running(directory):
         once = gracekit(directory, command, "--json").json
@@ -80,7 +80,7 @@ def test_watched_json_is_a_document_a_line(directory, command: str):
 
 def test_a_store_that_is_away_for_a_moment_does_not_end_the_watch(directory):
     """
-    The picture says so, and the next one shows the store again; at first it is a refusal.
+    The picture says so, and a later one shows the store again; the first look must succeed.
     """
     gracekit(directory, "status")
     with Running(directory) as run:
@@ -102,7 +102,7 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_the_watch(directory):
 
 def test_a_picture_is_not_longer_than_the_terminal(directory):
     """
-    Otherwise its first lines would be scrolled away, and the next one written below.
+    Otherwise its first lines would scroll away, and the next picture would begin below.
     """
     with Running(directory):
         cast_many(directory, 40)
@@ -122,7 +122,7 @@ def test_a_picture_is_not_longer_than_the_terminal(directory):
 )
 def test_a_wrong_pause_is_refused(directory, given: str, why: str):
     """
-    Neither without an end nor by a traceback.
+    The command ends at once, without a traceback.
     """
     answer = gracekit(directory, "status", f"--watch={given}")
 

@@ -58,7 +58,7 @@ def env_of(one: Plan) -> dict[str, Any]:
 )
 def test_a_name_is_made_from_the_topic(topic, name):
     """
-    Letters are made small, and what is neither letter nor digit becomes a dash.
+    Letters become lower-case, and all but letters and digits becomes a dash.
     """
     assert name_for(topic, None) == name
 
@@ -77,15 +77,15 @@ def test_a_name_that_users_or_kubernetes_do_not_take_is_refused(given_name):
 
 def test_a_longer_kill_after_is_kept(tmp_path):
     """
-    Who knows a platform's patience may give more than a run needs.
+    An operator may know that the platform waits longer than a run needs.
     """
     assert (plan().stop_s, plan(kill_after="2m").stop_s) == (31, 120)
 
 
 def test_only_what_was_set_is_repeated(tmp_path):
     """
-    A default may change with the version; a settings file is read by systemd's run itself, and a
-    pod does not have it.
+    Defaults are left out, as a new version may change them; values of a settings file are
+    repeated for a pod, which does not have the file, and not for a unit, which does.
     """
     file = tmp_path / "shop.toml"
     file.write_text("threads = 7\n")
@@ -101,7 +101,7 @@ def test_only_what_was_set_is_repeated(tmp_path):
 
 def test_files_go_where_the_platform_keeps_them():
     """
-    A relative path is one in the state directory; an absolute one stays, and may be written.
+    A relative path is put into the state directory; an absolute one stays and becomes writable.
     """
     one = plan(store_url="sqlite:///own.db", transport_url="sqlite:////mnt/big/queue.db")
 
@@ -122,7 +122,7 @@ def test_files_go_where_the_platform_keeps_them():
 )
 def test_a_unit_does_not_hide_what_it_starts(app, home, temporary):
     """
-    An application in a home can be read, and one in /tmp is not covered by a /tmp of its own.
+    An application in a home stays readable, and one in /tmp is not hidden by a private /tmp.
     """
     found = parse_unit(unit_of(plan(), app=app))
 
@@ -154,7 +154,7 @@ def test_each_instance_has_a_name_and_a_socket_of_its_own():
 )
 def test_probes_go_by_http_where_the_kubelet_can_ask(admin, how):
     """
-    It comes from outside of the pod, and has no token.
+    The kubelet connects from outside of the pod, and has no token.
     """
     (container,) = pod_of(plan(**admin))["containers"]
 
@@ -165,7 +165,7 @@ def test_probes_go_by_http_where_the_kubelet_can_ask(admin, how):
 
 def test_a_service_without_files_is_a_deployment():
     """
-    Its pods get a new name each time, so the host that queues are named for is fixed.
+    Its pods get new names, so the host, for which queues are named, is fixed.
     """
     admin = {"admin": "0.0.0.0:9701", "admin_token_file": "t"}
     one = plan(store_url="memory://", transport_url="amqp://broker/v", **admin)
@@ -192,14 +192,14 @@ values = st.recursive(
 @given(st.dictionaries(printable, values))
 def test_yaml_reads_back_what_was_written(value):
     """
-    Whatever a name or a setting holds, a manifest says the same.
+    Any text in a name or a setting arrives unchanged in the manifest.
     """
     assert yaml.safe_load(yaml_text(value)) == (value or None)
 
 
 def test_a_comment_stands_above_its_value():
     """
-    Also in a list, where the value begins with a dash.
+    This holds also in a list, where the value begins with a dash.
     """
     noted = {"a": Noted([Noted({"b": 1, "c": Noted(2, "two")}, "in a list")], "a list")}
 
@@ -220,7 +220,7 @@ def test_what_is_not_printable_is_refused(value):
 @given(st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126), min_size=1))
 def test_doctor_reads_back_what_a_unit_says(value):
     """
-    Blanks, quotes, backslashes, dollars and percent signs arrive as they were given.
+    Blanks, quotes, backslashes, dollars and percent signs arrive unchanged.
     """
     from gracekit.doctor.platform.units import _environment
 

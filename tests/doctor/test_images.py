@@ -41,7 +41,7 @@ def image(tmp_path):
 
 def test_a_good_dockerfile_is_all_ok(image):
     """
-    Earlier stages only build.
+    Earlier stages only build, so they are not examined.
     """
     assert set(image().values()) == {Level.OK}
 
@@ -70,14 +70,14 @@ LIST = 'CMD ["gracekit", "run", "compute:svc"]'
 )
 def test_what_an_image_does_to_a_stop_is_found(image, old, new, check, level):
     """
-    A shell between, a signal that drains nothing, root, and files that go with the container.
+    Cases: a shell in between, a signal without a drain, root, and files lost with the container.
     """
     assert image((old, new))[check] is level
 
 
 def test_variables_are_read_in_both_forms():
     """
-    With quotes and escapes, and the old form without an equals sign.
+    Cases: quotes and escapes, and the old form without an equals sign.
     """
     text = 'FROM x\nENV A=1 B="b \\"\\$c\\"" \nENV C d e\n'
 

@@ -374,12 +374,12 @@ def test_13_embedding_program_answers_until_the_drain_has_ended(play):
 
 def test_rung_14_a_fastapi_program_answers_probes_and_operators(play):
     """
-    What is mounted answers beside the program's own paths, and readiness ends with the signal.
+    The mounted paths answer beside the program's own, and readiness fails after the signal.
     """
     lines = play("ex14_fastapi.py")
 
     assert lines == [
-        "who has a token sees a task: transcode, running",
+        "the operator sees a task: transcode, running",
         "the load balancer sees 200",
         "SIGTERM was sent, and it sees 503",
         'the customer\'s answer: "Alien is transcoded"',

@@ -116,7 +116,7 @@ async def test_a_wait_that_is_given_up_takes_no_place(served: bool):
 
 async def test_a_line_that_becomes_wider_lets_those_in_who_wait():
     """
-    At once, in their order; who comes then finds the rest of the room.
+    They enter at once and in order; later ones get the places that are left.
     """
     line = Line()
     for name in ("a", "b", "c"):
@@ -135,7 +135,7 @@ async def test_a_line_that_becomes_wider_lets_those_in_who_wait():
 
 async def test_a_line_that_becomes_narrower_waits_for_those_inside():
     """
-    Nobody follows them until no more are inside than have a place; then each is followed again.
+    Places that become free are not refilled until the line is narrow enough; then they are.
     """
     line = Line()
     line.resize(3)

@@ -735,7 +735,7 @@ def test_the_services_of_a_compute_site_become_settings(
     tmp_path: Path, exchange, timeout, rabbit, profile, query
 ):
     """
-    Each with the time that its drain had, and what nobody reads any more is named.
+    Each keeps the time that its drain had, and options that are not used any more are named.
     """
     conf = site_of(tmp_path, exchange=exchange, timeout=timeout, rabbit=rabbit)
 
@@ -754,7 +754,7 @@ def test_the_services_of_a_compute_site_become_settings(
 
 def test_what_is_given_goes_before_variables_and_these_before_oslo_config(tmp_path: Path):
     """
-    And that before the defaults of the service.
+    oslo.config wins over the defaults of the service.
     """
     conf = site_of(tmp_path, exchange="nova", timeout=180, rabbit="rabbit_qos_prefetch_count = 7")
 
@@ -783,7 +783,7 @@ def test_what_is_given_goes_before_variables_and_these_before_oslo_config(tmp_pa
 )
 def test_what_cannot_be_mapped_is_named(tmp_path: Path, timeout, rabbit, doubt):
     """
-    Nobody should believe what stands in a file and does nothing.
+    An operator must not believe that an option works that has no effect.
     """
     conf = site_of(tmp_path, exchange="nova", timeout=timeout, rabbit=rabbit)
 
@@ -795,7 +795,7 @@ def test_what_cannot_be_mapped_is_named(tmp_path: Path, timeout, rabbit, doubt):
 
 def test_options_that_mean_no_profile_are_refused_with_the_others(tmp_path: Path):
     """
-    All that is wrong is told at once, wherever it stands.
+    All errors are reported together, wherever the settings come from.
     """
     conf = site_of(
         tmp_path, exchange="nova", timeout=-1, rabbit="rabbit_transient_quorum_queue = true"

@@ -98,7 +98,7 @@ async def test_what_both_record_is_one_trace(
     rabbit_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    With an SDK on both sides: oslo's span of a call is the parent of ours, and the reverse.
+    With an SDK on both sides oslo's span of a call is the parent of gracekit's, and vice versa.
     """
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -120,7 +120,7 @@ async def test_what_both_record_is_one_trace(
 
 
 async def ended(exporter: InMemorySpanExporter, kind: trace.SpanKind, topic: str) -> ReadableSpan:
-    """Our span of that kind, of a request to that topic; a server's ends behind its reply."""
+    """Our span of that kind, of a request to that topic; a server's ends after its reply."""
     key = "messaging.rabbitmq.destination.routing_key"
     for _ in range(100):
         for span in exporter.get_finished_spans():
@@ -131,7 +131,7 @@ async def ended(exporter: InMemorySpanExporter, kind: trace.SpanKind, topic: str
 
 
 def told(span: ReadableSpan) -> dict[str, Any]:
-    """Our span, as oslo's process tells its own."""
+    """Our span in the form in which oslo's process reports its own."""
     found: dict[str, Any] = json.loads(span.to_json())
     return found
 

@@ -65,15 +65,15 @@ async def test_hup_changes_what_may_change_and_names_what_may_not(
     site: Site, client: RpcClient, config: Path, platform: Platform
 ) -> None:
     """
-    A third handler begins at once, the log is as asked, the drain takes the new time; what needs
-    a restart is a line. systemd hears of both ends of the reload.
+    A third handler begins at once, the log level changes, and the drain takes the new time. A
+    line names what needs a restart. systemd is notified of the begin and the end of the reload.
     """
     service = await site.start_cli(config=config, log_format="text").serving()
     ids = [await client.cast(served.held, key=f"k{n}", vm=f"v{n}") for n in range(4)]
     await site.effect("start", times=2)
     config.write_text(
         'drain_timeout = "1s"\nmax_running = 3\nlog_level = "debug"\nmax_accepted = 500\n'
-        'log_format = "json"\n'  # a variable goes before it
+        'log_format = "json"\n'  # a variable wins over it
     )
 
     await hang_up(service, "service.reloaded")
@@ -98,7 +98,8 @@ async def test_a_file_that_is_wrong_changes_nothing(
     site: Site, client: RpcClient, config: Path, platform: Platform
 ) -> None:
     """
-    Unreadable, against a rule, or against what stays as it is: the log says why, and it serves on.
+    It is unreadable, breaks a rule, or does not fit what stays: the log says why, and the service
+    goes on.
     """
     config.write_text('drain_timeout = "10s"\nkill_after = "30s"\n')
     service = await site.start_cli(config=config, log_format="text").serving()
@@ -127,7 +128,7 @@ async def test_the_log_changes_its_format_before_the_line_that_says_so(
     site: Site, config: Path, platform: Platform
 ) -> None:
     """
-    From text to JSON, and its level to errors alone.
+    The format changes from text to JSON, and the level to errors alone.
     """
     config.write_text('log_format = "text"\n')
     service = await site.start_cli(config=config).serving()
@@ -151,7 +152,7 @@ async def test_in_a_drain_a_reload_is_put_off_to_the_next_start(
     site: Site, client: RpcClient, config: Path
 ) -> None:
     """
-    Its times are fixed; the drain goes on to its end.
+    A drain's times are fixed, and it goes on to its end.
     """
     service = await site.start_cli(config=config, log_format="text").serving()
     await client.cast(served.held, key="k", vm="v")
@@ -171,7 +172,7 @@ async def test_tstp_closes_the_intake_and_cont_opens_it_again(
     site: Site, client: RpcClient
 ) -> None:
     """
-    The process is not stopped; both are on record as the verbs are, by their signals.
+    The process is not stopped; both are recorded like the verbs, with the names of the signals.
     """
     service = await site.start().serving()
     running = await client.cast(served.held, key="k", vm="v")
@@ -187,7 +188,7 @@ async def test_tstp_closes_the_intake_and_cont_opens_it_again(
     assert site.state(waiting) is None
     service.signal(signal.SIGCONT)
     await site.in_state(waiting, "succeeded")
-    service.signal(signal.SIGCONT)  # of a service that serves: nobody means anything by it
+    service.signal(signal.SIGCONT)  # while it serves: without an effect
 
     assert await service.stop() == 0
     assert incidents(site) == [
@@ -230,7 +231,7 @@ async def test_cont_behind_a_stop_does_not_undo_a_drain_by_command(
     site: Site, client: RpcClient
 ) -> None:
     """
-    Whoever stops a process to look at it, and lets it go on, has not asked for its service.
+    If a debugger stops a process and continues it, that is no request to serve again.
     """
     service = await site.start().serving()
     await client.cast(served.held, key="k", vm="v")
@@ -249,7 +250,7 @@ async def test_cont_behind_a_stop_does_not_undo_a_drain_by_command(
 
 async def test_at_a_terminal_ctrl_z_is_the_shell_s(site: Site) -> None:
     """
-    The signals that stop and continue a job have their default action there.
+    There the signals that stop and continue a job have their default action.
     """
     service = await site.start_at_terminal().serving()
     status = Path(f"/proc/{service.pid}/status").read_text()

@@ -37,7 +37,7 @@ async def test_a_broker_that_goes_and_comes_back_is_seen_by_readiness_alone(
     site: RabbitSite, proxy: Proxy
 ):
     """
-    A restart of the service would not bring it back. For some seconds it is a warning only.
+    Liveness passes, as a restart would not help. For some seconds readiness only warns.
     """
     address = f"127.0.0.1:{free_port()}"
     await site.start(admin=address).serving()
@@ -69,7 +69,7 @@ async def test_a_broker_that_goes_and_comes_back_is_seen_by_readiness_alone(
 
 async def test_every_verb_works_from_another_host_with_a_token(site: RabbitSite, tmp_path: Path):
     """
-    And none without; each that changes something is an incident with who and why.
+    Without a token none does; each that changes something is an incident with who and why.
     """
     address = f"127.0.0.1:{free_port()}"
     tokens = write_tokens(tmp_path)

@@ -573,7 +573,7 @@ async def test_a_plain_handler_whose_thread_had_not_begun_begins_it_again(
 
     await world.start(svc)
     client = await world.client(svc)
-    # Virtual time leaps while a thread works, so that its end is far away.
+    # Virtual time leaps while a thread works, so its deadline must be far away.
     call = asyncio.ensure_future(client.prepare(timeout=1e6, request_id="p").call(plain))
     while not swept:
         await asyncio.sleep(0)

@@ -39,7 +39,7 @@ KNOWN_WORDS: Final = {
 
 @pytest.fixture
 async def rendering(world: World, svc: Service) -> str:
-    """What a service says in the middle of a drain, with all that can be known."""
+    """What `/metrics` answers in the middle of a drain, with every metric that has a value."""
     doors = Doors()
 
     @svc.rpc(on_interrupt="retry")
@@ -93,7 +93,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def queries() -> Iterator[Query]:
-    """Of every panel, every variable and every alert."""
+    """The queries of every panel, every variable and every alert."""
     for panel in panels():
         for target in panel["targets"]:
             shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
@@ -115,14 +115,14 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def selectors(expression: str) -> Iterator[tuple[str, set[str]]]:
-    """Each metric that is named, and the labels that it is chosen by."""
+    """Each metric in an expression, and the labels that select its series."""
     for name, chosen in re.findall(r"\b([a-z]+_[a-z_]+)\b(?:\{([^}]*)\})?", without(expression)):
         if name not in KNOWN_WORDS:
             yield name, set(re.findall(r"(\w+)(?:=~|!~|!=|=)", chosen))
 
 
 def groupings(expression: str) -> set[str]:
-    """The labels by which an expression puts together or joins."""
+    """The labels by which an expression groups or joins."""
     lists = re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", expression)
     return {label for one in lists for label in re.findall(r"\w+", one)}
 
@@ -135,7 +135,7 @@ def without(expression: str) -> str:
 
 def test_every_word_of_a_query_is_known():
     """
-    Or the checks below would overlook what they do not recognise as a metric.
+    Otherwise the checks below would overlook words that they do not recognise as metrics.
     """
     for query in queries():
         rest = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b[a-z]+_[a-z_]+\b", "", without(query.expression))
@@ -160,7 +160,7 @@ async def test_every_query_asks_for_what_is_rendered(rendering: str):
 
 async def test_every_metric_is_drawn(rendering: str):
     """
-    Each row of the table but the duration of drains, which nobody can ask for in time.
+    Only the duration of drains is not, because the run has ended before it can be scraped.
     """
     drawn = {
         name for panel in panels() for t in panel["targets"] for name, _ in selectors(t["expr"])
@@ -175,7 +175,7 @@ async def test_every_metric_is_drawn(rendering: str):
 
 def test_no_panel_is_without_a_query():
     """
-    Each has one, a title of its own, and a sentence that says what it shows; none covers another.
+    Each has a query, its own title and a sentence that says what it shows; none overlap.
     """
     drawn = panels()
 
@@ -195,7 +195,7 @@ def test_no_panel_is_without_a_query():
 
 def test_every_alert_says_what_to_do():
     """
-    With how urgent it is, what has happened, and where to look; for a command that exists.
+    It says how urgent it is, what has happened, and where to look; commands in it exist.
     """
     for rule in alerts():
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}
@@ -241,7 +241,7 @@ def test_the_page_has_the_table():
 @pytest.mark.process
 async def test_promtool_accepts_metrics_and_alerts(rendering: str):
     """
-    Prometheus' own judge of names, help texts and rules; by Debian's package `prometheus`.
+    promtool, in Debian's package `prometheus`, checks names, help texts and rules.
     """
     promtool = shutil.which("promtool")
     assert promtool, "there is no promtool: apt-get install --no-install-recommends prometheus"

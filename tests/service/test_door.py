@@ -177,7 +177,7 @@ async def test_a_line_that_is_no_ask_is_refused(tmp_path: Path, svc: Service, da
 
 def test_each_refusal_comes_through_as_an_error_of_gracekit():
     """
-    Of its own class where gracekit has it; of any other the name stands in the message.
+    gracekit's own classes are rebuilt; the name of any other class goes into the message.
     """
     kinds = [one for one in vars(errors).values() if isinstance(one, type)]
     own = [kind for kind in kinds if kind is not errors.ConflictError]

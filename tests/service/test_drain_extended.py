@@ -16,8 +16,8 @@ async def test_a_handler_gets_the_time_and_everything_after_it_moves_along(
     world: World, svc: Service
 ):
     """
-    Its deadline is a later one when it asks again; grace, hard limit and alarm follow; who asked
-    for it, and why, is on record.
+    `ctx.deadline` shows the later deadline; grace, hard limit and alarm follow; who asked for it,
+    and why, is on record.
     """
     seen: list[float] = []
     begun = asyncio.Event()
@@ -55,7 +55,7 @@ async def test_a_handler_gets_the_time_and_everything_after_it_moves_along(
 
 async def test_the_ops_lane_has_the_new_time_too(world: World, svc: Service):
     """
-    A drain that waits for its last ops request goes on waiting, although that began with less.
+    A drain that already waits for its last ops request waits until the new deadline.
     """
     doors = Doors()
 
@@ -119,8 +119,8 @@ async def test_only_a_drain_by_command_is_extended_and_only_while_it_waits(
     world: World, svc: Service
 ):
     """
-    Not a service that serves, nor a drain that a signal has asked for or made final, nor one that
-    hands over already.
+    Refused are a service that serves, a drain that a signal asked for or made final, and a drain
+    that already hands over.
     """
     doors, cut = Doors(), asyncio.Event()
 
@@ -161,7 +161,7 @@ async def test_only_a_drain_by_command_is_extended_and_only_while_it_waits(
 
 async def test_a_signal_takes_an_extension_back(world: World, svc: Service):
     """
-    Whoever sent it waits for `drain_timeout`, whatever a command was granted before.
+    The sender waits for `drain_timeout`, whatever a command was granted before.
     """
     doors = Doors()
 
@@ -186,7 +186,7 @@ async def test_systemd_is_asked_for_time_up_to_the_new_hard_limit(
     world: World, svc: Service, systemd: Systemd
 ):
     """
-    Its status goes on, and progress after the old limit asks for time as before it.
+    The status line is updated, and progress asks for time also after the old hard limit.
     """
     doors = Doors()
 

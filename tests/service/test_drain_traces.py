@@ -1,4 +1,4 @@
-"""A drain, and what recovery makes of its unfinished tasks, as a collector of traces sees them."""
+"""The traces of a drain, and of what recovery does with its unfinished tasks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Collected:
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> Collected:
-    """This process has a tracer provider for the time of a test."""
+    """Give this process a tracer provider for one test."""
     made = Collected()
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", made.provider)
     return made
@@ -93,7 +93,7 @@ async def test_call_drain_hand_over_and_settled_can_be_followed(
     world: World, svc: Service, doors: Doors, collected: Collected
 ):
     """
-    From the caller to the second attempt: three traces, and a link wherever the next one begins.
+    From the caller to the second attempt there are three traces, and links between them.
     """
     first = await world.start(svc, drain_timeout_s=5)
     client = await world.client(svc)
@@ -137,7 +137,7 @@ async def test_a_task_that_is_given_up_says_so_in_its_new_trace(
     world: World, svc: Service, doors: Doors, collected: Collected
 ):
     """
-    With the reason, and its `errored` hook behind it.
+    The trace has the reason, and then the call of its `errored` hook.
     """
     first = await world.start(svc, drain_timeout_s=5)
     calling = asyncio.create_task(
@@ -164,7 +164,7 @@ async def test_a_drain_that_is_resumed_ends_its_trace(
     world: World, svc: Service, doors: Doors, collected: Collected
 ):
     """
-    With what became of it; the task that it waited for goes on in its own.
+    The outcome is `resumed`; the task that the drain waited for goes on in its own trace.
     """
     life = await world.start(svc, drain_timeout_s=60)
     calling = asyncio.create_task((await world.client(svc)).call("migrate", vm="a"))
@@ -206,7 +206,7 @@ async def test_spans_are_those_of_one_scope_and_name_no_resource(
     world: World, svc: Service, doors: Doors, collected: Collected
 ):
     """
-    Each says which version of the conventions it follows; what requests sent stands in none.
+    Each names the version of its conventions; none has data of the requests.
     """
     life = await world.start(svc, drain_timeout_s=5)
     await (await world.client(svc)).cast("migrate", vm="canary-7f3a")
@@ -224,7 +224,7 @@ async def test_spans_are_those_of_one_scope_and_name_no_resource(
 
 async def test_without_a_provider_nothing_is_made(world: World, svc: Service, doors: Doors):
     """
-    A drain and its recovery cost a look, and the row keeps the context that its caller sent.
+    No span is made in a drain and its recovery, and the row keeps its caller's context.
     """
     life = await world.start(svc, drain_timeout_s=5)
     context = {"user_id": "joe"}
@@ -240,7 +240,7 @@ async def test_without_a_provider_nothing_is_made(world: World, svc: Service, do
 
 def test_a_message_to_a_broker_is_named_by_exchange_and_key():
     """
-    As the conventions want it of RabbitMQ; where there are queues alone, by the queue.
+    The conventions for RabbitMQ demand this; other messages are named by the queue.
     """
     assert Messaging("rabbitmq", "openstack").destination("compute.node-1") == {
         "messaging.system": "rabbitmq",
@@ -255,7 +255,7 @@ def test_a_message_to_a_broker_is_named_by_exchange_and_key():
 
 def test_decisions_whose_tasks_begin_elsewhere_are_forgotten(collected: Collected):
     """
-    A service that settles for others keeps no memory of each.
+    A service that settles tasks which others resume must not remember them for ever.
     """
     tracing = Tracing()
     tracing.look()

@@ -490,7 +490,7 @@ async def test_a_stop_that_comes_while_intake_reopens_stands(world: World, svc: 
 
 async def test_signals_about_the_intake_are_obeyed_in_their_order(world: World, svc: Service):
     """
-    However fast they come and however long the transport takes, the last one counts.
+    However fast they come and however slow the transport is, the last signal decides.
     """
     life = await world.start(svc, signals=True)
     signals = life.runtime.ground.signals

@@ -21,7 +21,7 @@ from gracekit.tracker.tracker import Tracker
 
 @pytest.fixture
 def tracker() -> Tracker:
-    """So many tasks that their text has several pages, with the worst names."""
+    """Enough tasks for several pages, with the worst names."""
     made = Tracker()
     for n in range(300):
         worst = f"{n:04d}{chr(1) * (MAX_NAME - 4)}"
@@ -31,12 +31,12 @@ def tracker() -> Tracker:
 
 @pytest.fixture
 def texts(tracker: Tracker) -> Dumps:
-    """Of the run of these tasks."""
+    """The dumps of a run with these tasks."""
     return Dumps(StackDump(lambda: "gracekit x", tracker, callers=()), Threads(1), Clock())
 
 
 async def read(texts: Dumps, answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """The pages behind *answer*, and it."""
+    """*answer* and the pages that follow it."""
     pages = [answer]
     while (number := pages[-1]["next"]) is not None:
         pages.append(await texts.page({"dump_id": answer["dump_id"], "page": number}))
@@ -45,7 +45,7 @@ async def read(texts: Dumps, answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 async def test_pages_fit_together_although_all_tasks_end_meanwhile(texts: Dumps, tracker: Tracker):
     """
-    Each fits into a line of the door, lines are whole, and two texts are not mixed.
+    Each page fits into a line of the door, has whole lines, and never mixes two texts.
     """
     first = await texts.page({})
     for task in tracker:
@@ -65,7 +65,7 @@ async def test_pages_fit_together_although_all_tasks_end_meanwhile(texts: Dumps,
 
 async def test_the_loop_s_own_thread_is_shown_at_its_work(texts: Dumps):
     """
-    The text is made beside the loop, which it names.
+    The text is made in another thread, and marks the loop's thread.
     """
     (page, *_) = [one for one in await read(texts, await texts.page({})) if "loop)" in one["text"]]
 
@@ -77,7 +77,8 @@ async def test_a_text_that_nobody_reads_on_is_forgotten(
     texts: Dumps, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    By time or by number; who comes back is told to begin anew, and a page that is none is refused.
+    It goes after a time, or when there are too many; the next request for it is refused, as is
+    one for a page that does not exist.
     """
     first = await texts.page({})
     with pytest.raises(InvalidArgumentsError, match="that dump has the pages 0 to "):

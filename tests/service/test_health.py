@@ -1,4 +1,4 @@
-"""Probes: what a run says of its life, its readiness and its start."""
+"""Probes: whether a run is alive, is ready, and has started."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_service_is_neither_started_nor_ready_before_its_hooks_are_done(
     world: World, svc: Service
 ):
     """
-    It lives meanwhile: a long start is no reason to be restarted.
+    It is alive meanwhile: a long start is no reason for a restart.
     """
 
     @svc.on_start
@@ -82,7 +82,7 @@ async def test_a_drain_is_not_ready_from_its_first_moment_and_says_what_is_left(
     world: World, svc: Service, doors: Doors
 ):
     """
-    Also while the record of the stop is still being written, and it lives and has started.
+    This holds while the stop is still being recorded, too; it stays alive and started.
     """
     life = await world.start(svc, signals=True, drain_timeout_s=20)
     await (await world.client(svc)).cast("work")
@@ -103,7 +103,7 @@ async def test_who_asked_for_a_drain_is_not_told_to_a_probe(
     world: World, svc: Service, doors: Doors
 ):
     """
-    A probe needs no token, so it names a kind of operator and no person.
+    A probe needs no token, so it says `operator` and names no person.
     """
     life = await world.start(svc)
     await (await world.client(svc)).cast("work")
@@ -119,7 +119,7 @@ async def test_who_asked_for_a_drain_is_not_told_to_a_probe(
 
 async def test_a_quiet_service_is_not_ready_until_it_is_resumed(world: World, svc: Service):
     """
-    Its intake is closed on purpose, and it lives.
+    Its intake is closed on purpose, and it is alive.
     """
     life = await world.start(svc)
 
@@ -133,7 +133,7 @@ async def test_a_quiet_service_is_not_ready_until_it_is_resumed(world: World, sv
 
 async def test_a_store_that_is_away_is_seen_by_readiness_alone(world: World, svc: Service):
     """
-    A restart would not bring it back; and it is ready again at once when the store is.
+    Liveness passes, as a restart would not help; it is ready again within 5 s of the store.
     """
     world.expects_faults = True
     life = await world.start(svc)
@@ -170,7 +170,7 @@ async def test_a_store_that_has_become_slow_is_worth_a_look(
     world: World, svc: Service, doors: Doors
 ):
     """
-    While a commit takes seconds, and for a moment after.
+    The warning lasts while a commit takes seconds, and for some seconds after.
     """
     life = await world.start(svc)
     life.faults.delay_s = 8.0
@@ -189,7 +189,7 @@ async def test_a_queue_that_cannot_be_read_is_worth_a_look_and_then_a_failure(
     world: World, svc: Service, doors: Doors
 ):
     """
-    A connection that comes back within seconds is no reason to send requests elsewhere.
+    If the connection comes back within seconds, requests need not be sent elsewhere.
     """
     life = await world.start(svc, max_accepted=1)
     client = await world.client(svc)

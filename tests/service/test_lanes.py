@@ -46,8 +46,8 @@ async def test_a_lane_runs_so_many_at_a_time_in_order(world: World, svc: Service
 
 async def test_a_lane_is_made_wider_and_narrower_while_it_runs(world: World, svc: Service):
     """
-    Wider, those who wait begin at once, recovered rows too; narrower, nobody begins until fewer
-    run than may.
+    If it becomes wider, waiting tasks begin at once, recovered rows too; if narrower, none begins
+    until fewer run than are allowed.
     """
     doors = Doors()
 
@@ -83,7 +83,7 @@ async def test_a_lane_is_made_wider_and_narrower_while_it_runs(world: World, svc
 
 async def test_as_many_rows_are_claimed_ahead_as_the_lane_may_run():
     """
-    Also when that has become fewer than are claimed already: then none, until those have begun.
+    If that becomes fewer than are already claimed, none is claimed until those have begun.
     """
     limit = ClaimLimit(ahead=3, total=100)
     assert limit.take_some(10) == 3

@@ -1,4 +1,4 @@
-"""What systemd is told: in a drain that time is needed, and before it what there is to do."""
+"""Messages to systemd: requests for time in a drain, and before it how much there is to do."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def test_while_it_serves_its_status_says_how_much_it_has_to_do(
     world: World, svc: Service, systemd: Systemd
 ):
     """
-    Within 5 s of a change, and nothing where nothing has changed; what is wrong stands before it.
+    A change is sent within 5 s, and nothing is sent without one; trouble stands first.
     """
     doors = Doors()
 
@@ -188,7 +188,7 @@ async def test_without_systemd_nobody_counts_tasks_for_it(
     world: World, svc: Service, monkeypatch: pytest.MonkeyPatch
 ):
     """
-    There may be very many.
+    Counting takes time if there are very many.
     """
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     life = await world.start(svc)

@@ -1,4 +1,4 @@
-"""What `/metrics` answers: a text that Prometheus reads, and from which a drain can be told."""
+"""What `/metrics` answers: a text that Prometheus reads, and that shows a whole drain."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Scraped:
         }
 
     def values(self, name: str) -> dict[tuple[str, ...], float]:
-        """Of one metric, by the values of its labels in the order of their names."""
+        """The samples of one metric, by the values of its labels in the order of their names."""
         return {
             tuple(value for _, value in sorted(labels)): number
             for (each, labels), number in self.samples().items()
@@ -64,11 +64,11 @@ class Scraped:
         }
 
     def counted(self, name: str) -> dict[tuple[str, ...], float]:
-        """Of one counter, what is not 0."""
+        """The samples of one counter that are not 0."""
         return {values: number for values, number in self.values(name).items() if number}
 
     def value(self, name: str) -> float | None:
-        """Of one metric without labels; None if it is left out."""
+        """The sample of one metric without labels; None if it is left out."""
         return self.values(name).get(())
 
     def phase(self) -> str:
@@ -104,7 +104,7 @@ def doors(svc: Service) -> Doors:
 
 async def test_a_drain_can_be_told_from_the_metrics_alone(world: World, svc: Service, doors: Doors):
     """
-    Who only scrapes sees it begin, who is waited for, how long it has, and what it left.
+    They show that it begins, what it waits for, how much time is left, and what it left.
     """
     life, seen = await scraped(world, svc, drain_timeout_s=25)
     client = await world.client(svc)
@@ -143,7 +143,7 @@ async def test_a_drain_can_be_told_from_the_metrics_alone(world: World, svc: Ser
 
 async def test_who_will_not_end_in_time_is_at_risk(world: World, svc: Service, doors: Doors):
     """
-    By the history of its method: when the last is expected to end, and how many after the deadline.
+    The history of methods says when the last task should end, and how many after the deadline.
     """
     life, seen = await scraped(world, svc, drain_timeout_s=25)
     client = await world.client(svc)
@@ -166,7 +166,7 @@ async def test_who_will_not_end_in_time_is_at_risk(world: World, svc: Service, d
 
 async def test_a_run_counts_what_it_has_done_itself(world: World, svc: Service, doors: Doors):
     """
-    Counters begin at 0 with each run, and so does the moment of its start.
+    Counters begin at 0 with each run, and each run shows its own start time.
     """
     first, seen = await scraped(world, svc, drain_timeout_s=5)
     await (await world.client(svc)).cast("resize", vm="a")
@@ -218,7 +218,7 @@ async def test_hostile_requests_make_no_label(world: World, svc: Service, doors:
 
 async def test_every_row_of_the_table_is_rendered(world: World, svc: Service, doors: Doors):
     """
-    With its help, its kind and its labels, in the text format and in OpenMetrics where asked for.
+    It has its help, type and labels, in the text format and, if requested, in OpenMetrics.
     """
     life, _ = await scraped(world, svc)
     runtime = life.runtime
@@ -283,7 +283,7 @@ async def test_each_scrape_shows_what_a_first_one_would(world: World, svc: Servi
 
 async def test_the_registry_of_the_application_stays_its_own(world: World, svc: Service):
     """
-    Nothing of ours is in the library's global registry, and nothing of that in ours.
+    gracekit's metrics are not in the library's global registry, nor the reverse.
     """
     before = {family.name for family in REGISTRY.collect()}
 
@@ -296,7 +296,7 @@ async def test_the_registry_of_the_application_stays_its_own(world: World, svc: 
 
 async def test_a_slow_commit_is_seen(world: World, svc: Service, doors: Doors):
     """
-    In the histogram, and among the longest of the last seconds, which health checks ask for.
+    It is in the histogram, and in the longest of the last seconds, which health checks use.
     """
     life, seen = await scraped(world, svc)
     before = seen.values("gracekit_store_commit_seconds_bucket")
@@ -315,7 +315,7 @@ async def test_a_slow_commit_is_seen(world: World, svc: Service, doors: Doors):
 @pytest.mark.process
 def test_a_missing_package_is_named_with_its_remedy():
     """
-    Where metrics are asked for and `prometheus-client` is not installed.
+    This is for a request of metrics without `prometheus-client`.
     """
     code = (
         "import sys; sys.modules['prometheus_client'] = None\n"

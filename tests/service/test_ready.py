@@ -244,7 +244,7 @@ async def test_a_hangup_in_a_start_does_not_say_that_it_is_ready(
     world: World, svc: Service, systemd: Systemd
 ):
     """
-    systemd would send requests, or start what waits for it.
+    systemd would take it for ready, and start units that wait for it.
     """
 
     @svc.on_start

@@ -1,4 +1,4 @@
-"""Tasks that are taken for stuck, and what a run says that a task waits for."""
+"""Tasks that count as stuck, and what a run reports that a task waits for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MINUTE_S = 60.0
 
 
 async def listed(world: World, life: Life, *others: Life, stuck: bool = True) -> TaskList:
-    """What is listed by the engine of a run, which need not be that of the command line."""
+    """What is listed, read by the engine of a run instead of the command line's."""
     reports = {}
     for one in (life, *others):
         if one.process.lives:
@@ -35,7 +35,7 @@ async def reasons(world: World, life: Life, *others: Life) -> dict[str, str | No
 
 async def test_a_task_is_stuck_after_three_times_its_p95(world: World, svc: Service):
     """
-    Its last safe point counts, else its start; one that comes further is not listed.
+    The time counts from its last safe point, or its start; tasks with progress are not listed.
     """
 
     @svc.rpc
@@ -64,7 +64,7 @@ async def test_a_task_is_stuck_after_three_times_its_p95(world: World, svc: Serv
 
 async def test_the_last_safe_point_of_a_stuck_task_is_told(world: World, svc: Service):
     """
-    A task that came further once, and no more, says since when.
+    The reason says how long ago the last safe point was.
     """
     doors = Doors()
 
@@ -90,7 +90,7 @@ async def test_the_last_safe_point_of_a_stuck_task_is_told(world: World, svc: Se
 
 async def test_without_history_ten_minutes_are_the_measure(world: World, svc: Service):
     """
-    A method that has ended too seldom is judged by the clock alone.
+    If too few attempts of a method have ended, only the time decides.
     """
     doors = Doors()
 
@@ -154,7 +154,7 @@ async def test_a_task_in_line_says_whom_it_waits_for(world: World, svc: Service)
 
 async def test_the_next_of_a_resource_names_the_task_that_has_it(world: World, svc: Service):
     """
-    In one process the line says who is at its head.
+    Within one process the task's own run knows which one holds the resource.
     """
     doors = Doors()
 
@@ -181,7 +181,7 @@ async def test_the_next_of_a_resource_names_the_task_that_has_it(world: World, s
 
 async def test_an_outcome_that_the_store_does_not_take_is_told(world: World, svc: Service):
     """
-    Its handler has returned, and what keeps the task is the store.
+    Its handler has returned, and the task waits for the store.
     """
     doors = Doors()
 

@@ -184,7 +184,7 @@ async def test_the_active_trace_goes_out_in_headers_and_body(
     world: World, svc: Service, recorder: Recorder
 ):
     """
-    For readers of either: the active trace, or else that of the context, which is not changed.
+    Both get the active trace, or else that of the context; the given context is not changed.
     """
     inbox = await read_topic(world, svc)
     context = {"user_id": "joe", "traceparent": OTHERS, "tracestate": "old=1"}
@@ -477,7 +477,7 @@ async def test_a_recovered_task_has_a_trace_of_its_own_with_a_link(
 
 async def test_a_handed_over_task_has_one_too(world: World, svc: Service, recorder: Recorder):
     """
-    Linked to the attempt that was cut, which says how; that is no error.
+    It is linked to the attempt that was cut, whose span says how; that is no error.
     """
     life = await world.start(svc)
     client = await world.client(svc)

@@ -100,7 +100,7 @@ class NoPoints(MemoryEngine):
 
 
 class Untimed(MemoryEngine):
-    """Notes nowhere how long its commits take."""
+    """Does not note how long its commits take."""
 
     def __init__(self, migrations: Sequence[str], *, process: Process) -> None:
         super().__init__(migrations, process=process)

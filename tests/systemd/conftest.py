@@ -21,14 +21,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def _can_have_systemd() -> None:
-    """Missing parts fail the tests: skipped ones would look as if they had passed."""
+    """Fail the tests if a part is missing: skipped tests would look as if they had passed."""
     if missing := what_is_missing():
         pytest.fail(missing)
 
 
 @pytest.fixture
 def machine(_can_have_systemd: None) -> Iterator[Machine]:
-    """Not in `tmp_path`: directories above that are closed to the user of the services."""
+    """A directory outside of `tmp_path`, whose parents the services' user may not enter."""
     directory = Path(tempfile.mkdtemp(prefix="gracekit-systemd-"))
     try:
         with Machine(directory).running() as made:
@@ -39,5 +39,5 @@ def machine(_can_have_systemd: None) -> Iterator[Machine]:
 
 @pytest.fixture
 def shop(machine: Machine) -> Shop:
-    """Its unit is loaded, and not started."""
+    """The service with its unit loaded, but not started."""
     return Shop(machine)

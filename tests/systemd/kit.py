@@ -38,14 +38,14 @@ class Shop:
         self._machine.add_unit(NAME, self._unit, **LOG, **more, **directives)
 
     def ask(self, *words: str) -> str:
-        """Run the command line as the service's user; what it printed."""
+        """Run the command line as the service's user; returns what it printed."""
         return self._machine.gracekit(*words, env=FILES)
 
     def start(self) -> None:
         self._machine.ctl("start", NAME)
 
     def stop(self) -> float:
-        """Stop it; seconds that it took."""
+        """Stop it; returns how many seconds that took."""
         began_at = time.monotonic()
         self._machine.ctl("stop", NAME)
         return time.monotonic() - began_at
@@ -58,7 +58,7 @@ class Shop:
     def cast(self, method: str, *durations_s: float, state: str = "running") -> list[str]:
         """Send a request for each duration, and wait until they are in *state*; their ids.
 
-        That a task runs is seen by the file that it makes: at once, as no command has to start.
+        A running task makes a file, so this sees it at once, without starting a command.
         """
         words = ("cast", "shop", method, "--json")
         sent = [json.loads(self.ask(*words, f"s={s}"))["request_id"] for s in durations_s]

@@ -2,19 +2,19 @@
 
 `machine.sh` makes it. What is private, and why:
 
-- pid, mount and cgroup namespaces, as systemd takes itself for the only PID 1 and the cgroup tree
-  for its own. It begins in a new cgroup that is the root of its namespace, so two such machines,
-  or one beside the system's own systemd, do not meet. The tree is mounted as cgroup2 alone: on a
-  machine that also has version 1, systemd would else write into hierarchies that all share.
+- pid, mount and cgroup namespaces, because systemd expects to be the only PID 1 and to own the
+  cgroup tree. It begins in a new cgroup that is the root of its namespace, so two such machines,
+  or one and the system's own systemd, do not disturb each other. The tree is mounted as cgroup2
+  alone: on a machine that also has version 1, systemd would write into shared hierarchies.
 - `/run`, `/tmp`, `/var/tmp` and `/var/lib`, where systemd and units make directories.
-- `/dev`, because systemd logs to `/dev/console`, which is a pseudoterminal that is read here: its
-  debug level has each notification that it receives. Its other logs drop lines at that level.
-- `/proc/sys` can only be read: systemd would set limits of the whole kernel.
+- `/dev`, because systemd logs to `/dev/console`, which is a pseudoterminal that is read here: at
+  debug level it logs each notification that it receives. Its other logs drop lines at that level.
+- `/proc/sys` is read-only, because systemd would set limits of the whole kernel.
 
 The application is in `/srv/app`, this project in `/srv/project`, so that a user who may not enter
-the developer's home can run them; an interpreter in a home stays where it is, and nothing else of
-that home is there. `container=lxc` keeps systemd from mounting what it needs on
-real hardware. Only root may make all that; others need `sudo -n`.
+the developer's home can run them; of a home only the interpreter in it is mounted, at its own
+path. `container=lxc` keeps systemd from mounting what it needs on real hardware. All this needs
+root; other users need `sudo -n`.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Machine:
     """One systemd, its units, and one application that its services run.
 
     Args:
-        directory: Its own; short-lived.
+        directory: A temporary directory of its own.
 
     Attributes:
-        app: Directory of the application, there `/srv/app`.
-        lib: `/var/lib` of its services.
+        app: Directory of the application; services see it as `/srv/app`.
+        lib: Directory that services see as `/var/lib`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -72,7 +72,7 @@ class Machine:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Machine]:
-        """It runs while the context is open; nothing of it stays."""
+        """Run the machine while the context is open; nothing is left afterwards."""
         console, slave = pty.openpty()
         tty.setraw(slave)
         reader = threading.Thread(target=self._read, args=(console,))
@@ -112,7 +112,7 @@ class Machine:
         return int(children.read_text())
 
     def _remove_files(self) -> None:
-        """Those of the service's user, which whoever runs the tests may not remove."""
+        """Remove files of the service's user, which the tests' user may not remove."""
         if os.geteuid() != 0:
             subprocess.run([*_as_root(), "rm", "-rf", self.lib, self.app], check=True)
 
@@ -128,7 +128,7 @@ class Machine:
         """What systemd has logged at its debug level."""
         return self._log.decode(errors="replace")
 
-    # -- what is done with it --------------------------------------------------------
+    # -- what tests do with it -------------------------------------------------------
 
     def add_app(self, source: Path) -> None:
         """Put a module into the application's directory."""
@@ -144,11 +144,11 @@ class Machine:
         self.ctl("daemon-reload")
 
     def ctl(self, *words: str, check: bool = True) -> str:
-        """Run systemctl; what it printed."""
+        """Run systemctl; returns what it printed."""
         return self.run("systemctl", *words, check=check)
 
     def run(self, *words: str, check: bool = True) -> str:
-        """Run a program there as root; what it printed."""
+        """Run a program there as root; returns what it printed."""
         inside = (*_as_root(), "nsenter", "-t", str(self._pid), "-m", "-p", "-C")
         done = subprocess.run([*inside, *words], capture_output=True, text=True, check=False)
         said = f"{words}: {done.stdout}{done.stderr}"
@@ -177,13 +177,13 @@ class Machine:
         return [found[2] for found in _NOTIFIED.finditer(self.log) if found[1] == unit]
 
     def gracekit(self, *words: str, env: Mapping[str, str]) -> str:
-        """Run the command line there as the service's user; what it printed."""
+        """Run the command line there as the service's user; returns what it printed."""
         user = ("setpriv", f"--reuid={USER}", "--regid=nogroup", "--clear-groups", "--no-new-privs")
         variables = ("env", "-C", str(APP), *(f"{name}={value}" for name, value in env.items()))
         return self.run(*user, *variables, python(), "-P", "-m", "gracekit", *words)
 
     def tail(self) -> str:
-        """What systemd has logged last of services, and what these have written."""
+        """The last lines that systemd logged of services, and what these have written."""
         logged = [line for line in self.log.splitlines() if _OF_SERVICES.search(line)]
         return "\n".join(["", *logged[-30:], self._written()])[-6000:]
 

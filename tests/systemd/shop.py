@@ -23,14 +23,14 @@ def begin(ctx: Context) -> None:
 
 @svc.on_start
 async def slow_start() -> None:
-    """A start takes a second, of which systemd is to know."""
+    """Make the start take a second, for which it asks systemd for time."""
     await asyncio.sleep(float(os.environ.get("SHOP_START_S", "0")))
     (STATE / "started").touch()
 
 
 @svc.rpc(on_interrupt="retry")
 async def work(ctx: Context, s: float) -> None:
-    """Take *s* seconds; at the second attempt none."""
+    """Take *s* seconds at the first attempt, and none at the second."""
     begin(ctx)
     if ctx.attempt == 1:
         await asyncio.sleep(s)
@@ -47,7 +47,7 @@ async def end_in_drain(ctx: Context, s: float) -> None:
 
 @svc.rpc
 async def refusals(ctx: Context) -> dict[str, str]:
-    """What this process may not do, by what it tried."""
+    """What this process may not do: each attempt, and its error."""
     tries: dict[str, Callable[[], object]] = {
         "write where all may": Path("/srv/open/file").touch,
         "be root": lambda: os.setuid(0),

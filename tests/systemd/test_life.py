@@ -13,7 +13,7 @@ NEVER_S = 300
 
 def test_a_start_returns_when_the_service_is_ready(machine, shop):
     """
-    `systemctl start` waits for the `on_start` hooks, and shows what the service says of itself.
+    `systemctl start` waits for the `on_start` hooks, and the status shows the service's line.
     """
     shop.set("SHOP_START_S=1")
 
@@ -44,7 +44,7 @@ def test_a_drain_whose_tasks_go_on_ending_ends_by_itself(machine, shop):
 
 def test_a_drain_waits_for_a_task_whose_history_says_that_it_will_end(shop):
     """
-    Nothing ends meanwhile, but five others have taken as long: the drain asks for more time.
+    No task ends meanwhile, but five earlier ones took as long, so the drain asks for more time.
     """
     shop.set(TimeoutStopSec="2")
     shop.start()
@@ -59,8 +59,8 @@ def test_a_drain_waits_for_a_task_whose_history_says_that_it_will_end(shop):
 
 def test_a_drain_without_progress_is_killed_and_its_tasks_are_settled(machine, shop):
     """
-    No more time is asked for: systemd kills when its patience ends, and the next start runs the
-    task again.
+    The drain asks for no more time, so systemd kills the service after TimeoutStopSec, and the
+    next start runs the task again.
     """
     shop.set(TimeoutStopSec="4")
     shop.start()
@@ -77,7 +77,7 @@ def test_a_drain_without_progress_is_killed_and_its_tasks_are_settled(machine, s
 
 def test_systemd_understands_what_a_run_tells_it_in_its_life(machine, shop):
     """
-    It asks for time while it starts, is ready, then alive, and at last says that it stops.
+    The run asks for time while it starts, says that it is ready, then alive, and that it stops.
     """
     shop.set("SHOP_START_S=3")
     shop.start()
@@ -132,7 +132,7 @@ def test_a_blocked_loop_is_killed_by_the_watchdog_and_started_again(machine, sho
 
 def test_a_run_that_handed_over_is_started_again(machine, shop):
     """
-    75 is a good end, and there is work left: systemd starts the service again, which does it.
+    75 is a good end with work left: systemd starts the service again, which finishes the work.
     """
     shop.start()
     tasks = shop.cast("work", NEVER_S)
@@ -146,7 +146,7 @@ def test_a_run_that_handed_over_is_started_again(machine, shop):
 
 def test_a_wrong_configuration_is_not_started_again(machine, shop):
     """
-    78: starting again would not help.
+    With 78 a restart would not help.
     """
     shop.set("GRACEKIT_DRAIN_TIMEOUT=soon")
 

@@ -9,7 +9,8 @@ from tests.systemd.kit import LOG, NAME
 
 def test_an_operator_reaches_a_run_that_its_unit_confines(machine, shop):
     """
-    By its door, as the service's user: status, and a drain that systemd takes for a good end.
+    It works by the door, as the service's user: status, and a drain that systemd counts as a
+    good end.
     """
     shop.start()
 
@@ -24,7 +25,7 @@ def test_an_operator_reaches_a_run_that_its_unit_confines(machine, shop):
 
 def test_a_unit_confines_its_service(machine, shop):
     """
-    It writes into its own directories alone, and gets no more rights than it has.
+    The service may only write into its own directories, and cannot get more rights.
     """
     machine.run("mkdir", "-m", "777", "/srv/open")
     machine.run("touch", "/tmp/of-others")
@@ -56,8 +57,8 @@ def test_a_setting_arrives_as_it_was_given(machine, shop):
 
 def test_a_confined_run_answers_by_http(machine, shop):
     """
-    By a socket in its runtime directory; the tokens are in a file of root's for its group, which is
-    how Kubernetes gives a Secret.
+    It listens at a socket in its runtime directory; the tokens are in root's file that its group
+    may read, as Kubernetes mounts a Secret.
     """
     machine.run("sh", "-c", f"echo op:{'t' * 32} > /run/tokens; chgrp nogroup /run/tokens")
     machine.run("chmod", "440", "/run/tokens")
@@ -73,7 +74,7 @@ def test_a_confined_run_answers_by_http(machine, shop):
 
 def test_doctor_finds_nothing_beside_a_running_unit(shop):
     """
-    Neither in the unit, nor in the process that it has started, nor in its files.
+    There is no fault in the unit, in the process that it has started, or in its files.
     """
     shop.start()
 
