@@ -70,7 +70,7 @@ NOT_MEASURED: Final = {
     ("watchdog.short", "allowed_s"): "a setting",
     ("watchdog.short", "every_s"): "a setting",
     ("service.serving", "took_s"): "once a run; gracekit_phase shows it",
-    ("service.stopped", "exit_code"): "the run is over, and nobody can ask it",
+    ("service.stopped", "exit_code"): "the run is over, and cannot be scraped any more",
     ("background.failed", "again_s"): "the pause before the next try",
     ("intake.closed", "given_back"): "part of the line of one drain",
     ("intake.closed", "not_started"): "they are unfinished rows: gracekit_unfinished",

@@ -252,7 +252,7 @@ def test(arguments: Sequence[str]) -> int:
 
 
 def others() -> None:
-    """The environments of the tests' peers: made now, and not in a test, whose time is short."""
+    """Make the environments of the tests' peers now, because a test has too little time for it."""
     for lock_of_peers in (OSLO_LOCK, API_LOCK):
         python(lock_of_peers)
 
