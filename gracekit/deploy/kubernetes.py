@@ -1,7 +1,7 @@
 """The manifests that run a service on Kubernetes: `gracekit init k8s`.
 
-The pod is in a StatefulSet if store or queue are files: it then gets the same volume at each start,
-and its successor begins only after it has ended. Otherwise it is in a Deployment.
+The pod is in a StatefulSet if store or queue are files: it then gets the same volume at each
+start, and its successor begins only after it has ended. Otherwise it is in a Deployment.
 """
 
 from __future__ import annotations
