@@ -124,7 +124,7 @@ class AdminApi:
         return (await self._view.accounts()).as_json()
 
     async def dump(self) -> dict[str, Any]:
-        """The tasks in flight and the stacks of the process: what SIGUSR1 writes to the log."""
+        """The tasks in flight and the stacks of the process, as SIGUSR1 writes them."""
         page = await self._verb("dump")
         text = page["text"]
         while page["next"] is not None:

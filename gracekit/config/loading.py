@@ -53,8 +53,8 @@ def load(
         env: The environment; None for this process's own.
         file: A TOML file of `name = value` lines; None for none.
         defaults: Those of the service, `Service.defaults`.
-        oslo: A parsed `cfg.ConfigOpts` of oslo.config, which stands in the file's place if there
-            is none; see `Settings.from_oslo`.
+        oslo: A parsed `cfg.ConfigOpts` of oslo.config; *file* wins over it, see
+            `Settings.from_oslo`.
 
     Raises:
         ConfigError: at least one value is wrong or unknown; names them all.
