@@ -38,8 +38,6 @@ RECORD_TIMEOUT_S: Final = 1.0
 LAST_STEPS: Final = 3
 """Each has `exit_margin_s` once the stop is on record: executors, other tasks, other threads."""
 ALARM_AFTER_HARD_LIMIT_S: Final = 0.5
-MOST_AWAITED: Final = 1000
-"""Tasks that the start of a drain names, the oldest: each is a line in the log."""
 _INTAKES: Final = {Lane.REQUESTS: "new-request", Lane.OPS: "ops"}
 HOLD_POLL_S: Final = 0.5
 """A hold may be ended or lapse in another process, which does not wake this one."""
@@ -271,17 +269,8 @@ class ShutdownCoordinator:
             self._phase.advance(ServiceState.DRAINING)
             self._finished_before = self._parts.tracker.finished
         self._phase.asked_at, self._phase.deadline = request.at, self._times.deadline_of(request)
-        running = [task for task in self._parts.tracker if task.running and task.holds_drain]
-        self._telemetry.emit(
-            "drain.started",
-            source=request.source,
-            by=request.by,
-            in_flight=len(self._parts.tracker),
-            running=len(running),
-            timeout_s=self._phase.drain_timeout,
-        )
         self._progress = self._new_progress()
-        self._progress.tell_awaited(running[:MOST_AWAITED])
+        self._progress.tell_started(request)
         self._progress.tell_platform(stopping=request.final)
 
     def _arm_alarm(self, deadline: float) -> None:
@@ -313,9 +302,13 @@ class ShutdownCoordinator:
         dispatcher, times = self._parts.dispatcher, self._times
         # Idle or not, and before the wait: behind a closed gate a delivery is settled by nobody
         # and seen again only when the connection drops, or goes back and comes again for ever.
-        closing = self._parts.servers[lane].close_intake()
-        what = f"close of the {_INTAKES[lane]} intake"
-        given_back = await self._steps.bounded(what, closing, times.within(timeout_s)) or 0
+        closing = self._steps.bounded(
+            f"close of the {_INTAKES[lane]} intake",
+            self._parts.servers[lane].close_intake(),
+            times.within(timeout_s),
+            advances=lane is Lane.OPS,  # the other one closes before the wait, whatever holds that
+        )
+        given_back: int = await closing or 0
         dispatcher.unfinished.given_back += given_back
         deadline = times.now + times.within(gate_s)
         not_started = await dispatcher.wait_gate(lane, deadline=deadline)
@@ -367,8 +360,10 @@ class ShutdownCoordinator:
     async def _count_holds(self) -> int | None:
         """Open holds; None if that cannot be told now, which is no reason to leave."""
         limit_s = self._times.within(INTENT_TIMEOUT_S)
-        asking = self._steps.bounded("count of holds", self._parts.holds.mine(), limit_s)
-        holds: list[Hold] | None = await asking
+        asking = self._parts.holds.mine()
+        holds: list[Hold] | None = await self._steps.bounded(
+            "count of holds", asking, limit_s, advances=False
+        )
         if holds is None:
             return None
         self._report.open_holds = len(holds)

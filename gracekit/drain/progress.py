@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from gracekit.clock import Clock
-from gracekit.drain.report import DrainReport
+from gracekit.drain.report import DrainReport, StopRequest
 from gracekit.drain.steps import BoundedSteps
 from gracekit.drain.times import Times
 from gracekit.notify import Notify
@@ -15,6 +15,8 @@ from gracekit.tracker.task import TrackedTask
 from gracekit.tracker.tracker import Tracker
 
 LISTED_TASKS: Final = 5
+MOST_AWAITED: Final = 1000
+"""Tasks that the start of a drain names, the oldest: each is a line in the log."""
 LOOK_S: Final = 1.0
 """Between two looks whether a drain comes further: below the shortest patience of a platform."""
 EXTENSION_TICKS: Final = 3
@@ -69,11 +71,12 @@ class Forecast:
 class Movement:
     """Whether a drain has come any further since it was last asked.
 
-    It has if a task has left, an ops request among them, if one has reached a safe point, or, once
-    nothing holds it any more, if a step of the drain itself was taken.
+    It has if a task has left, an ops request among them, if one has reached a safe point, if an
+    open hold has ended, or, once no task runs any more, if a step of the drain itself was taken.
     """
 
-    def __init__(self, tracker: Tracker, steps: BoundedSteps) -> None:
+    def __init__(self, report: DrainReport, tracker: Tracker, steps: BoundedSteps) -> None:
+        self._report = report
         self._tracker = tracker
         self._steps = steps
         self._seen = self._marks()
@@ -81,13 +84,14 @@ class Movement:
     def has_come_further(self) -> bool:
         """Ask, and begin anew."""
         before, self._seen = self._seen, self._marks()
-        return before != self._seen
+        return any(now > seen for now, seen in zip(self._seen, before, strict=True))
 
-    def _marks(self) -> tuple[object, ...]:
+    def _marks(self) -> tuple[float, ...]:
+        """Numbers that grow when the drain comes further."""
         reached = max((task.safe_point_at or 0.0 for task in self._tracker), default=0.0)
         # The steps before the wait for tasks say nothing of these.
         steps = 0 if self._tracker.running else self._steps.taken
-        return self._tracker.removed, steps, reached
+        return self._tracker.removed, steps, reached, -self._report.open_holds
 
 
 class DrainProgress:
@@ -119,12 +123,21 @@ class DrainProgress:
         self._notify = notify
         self._telemetry = telemetry
         self._every_s = every_s
-        self._movement = Movement(tracker, steps)
+        self._movement = Movement(report, tracker, steps)
         self._moved_at = times.now
 
-    def tell_awaited(self, running: list[TrackedTask]) -> None:
-        """Log each of these tasks, which the drain waits for."""
-        for task in running:
+    def tell_started(self, request: StopRequest) -> None:
+        """Log that the drain begins, and each task that it waits for."""
+        running = [task for task in self._running() if task.holds_drain]
+        self._telemetry.emit(
+            "drain.started",
+            source=request.source,
+            by=request.by,
+            in_flight=len(self._tracker),
+            running=len(running),
+            timeout_s=self._times.deadline - request.at,
+        )
+        for task in running[:MOST_AWAITED]:
             self._telemetry.emit(
                 "task.awaited",
                 task_id=task.request_id,

@@ -17,7 +17,7 @@ class BoundedSteps:
 
     Attributes:
         under_way: Name of the step that is being taken; None between steps.
-        taken: How many have been taken, well or not.
+        taken: How many have been taken, well or not, that bring the drain further.
     """
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -25,8 +25,18 @@ class BoundedSteps:
         self.under_way: str | None = None
         self.taken = 0
 
-    async def bounded(self, what: str, step: Awaitable[Any], timeout_s: float) -> Any:
-        """Take a step; if it fails or takes too long that is logged, and None is returned."""
+    async def bounded(
+        self, what: str, step: Awaitable[Any], timeout_s: float, *, advances: bool = True
+    ) -> Any:
+        """Take a step; if it fails or takes too long that is logged, and None is returned.
+
+        Args:
+            what: Its name.
+            step: What is done.
+            timeout_s: Its bound.
+            advances: Whether it brings the drain further: a look at what the drain waits for does
+                not, and systemd must not be asked for more time because of it.
+        """
         loop, self.under_way = asyncio.get_running_loop(), what
         self._telemetry.tracing.step(what)
         slow = loop.call_later(SLOW_STEP_S, self._report_slow, what, timeout_s)
@@ -40,7 +50,7 @@ class BoundedSteps:
         finally:
             slow.cancel()
             self.under_way = None
-            self.taken += 1
+            self.taken += advances
         return None
 
     def _report_slow(self, step: str, limit_s: float) -> None:

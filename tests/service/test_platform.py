@@ -8,6 +8,7 @@ import pytest
 
 from gracekit import Context, Service
 from gracekit.drain.progress import Movement
+from gracekit.drain.report import DrainReport
 from gracekit.drain.steps import BoundedSteps
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import FEWEST
@@ -62,6 +63,33 @@ async def test_a_drain_in_which_nothing_moves_asks_for_no_time(
     await life.wait_end()
 
 
+async def test_an_open_hold_is_no_progress_and_the_end_of_one_is(
+    world: World, svc: Service, systemd: Systemd
+):
+    """
+    With nothing running, time is asked for within a second of the end of a hold, and not before.
+    """
+
+    @svc.rpc
+    async def begin(ctx: Context, vm: str, s: int) -> None:
+        await ctx.hold("migration", vm, at_most=s)
+
+    systemd.listen()
+    life = await world.start(svc, drain_timeout_s=60.0)
+    client = await world.client(svc)
+    for vm, s in (("a", 20), ("b", 300)):
+        await client.call(begin, vm=vm, s=s)
+    began_at = await begin_drain(life)
+    await asyncio.sleep(15)
+
+    assert extensions(systemd) == []
+    assert systemd.statuses()[-1].startswith("draining: 0 running, no progress for ")
+    await asyncio.sleep(25)
+    assert [(round(at - began_at), s) for at, s in extensions(systemd)] == [(21, 15)]
+    report = await life.wait_end()
+    assert report.open_holds == 1
+
+
 async def test_a_drain_whose_tasks_go_on_ending_asks_for_time(
     world: World, svc: Service, systemd: Systemd
 ):
@@ -100,7 +128,7 @@ async def test_a_safe_point_an_answer_and_a_step_are_progress():
     task = TrackedTask(request_id="a", method="copy", lane=Lane.REQUESTS)
     ops = TrackedTask(request_id="b", method="ping", lane=Lane.OPS, holds_drain=False)
     tracker.add(task)
-    movement = Movement(tracker, steps)
+    movement = Movement(DrainReport(), tracker, steps)
 
     tracker.add(ops)
     tracker.started(ops)

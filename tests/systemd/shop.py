@@ -46,6 +46,12 @@ async def end_in_drain(ctx: Context, s: float) -> None:
 
 
 @svc.rpc
+async def hold(ctx: Context, s: float) -> None:
+    """Open a hold that nothing ends for *s* seconds."""
+    await ctx.hold("move", ctx.request_id, at_most=s)
+
+
+@svc.rpc
 async def refusals(ctx: Context) -> dict[str, str]:
     """What this process may not do: each attempt, and its error."""
     tries: dict[str, Callable[[], object]] = {

@@ -75,6 +75,21 @@ def test_a_drain_without_progress_is_killed_and_its_tasks_are_settled(machine, s
     shop.wait_for(dict.fromkeys(tasks, "succeeded"))
 
 
+def test_a_drain_that_only_a_hold_keeps_open_is_killed_at_the_platform_s_time(machine, shop):
+    """
+    To count the open holds again and again is no progress: no more time is asked for.
+    """
+    shop.set(TimeoutStopSec="4")
+    shop.start()
+    shop.cast("hold", NEVER_S, state="succeeded")
+
+    took_s = shop.stop()
+
+    assert took_s < 12
+    assert shop.shown("Result") == ["timeout"]
+    assert any("no progress" in text for text in machine.told(NAME))
+
+
 def test_systemd_understands_what_a_run_tells_it_in_its_life(machine, shop):
     """
     The run asks for time while it starts, says that it is ready, then alive, and that it stops.
