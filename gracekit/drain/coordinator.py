@@ -80,11 +80,18 @@ class ShutdownCoordinator:
     # -- what others ask ----------------------------------------------------------------
 
     def request_stop(self, request: StopRequest) -> None:
-        """Ask for a drain. The first request stands; a final one makes a resumable drain final."""
+        """Ask for a drain.
+
+        The first request stands. A final one makes a resumable drain final, and any request takes
+        back a resume that the drain has not obeyed yet.
+        """
         if self._request is None:
             self._request = request
         elif request.final and not self._request.final:
             self._make_final(self._request, request)
+        elif self._resumed:
+            self._set_deadline(request, self._times.deadline_of(request))
+        self._resumed = False
         self._requested.set()
 
     def _make_final(self, first: StopRequest, final: StopRequest) -> None:
@@ -92,7 +99,6 @@ class ShutdownCoordinator:
         deadline = min(self._times.deadline_of(first), self._times.deadline_of(final))
         self._request = replace(first, final=True, timeout_s=deadline - first.at)
         self._past_return = True
-        self._resumed = False
         if self._phase.deadline is not None:
             self._phase.deadline = deadline
         self._parts.tracker.poke()
@@ -106,37 +112,25 @@ class ShutdownCoordinator:
         Raises:
             GracekitError: there is no drain that may be extended, or not by so much.
         """
-        request = self._extensible()
-        self._times.check_extension(request, by_s)
-        deadline = self._times.deadline_of(request) + by_s
-        self._request = replace(request, timeout_s=deadline - request.at)
-        if self._phase.deadline is not None:  # None: the drain begins soon, with this deadline
-            self._phase.deadline = deadline
-        self._arm_alarm(deadline)
-        self._parts.tracker.poke()
-        left_s = round(deadline - self._times.now, 1)
-        self._telemetry.emit("drain.extended", more_s=by_s, left_s=left_s)
-        return left_s
-
-    def _extensible(self) -> StopRequest:
         request = self._request
         if request is None or self._resumed:
             raise GracekitError(
                 f"the service is {self._phase.state.value}, and no drain is under way that could "
                 "be extended: `gracekit drain --timeout 5m` begins one with that time"
             )
-        if request.final:
-            raise GracekitError(
-                "the drain is final: a signal, the program or a fault asked for it, and not a "
-                "command, so its deadline stands; set GRACEKIT_DRAIN_TIMEOUT for the next drain"
-            )
-        passed = self._phase.deadline is not None and self._times.now >= self._times.deadline
-        if passed or self._wait_over or self._times.is_cut_short:
-            raise GracekitError(
-                "the drain waits for nothing any more: its tasks have ended, or were handed over "
-                "at the deadline; start the service again when it has stopped"
-            )
-        return request
+        self._times.check_extension(request, by_s, wait_over=self._wait_over)
+        deadline = self._times.deadline_of(request) + by_s
+        self._set_deadline(request, deadline)
+        left_s = round(deadline - self._times.now, 1)
+        self._telemetry.emit("drain.extended", more_s=by_s, left_s=left_s)
+        return left_s
+
+    def _set_deadline(self, request: StopRequest, deadline: float) -> None:
+        self._request = replace(request, timeout_s=deadline - request.at)
+        if self._phase.deadline is not None:  # None: the drain begins soon, with this deadline
+            self._phase.asked_at, self._phase.deadline = request.at, deadline
+        self._arm_alarm(deadline)
+        self._parts.tracker.poke()
 
     def force(self) -> None:
         """Go to the deadline step at once: a second INT, or QUIT."""

@@ -68,13 +68,29 @@ class Times:
         settings = self._settings.now
         return deadline + settings.handover_s + settings.exit_margin_s
 
-    def check_extension(self, request: StopRequest, by_s: float) -> None:
+    def check_extension(self, request: StopRequest, by_s: float, *, wait_over: bool) -> None:
         """Check that the drain of *request* may end so much later.
 
+        Args:
+            request: In force.
+            by_s: So much later.
+            wait_over: Whether the drain has ended its wait for tasks and holds.
+
         Raises:
-            GracekitError: the platform would kill the process before its end; `kill_after` counts
-                from the request.
+            GracekitError: the drain is final, or waits for nothing any more, or the platform would
+                kill the process before its end; `kill_after` counts from the request.
         """
+        if request.final:
+            raise GracekitError(
+                "the drain is final: a signal, the program or a fault asked for it, and not a "
+                "command, so its deadline stands; set GRACEKIT_DRAIN_TIMEOUT for the next drain"
+            )
+        passed = self._phase.deadline is not None and self.now >= self.deadline
+        if passed or wait_over or self.is_cut_short:
+            raise GracekitError(
+                "the drain waits for nothing any more: its tasks have ended, or were handed over "
+                "at the deadline; start the service again when it has stopped"
+            )
         if by_s <= 0:
             raise GracekitError(
                 f"an extension by {format_duration(by_s)} is not possible: a deadline only moves "

@@ -385,6 +385,71 @@ async def test_a_signal_right_after_a_resume_is_not_lost(world: World, svc: Serv
     assert "drain.resumed" not in life.names()
 
 
+async def test_a_drain_right_after_a_resume_takes_the_resume_back(world: World, svc: Service):
+    """
+    It is the drain that goes on then, with the time of the last command and its alarm.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    life = await world.start(svc, signals=True)
+    await (await world.client(svc)).cast(work)
+    await doors.wait(1)
+    life.faults.delay_s = 5
+    life.plan("cancel", Fault.DELAY)
+    await world.verb(life, "drain", by="ann", timeout="1h")
+    await asyncio.sleep(1)
+    await world.verb(life, "resume", by="ann")
+    await world.verb(life, "drain", by="bob", timeout="5m")
+    asked_at = now()
+    report = await life.wait_end()
+
+    assert now() - asked_at == pytest.approx(300, abs=1)
+    assert "drain.resumed" not in life.names()
+    assert len(report.handed_over) == 1
+    armed = [round(seconds / 60) for seconds in life.process.alarms if seconds is not None]
+    assert armed == [60, 5]
+    assert [one["detail"] for one in world.incidents("operator_drain")] == [
+        *("ann: no reason given", "bob: no reason given")
+    ]
+
+
+async def test_a_resume_while_a_resume_is_recorded_does_not_undo_the_next_drain(
+    world: World, svc: Service
+):
+    """
+    The second one has nothing to do any more, and a later SIGTERM drains.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    life = await world.start(svc)
+    await (await world.client(svc)).cast(work)
+    await doors.wait(1)
+    await world.verb(life, "drain")
+    await life.hears("intake.closed")
+    life.faults.delay_s = 0.5
+    life.plan(Point.WITHDRAW_STOP, Fault.DELAY)
+    coordinator = life.runtime.wired.coordinator
+    await coordinator.resume()
+    await asyncio.sleep(0.2)
+    await coordinator.resume()
+    await life.hears("drain.resumed")
+    life.ask_to_stop()
+    await life.hears("drain.started", 2)
+    await asyncio.sleep(5)
+
+    assert life.runtime.state is ServiceState.DRAINING
+    doors.open("work")
+    assert (await life.wait_end()).exit_code == 0
+
+
 async def test_verbs_are_for_one_run_and_say_what_they_cannot_do(world: World, svc: Service):
     """
     A verb for another run, an unknown verb, a resume of nothing: each a clear error.
