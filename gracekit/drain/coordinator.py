@@ -180,26 +180,35 @@ class ShutdownCoordinator:
         await self._close_intake()
 
     async def resume(self) -> None:
-        """Undo quiet, or a drain that no signal asked for.
+        """Undo quiet, or a drain that no signal asked for, also before it begins.
 
         Raises:
-            GracekitError: the service is not quiet or draining, or it is too late.
+            GracekitError: the service is not quiet or draining, or it is too late, or the drain
+                has cut the start.
         """
-        state = self._phase.state
-        handed_over = bool(self._parts.dispatcher.unfinished.handed_over)
-        too_late = state is ServiceState.DRAINING and (self._past_return or handed_over)
-        if too_late or (self._request and self._request.final):  # also before the drain begins
+        self._check_resumable()
+        if self._request is not None:
+            self._resumed = True
+            self._parts.tracker.poke()
+        elif self._phase.state is ServiceState.QUIET:  # in a drain a resume is being obeyed
+            await self._reopen()
+
+    def _check_resumable(self) -> None:
+        state, request = self._phase.state, self._request
+        is_draining = state is ServiceState.DRAINING
+        handed_over = is_draining and self._parts.dispatcher.unfinished.handed_over
+        if self._past_return or handed_over or (request and request.final):
             raise GracekitError(
                 "the drain is final: it was asked for by a signal, or a task was handed over, "
                 "or nothing is left to wait for; start the service again when it has stopped"
             )
-        if state is ServiceState.DRAINING:
-            self._resumed = True
-            self._parts.tracker.poke()
-            return
-        if state is not ServiceState.QUIET:
+        if not (is_draining or request or state is ServiceState.QUIET):
             raise GracekitError(f"the service is {state.value}: there is nothing to resume")
-        await self._reopen()
+        if not self._phase.has_served:
+            raise GracekitError(
+                "the service was still starting when the drain was asked for, and only a part of "
+                "it was started: start it again when it has stopped"
+            )
 
     # -- one drain ----------------------------------------------------------------------
 

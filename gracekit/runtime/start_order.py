@@ -118,8 +118,10 @@ def _intake(ground: Ground, lane: Lane, servers: Mapping[Lane, RpcServer]) -> St
 
 
 async def _serve(ground: Ground, members: Members) -> None:
+    # The state last: what follows in the list starts without a wait, so that a drain which finds
+    # the service SERVING finds it complete, and may be resumed.
+    await members.beat(ServiceState.SERVING.value)
     ground.phase.advance(ServiceState.SERVING)
-    await members.beat(ground.phase.state.value)
 
 
 async def _seed_history(ground: Ground, journal: Journal, history: History) -> None:

@@ -450,6 +450,60 @@ async def test_a_resume_while_a_resume_is_recorded_does_not_undo_the_next_drain(
     assert (await life.wait_end()).exit_code == 0
 
 
+@pytest.mark.parametrize("part", ["hooks", "state"])
+async def test_a_drain_that_has_cut_a_start_is_not_resumed(world: World, svc: Service, part: str):
+    """
+    Only a part of the service was started: it would say that it serves, and do half of it.
+    """
+    begun = asyncio.Event()
+
+    @svc.on_start
+    async def warm_up() -> None:
+        begun.set()
+        if part == "hooks":
+            await asyncio.sleep(12)
+
+    life = world.life(svc)
+    life.faults.delay_s = 1
+    starting = asyncio.ensure_future(life.start())
+    await begun.wait()
+    if part == "state":
+        life.plan(Point.JOIN, Fault.DELAY)
+        await life.hears("intake.opened", 2)
+    await asyncio.sleep(0.5)
+    life.ask_to_stop(source="operator", final=False)
+    coordinator = life.runtime.wired.coordinator
+    with pytest.raises(GracekitError, match=r"was still starting.*start it again"):
+        await coordinator.resume()
+    await life.hears("drain.started")
+    with pytest.raises(GracekitError, match=r"was still starting.*start it again"):
+        await coordinator.resume()
+    await starting
+
+    assert (await life.wait_end()).exit_code == 0
+    assert "drain.resumed" not in life.names()
+
+
+async def test_a_resume_before_the_drain_has_begun_undoes_it(world: World, svc: Service):
+    """
+    The drain has been confirmed, and its record is still on the way to the store.
+    """
+    life = await world.start(svc)
+    life.faults.delay_s = 0.5
+    for state in (ServiceState.SERVING, ServiceState.QUIET):
+        life.plan(Point.STOP_INTENT, Fault.DELAY)
+        life.ask_to_stop(source="operator", final=False)
+        await asyncio.sleep(0.1)
+        assert life.runtime.state is state
+        await life.runtime.wired.coordinator.resume()
+        await asyncio.sleep(5)
+        assert life.runtime.state is ServiceState.SERVING
+        assert run_row(world)["stop_at"] is None
+        await world.verb(life, "quiet")
+
+    assert (await life.drain()).exit_code == 0
+
+
 async def test_verbs_are_for_one_run_and_say_what_they_cannot_do(world: World, svc: Service):
     """
     A verb for another run, an unknown verb, a resume of nothing: each a clear error.
