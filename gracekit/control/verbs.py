@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -46,8 +46,8 @@ MAX_PAGE: Final = 100
 """Tasks in one answer: below the limit of a message by number of keys."""
 PAGE_BYTES: Final = 40_000
 """Of the tasks in one answer, however long their names are: below `door_wire.LONGEST_LINE`."""
-QUIET_ANSWER_S: Final = 3.0
-"""After it a quiet is answered although the transport has not confirmed it yet."""
+INTAKE_ANSWER_S: Final = 3.0
+"""After it a quiet or a resume is answered although the transport has not confirmed it yet."""
 NOTE_TIMEOUT_S: Final = 1.0
 """Seconds that an answer waits until the store has recorded who asked."""
 
@@ -82,7 +82,7 @@ class Control:
         self._reload = reload
         self._telemetry = telemetry
         self._clock = clock
-        self._closing: set[asyncio.Future[None]] = set()
+        self._changing: set[asyncio.Task[None]] = set()  # the intake, at the transport
         self._obeying: set[asyncio.Task[None]] = set()  # signals that stop nothing
         self._one_signal = asyncio.Lock()
         self._interrupted = False  # by one SIGINT, at least
@@ -282,20 +282,26 @@ class Control:
         }
 
     async def _quiet(self, args: Mapping[str, Any]) -> VerbAnswer:
-        closing = asyncio.ensure_future(self._coordinator.quiet())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-        # A broker that is away keeps it waiting for longer than the command line waits.
-        await asyncio.wait({closing}, timeout=QUIET_ANSWER_S)
-        if closing.done():
-            closing.result()
+        await self._soon(self._coordinator.quiet())
         await self._note("quiet", args)
         return {"run_id": self._run_id, "phase": self._phase.state.value}
 
     async def _resume(self, args: Mapping[str, Any]) -> VerbAnswer:
-        await self._coordinator.resume()
+        await self._soon(self._coordinator.resume())
         await self._note("resume", args)
         return {"run_id": self._run_id, "phase": ServiceState.SERVING.value}
+
+    async def _soon(self, step: Coroutine[Any, Any, None]) -> None:
+        """Wait for a change of the intake, `INTAKE_ANSWER_S` at most: it then goes on by itself.
+
+        A broker that is away keeps it waiting for longer than the command line waits.
+        """
+        changing = asyncio.create_task(step)
+        self._changing.add(changing)
+        changing.add_done_callback(self._changing.discard)
+        await asyncio.wait({changing}, timeout=INTAKE_ANSWER_S)
+        if changing.done():
+            changing.result()
 
     async def _note(self, verb: str, args: Mapping[str, Any], *, what: str = "") -> None:
         """Record who asked for what, and why; after it was done, as the store may be slow."""

@@ -115,7 +115,7 @@ class RpcServer:
         self._consumer: Consumer | None = None
         self._here = _Held(prefetch)  # by the present consumer
         self._widening: asyncio.TimerHandle | None = None
-        self._failure: ReadFailure | None = None  # of making a consumer
+        self._failure: ReadFailure | None = None  # of making a consumer; also while it is made
         self._open = False
         self._timer: asyncio.TimerHandle | None = None
         self._changing = asyncio.Lock()  # consuming starts and ends one after the other
@@ -133,6 +133,9 @@ class RpcServer:
     async def open_intake(self) -> None:
         """Begin again to take deliveries; what fails is tried again."""
         self._open = True
+        if self._consumer is None:  # a broker that is away makes us wait for many seconds
+            since = asyncio.get_running_loop().time()
+            self._failure = ReadFailure(since=since, why="it is not read yet")
         await self._consume_again()
 
     async def close_intake(self) -> int:

@@ -243,8 +243,10 @@ async def test_the_platform_shows_at_once_what_state_the_service_is_in(
     await world.verb(life, "resume")
     await asyncio.sleep(0)
     assert await shown() == "serving"
-    await life.hears("drain.resumed", 2)
-    assert await shown() == "serving: 1 running, 0 waiting"
+    await life.hears("service.deaf")
+    assert await shown() == "requests cannot be read: it is not read yet"
+    await life.hears("service.hears")
+    assert await shown() == "serving"
 
     life.ask_to_stop()
     assert await shown() == "draining: 1 running"
@@ -605,6 +607,25 @@ async def test_a_stop_that_comes_while_intake_reopens_stands(world: World, svc: 
     assert life.runtime.wired.reconciler.is_paused()
     doors.open("work")
     await asyncio.wait({resuming})
+
+
+async def test_a_signal_does_not_wait_for_a_broker_that_is_away(world: World, svc: Service):
+    """
+    SIGTSTP closes the intake although the SIGCONT before it still waits to open it.
+    """
+    life = await world.start(svc, signals=True)
+    signals = life.runtime.ground.signals
+    assert signals is not None
+    signals.came(signal.SIGTSTP, now())
+    await life.hears("intake.closed")
+    life.faults.delay_s = 6
+    life.plan("consume", Fault.DELAY)
+    for number in (signal.SIGCONT, signal.SIGTSTP):
+        signals.came(number, now())
+        await asyncio.sleep(2)
+
+    assert life.runtime.state is ServiceState.QUIET
+    assert (await life.drain()).exit_code == 0
 
 
 async def test_signals_about_the_intake_are_obeyed_in_their_order(world: World, svc: Service):

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from gracekit import Context, Service
+from gracekit.control.verbs import INTAKE_ANSWER_S
 from gracekit.errors import InvalidArgumentsError
 from gracekit.process import Point
 from gracekit.testing.faults import Fault
-from tests.service.kit import Doors, Life, World
+from tests.service.kit import Doors, Life, World, now
 
 pytestmark = pytest.mark.looptime
 
@@ -206,6 +207,31 @@ async def test_a_queue_that_cannot_be_read_is_worth_a_look_and_then_a_failure(
     await asyncio.sleep(4)
     assert await probe(life, "ready") == ("fail", ["requests cannot be read"])
     assert (await probe(life, "live"))[0] == "pass"
+
+    await life.hears("service.hears")
+    assert await probe(life, "ready") == ("pass", [])
+
+
+async def test_a_service_that_is_resumed_while_the_broker_is_away_says_so(
+    world: World, svc: Service
+):
+    """
+    The command is answered before its patience ends, and the queue counts as not read from the
+    moment at which the intake was opened.
+    """
+    life = await world.start(svc)
+    await world.verb(life, "quiet")
+    life.faults.delay_s = 20
+    life.plan("consume", Fault.DELAY)
+    asked_at = now()
+
+    assert (await world.verb(life, "resume"))["phase"] == "serving"
+    assert now() - asked_at < INTAKE_ANSWER_S + 1
+    assert [one["detail"] for one in world.incidents("operator_resume")]
+    assert await probe(life, "ready") == ("warn", ["requests cannot be read for 3s"])
+    await asyncio.sleep(4)
+    assert await probe(life, "ready") == ("fail", ["requests cannot be read"])
+    assert life.told("service.deaf")[0]["error"] == "it is not read yet"
 
     await life.hears("service.hears")
     assert await probe(life, "ready") == ("pass", [])
