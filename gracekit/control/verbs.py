@@ -320,7 +320,7 @@ class Control:
         order = Order(
             verb=verb,
             by=_words(args, "by", LONGEST_WORD),
-            reason=str(args.get("reason", ""))[:LONGEST_REASON],
+            reason=_writable(str(args.get("reason", "")))[:LONGEST_REASON],
         )
         answer = await self._orders.carry_out(task_id, str(args.get("recipient", "")), order)
         return {"run_id": self._run_id, "task_id": task_id, **answer}
@@ -346,7 +346,12 @@ def _since(task: TrackedTask) -> float:
 def _words(args: Mapping[str, Any], name: str, longest: int) -> str:
     """Who asks, or why, as far as they say so."""
     unsaid = {"by": "operator", "reason": "no reason given"}
-    return str(args.get(name) or unsaid[name])[:longest]
+    return _writable(str(args.get(name) or unsaid[name]))[:longest]
+
+
+def _writable(text: str) -> str:
+    """*text* as the store takes it: arguments that are no UTF-8 come as surrogates."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _number(args: Mapping[str, Any], name: str, default: int) -> int:

@@ -17,7 +17,7 @@ from gracekit.errors import (
 )
 from gracekit.process import Point
 from gracekit.testing.ports import EPOCH_S
-from tests.service.kit import Fault, World, now
+from tests.service.kit import Doors, Fault, World, now, run_row
 from tests.service.left_over import Job
 
 pytestmark = pytest.mark.looptime
@@ -207,3 +207,30 @@ async def test_what_a_lost_take_may_have_brought_is_not_given_back_from_under_th
 
     assert guard is not None
     assert world.rows("SELECT owner FROM lease") == [{"owner": life.runtime.run_id}]
+
+
+async def test_who_acted_is_on_record_whatever_bytes_the_reason_has(world: World, svc: Service):
+    """
+    An argument that is no UTF-8 is written as its bytes: otherwise an operator leaves no trace.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    life = await world.start(svc)
+    await (await world.client(svc)).prepare(request_id="w").cast(work)
+    await doors.wait(1)
+    control, run_id = life.runtime.wired.control, life.runtime.run_id
+    said = {"by": "uid 0 (j\udcf6rg)", "reason": "M\udcfcnchen"}
+    await control.carry_out("cancel", run_id, {"task_id": "w", **said})
+    await control.carry_out("drain", run_id, said)
+    await life.wait_end()
+
+    by, why = r"uid 0 (j\udcf6rg)", r"M\udcfcnchen"
+    row = run_row(world)
+    assert (row["stop_by"], row["stop_reason"]) == (by, why)
+    drained, cancelled = (world.incidents(f"operator_{verb}") for verb in ("drain", "cancel"))
+    assert [one["detail"] for one in drained] == [f"{by}: {why}"]
+    assert [by in one["detail"] and why in one["detail"] for one in cancelled] == [True]
