@@ -85,6 +85,7 @@ class Control:
         self._changing: set[asyncio.Task[None]] = set()  # the intake, at the transport
         self._obeying: set[asyncio.Task[None]] = set()  # signals that stop nothing
         self._one_signal = asyncio.Lock()
+        self._quieted_by_signal = False  # SIGTSTP was the last that closed or opened the intake
         self._interrupted = False  # by one SIGINT, at least
         self._verbs: dict[str, Callable[[Mapping[str, Any]], Awaitable[VerbAnswer]]] = {
             "status": self._status,
@@ -153,17 +154,23 @@ class Control:
 
     async def _change_intake(self, name: str) -> None:
         async with self._one_signal:  # in the order in which they came
-            if name == "SIGCONT" and self._phase.state is not ServiceState.QUIET:
+            if name == "SIGCONT" and not self._is_quiet_by_signal():
                 # systemd sends SIGCONT after each SIGTERM, and a debugger after each SIGSTOP. It
-                # is a request only after SIGTSTP. So, unlike `gracekit resume`, it does not undo
-                # a drain that a command asked for.
+                # is a request only after SIGTSTP. So, unlike `gracekit resume`, it undoes neither
+                # a quiet nor a drain that a command asked for.
                 return
             self._telemetry.emit("signal.received", signal=name)
-            verb = self._resume if name == "SIGCONT" else self._quiet
+            change = self._open_intake if name == "SIGCONT" else self._close_intake
+            before, self._quieted_by_signal = self._quieted_by_signal, name == "SIGTSTP"
             try:
-                await verb({"by": f"signal {name}"})
+                await change({"by": f"signal {name}"})
             except GracekitError as error:
+                self._quieted_by_signal = before
                 self._telemetry.emit("signal.hint", text=f"{name} is ignored: {error}")
+
+    def _is_quiet_by_signal(self) -> bool:
+        is_quiet = self._phase.state is ServiceState.QUIET and not self._coordinator.stop_requested
+        return is_quiet and self._quieted_by_signal
 
     async def _status(self, args: Mapping[str, Any]) -> VerbAnswer:
         """Counts of all tasks in flight, and one page of them.
@@ -282,11 +289,19 @@ class Control:
         }
 
     async def _quiet(self, args: Mapping[str, Any]) -> VerbAnswer:
+        self._quieted_by_signal = False  # also if it is quiet already: it has to stay so
+        return await self._close_intake(args)
+
+    async def _resume(self, args: Mapping[str, Any]) -> VerbAnswer:
+        self._quieted_by_signal = False
+        return await self._open_intake(args)
+
+    async def _close_intake(self, args: Mapping[str, Any]) -> VerbAnswer:
         await self._soon(self._coordinator.quiet())
         await self._note("quiet", args)
         return {"run_id": self._run_id, "phase": self._phase.state.value}
 
-    async def _resume(self, args: Mapping[str, Any]) -> VerbAnswer:
+    async def _open_intake(self, args: Mapping[str, Any]) -> VerbAnswer:
         await self._soon(self._coordinator.resume())
         await self._note("resume", args)
         return {"run_id": self._run_id, "phase": ServiceState.SERVING.value}

@@ -628,6 +628,43 @@ async def test_a_signal_does_not_wait_for_a_broker_that_is_away(world: World, sv
     assert (await life.drain()).exit_code == 0
 
 
+async def test_cont_undoes_what_tstp_has_done_and_nothing_else(world: World, svc: Service):
+    """
+    A debugger sends SIGCONT too: a quiet or a drain that a command has asked for stands.
+    """
+    life = await world.start(svc, signals=True)
+    signals = life.runtime.ground.signals
+    assert signals is not None
+
+    async def state_after(number: int) -> str:
+        signals.came(number, now())
+        await asyncio.sleep(1)
+        return life.runtime.state.value
+
+    await world.verb(life, "quiet")
+    assert await state_after(signal.SIGCONT) == "quiet"
+    assert await state_after(signal.SIGTSTP) == "quiet"  # ignored: it is quiet already
+    assert await state_after(signal.SIGCONT) == "quiet"
+    await world.verb(life, "resume")
+    await state_after(signal.SIGTSTP)
+    assert await state_after(signal.SIGCONT) == "serving"
+    await state_after(signal.SIGTSTP)
+    with pytest.raises(GracekitError, match="no intake to close"):
+        await world.verb(life, "quiet")  # the operator too wants it to stay so
+    assert await state_after(signal.SIGCONT) == "quiet"
+
+    await world.verb(life, "resume")
+    await state_after(signal.SIGTSTP)
+    life.faults.delay_s = 0.5
+    life.plan(Point.STOP_INTENT, Fault.DELAY)
+    life.ask_to_stop(source="operator", final=False)
+    await asyncio.sleep(0.1)
+    await state_after(signal.SIGCONT)
+    assert (await life.wait_end()).exit_code == 0
+    by_signal = [one["detail"] for one in world.incidents("operator_resume")]
+    assert by_signal.count("signal SIGCONT: no reason given") == 1
+
+
 async def test_signals_about_the_intake_are_obeyed_in_their_order(world: World, svc: Service):
     """
     However fast they come and however slow the transport is, the last signal decides.
