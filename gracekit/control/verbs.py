@@ -48,6 +48,8 @@ PAGE_BYTES: Final = 40_000
 """Of the tasks in one answer, however long their names are: below `door_wire.LONGEST_LINE`."""
 INTAKE_ANSWER_S: Final = 3.0
 """After it a quiet or a resume is answered although the transport has not confirmed it yet."""
+SAME_TIME_S: Final = 0.5
+"""Times of two drains that differ by less are the same."""
 NOTE_TIMEOUT_S: Final = 1.0
 """Seconds that an answer waits until the store has recorded who asked."""
 
@@ -258,18 +260,36 @@ class Control:
 
     async def _drain(self, args: Mapping[str, Any]) -> VerbAnswer:
         timeout = args.get("timeout")
-        self._coordinator.request_stop(
-            StopRequest(
-                source="operator",
-                by=_words(args, "by", LONGEST_WORD),
-                reason=_words(args, "reason", LONGEST_REASON),
-                final=False,
-                at=self._clock.loop(),
-                timeout_s=None if timeout is None else parse_duration(timeout),
-            )
+        request = StopRequest(
+            source="operator",
+            by=_words(args, "by", LONGEST_WORD),
+            reason=_words(args, "reason", LONGEST_REASON),
+            final=False,
+            at=self._clock.loop(),
+            timeout_s=None if timeout is None else parse_duration(timeout),
         )
-        await self._note("drain", args)
+        if self._coordinator.request_stop(request):
+            await self._note("drain", args)
+        else:
+            self._check_same_time(request.timeout_s)
         return {"run_id": self._run_id, "phase": ServiceState.DRAINING.value}
+
+    def _check_same_time(self, timeout_s: float | None) -> None:
+        """Check that the drain under way has the time that was asked for, if one was.
+
+        Raises:
+            GracekitError: it has another.
+        """
+        first, known_s = self._coordinator.stop_request, self._phase.drain_timeout
+        if first is None or timeout_s is None:
+            return
+        known_s = first.timeout_s if known_s is None else known_s  # it begins soon
+        if known_s is None or abs(known_s - timeout_s) > SAME_TIME_S:
+            raise GracekitError(
+                f"the service is draining already, asked for by {first.by}, and its deadline "
+                f"stands: {format_duration(timeout_s)} is not taken; `gracekit extend --by 5m` "
+                "moves the deadline of a drain that a command has asked for"
+            )
 
     async def _extend(self, args: Mapping[str, Any]) -> VerbAnswer:
         """Move the deadline of the drain later.

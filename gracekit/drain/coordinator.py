@@ -79,8 +79,8 @@ class ShutdownCoordinator:
 
     # -- what others ask ----------------------------------------------------------------
 
-    def request_stop(self, request: StopRequest) -> None:
-        """Ask for a drain.
+    def request_stop(self, request: StopRequest) -> bool:
+        """Ask for a drain; whether that changed anything.
 
         The first request stands. A final one makes a resumable drain final, and any request takes
         back a resume that the drain has not obeyed yet.
@@ -91,8 +91,11 @@ class ShutdownCoordinator:
             self._make_final(self._request, request)
         elif self._resumed:
             self._set_deadline(request, self._times.deadline_of(request))
+        else:
+            return False
         self._resumed = False
         self._requested.set()
+        return True
 
     def _make_final(self, first: StopRequest, final: StopRequest) -> None:
         """A signal's patience is its sender's: a longer drain has to fit into it from now on."""
@@ -363,9 +366,8 @@ class ShutdownCoordinator:
     async def _count_holds(self) -> int | None:
         """Open holds; None if that cannot be told now, which is no reason to leave."""
         limit_s = self._times.within(INTENT_TIMEOUT_S)
-        asking = self._parts.holds.mine()
         holds: list[Hold] | None = await self._steps.bounded(
-            "count of holds", asking, limit_s, advances=False
+            "count of holds", self._parts.holds.mine(), limit_s, advances=False
         )
         if holds is None:
             return None

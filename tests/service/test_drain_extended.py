@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from gracekit import Context, GracekitError, Service
-from tests.service.kit import Doors, Systemd, World, now
+from gracekit.process import Point
+from tests.service.kit import Doors, Fault, Systemd, World, now
 
 pytestmark = pytest.mark.looptime
 
@@ -157,6 +158,38 @@ async def test_only_a_drain_by_command_is_extended_and_only_while_it_waits(
     with pytest.raises(GracekitError, match="waits for nothing any more"):
         life.runtime.wired.coordinator.extend(60.0)
     await life.wait_end()
+
+
+async def test_a_second_drain_changes_nothing_and_says_so(world: World, svc: Service):
+    """
+    Without a time, or with that of the first, its sender may watch; another time is refused. Only
+    the first is an incident.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    life = await world.start(svc)
+    await (await world.client(svc)).cast(work)
+    await doors.wait(1)
+    life.faults.delay_s = 0.5
+    life.plan(Point.STOP_INTENT, Fault.DELAY)
+    life.ask_to_stop(source="operator", final=False)
+    refused = r"is draining already, asked for by test, .*5m is not taken.*gracekit extend --by"
+    for _ in range(2):  # before its first step has ended, and after it
+        with pytest.raises(GracekitError, match=refused):
+            await world.verb(life, "drain", timeout="5m")
+        assert (await world.verb(life, "drain", by="ann"))["phase"] == "draining"
+        await asyncio.sleep(1)
+    assert (await world.verb(life, "drain", timeout="25s"))["phase"] == "draining"
+    status = await world.verb(life, "status")
+    doors.open("work")
+    await life.wait_end()
+
+    assert status["drain_timeout_s"] == 25
+    assert world.incidents("operator_drain") == []
 
 
 async def test_a_signal_takes_an_extension_back(world: World, svc: Service):
