@@ -56,9 +56,11 @@ class Reload:
                 is_told = self._phase.has_served
                 if is_told:
                     self._notify.reloading()
-                await self._reload()
-                if is_told:
-                    self._notify.ready()
+                try:
+                    await self._reload()
+                finally:
+                    if is_told:
+                        self._notify.ready()
         finally:
             self._is_busy = False
 
@@ -79,6 +81,8 @@ class Reload:
         except ConfigError as error:
             for problem in str(error).splitlines():
                 self._telemetry.emit("service.reload_failed", error=problem)
+        except Exception as error:  # noqa: BLE001 - a parser or the program's reader may raise any
+            self._telemetry.emit("service.reload_failed", error=repr(error))
 
     def _take(self, found: Settings) -> None:
         differences = self._settings.differences(found)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gracekit import Context, Service
+from gracekit import Context, Service, Settings
 from gracekit.journal.retention import Retention
 from gracekit.periodic import PeriodicJobs
 from gracekit.process import Point
@@ -267,6 +267,30 @@ async def test_a_hangup_in_a_start_does_not_say_that_it_is_ready(
     assert len(life.told("signal.hint")) == 2
     told = [text.splitlines()[0] for _, text in systemd.told if "STATUS=starting" not in text]
     assert told == ["READY=1", "RELOADING=1", "READY=1"]
+
+
+async def test_a_reload_that_fails_in_any_way_ends_and_is_logged(
+    world: World, svc: Service, systemd: Systemd
+):
+    """
+    systemd waits for READY after RELOADING; the parser of a settings file may raise anything.
+    """
+
+    def read() -> Settings:
+        raise RecursionError("nested too deeply")
+
+    systemd.listen()
+    life = await world.start(svc, signals=True)
+    life.runtime.ground.live.read = read
+    assert life.runtime.ground.signals is not None
+    for _ in range(2):
+        life.runtime.ground.signals.came(signal.SIGHUP, now())
+        await asyncio.sleep(2)
+
+    failed = [told["error"] for told in life.told("service.reload_failed")]
+    assert failed == ["RecursionError('nested too deeply')"] * 2
+    told = [text.splitlines()[0] for _, text in systemd.told if "RE" in text.splitlines()[0]]
+    assert told == ["READY=1", *["RELOADING=1", "READY=1"] * 2]
 
 
 async def test_a_start_that_is_cut_or_fails_asks_systemd_for_no_more_time(
