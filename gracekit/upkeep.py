@@ -36,6 +36,9 @@ DEAF_AFTER_S: Final = 5.0
 """A service that could not read its queues for so long is not ready."""
 HELD_AFTER_S: Final = 30.0
 """The same, if reading pauses because too many bytes are read and not accepted yet."""
+START_SHOWN_S: Final = 5.0
+"""Seconds between two lines of a start, at most: systemd waits for a start no longer than its
+`TimeoutStartSec` unless it is asked for more time."""
 STATUS_S: Final = 5.0
 """Seconds between two lines for `systemctl status` of a service that serves."""
 BLOCKED_S: Final = 1.0
@@ -203,7 +206,7 @@ class Starting:
     ) -> None:
         self._phase = phase
         self._notify = notify
-        self._every_s = settings.progress_every_s
+        self._every_s = min(START_SHOWN_S, settings.progress_every_s)
         self._telemetry = telemetry
         self._clock = clock
         self._showing: asyncio.Task[None] | None = None

@@ -240,6 +240,24 @@ async def test_a_long_start_asks_systemd_for_more_time_until_it_is_ready(
     assert systemd.told[-1][1] == "READY=1\nSTATUS=serving"
 
 
+async def test_a_start_asks_for_time_long_before_its_progress_would_be_logged(
+    world: World, svc: Service, systemd: Systemd
+):
+    """
+    systemd's own time for a start is 90 seconds, and `progress_every` may be longer.
+    """
+
+    @svc.on_start
+    async def warm_up() -> None:
+        await asyncio.sleep(52)
+
+    systemd.listen()
+    await world.start(svc, progress_every_s=120.0)
+    asked_at = [at for at, text in systemd.told if "EXTEND_TIMEOUT_USEC=15000000" in text]
+
+    assert [round(at) for at in asked_at] == list(range(5, 52, 5))
+
+
 async def test_a_hangup_in_a_start_does_not_say_that_it_is_ready(
     world: World, svc: Service, systemd: Systemd
 ):
