@@ -30,8 +30,8 @@ from gracekit.telemetry.telemetry import Telemetry
 
 MAX_CONNECTIONS: Final = 512
 """Further ones are closed at once, so that they do not take the service's descriptors."""
-FIRST_REQUEST_S: Final = 10.0
-"""A connection that has asked nothing for so long is closed."""
+CLIENT_TIMEOUT_S: Final = 10.0
+"""For a client to send a whole request, or to read an answer; checked once a second."""
 STOP_S: Final = 0.2
 """Seconds that requests in progress get when the endpoint stops."""
 _BACKLOG: Final = 128
@@ -178,11 +178,13 @@ class _Server(Server):
                     server.close()
 
     async def main_loop(self) -> None:
-        """Each second update the Date header, and abort connections that fail to close."""
+        """Each second update the Date header, and abort connections whose client has stopped."""
         closing: set[Any] = set()
         while not await self.on_tick(0):
-            stuck = {c for c in self.server_state.connections if c.transport.is_closing()}
-            for connection in stuck & closing:  # its peer does not read
+            connections: set[Any] = self.server_state.connections  # each a _Protocol
+            stuck = {c for c in connections if c.transport.is_closing()}
+            late = {c for c in connections if c.is_late()}
+            for connection in late | (stuck & closing):  # its peer does not read
                 connection.transport.abort()
             closing = stuck
             with contextlib.suppress(TimeoutError):
@@ -203,12 +205,17 @@ class _Server(Server):
 
 
 class _Protocol(H11Protocol):
-    """One connection; there may be `MAX_CONNECTIONS`, and an unused one is closed."""
+    """One connection; there may be `MAX_CONNECTIONS`.
+
+    Uvicorn's own timer runs only between an answer and the next byte. The moments are kept here,
+    so that a client that sends one more byte cannot hold a connection, and its descriptor.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = _SILENT
-        self._first: asyncio.TimerHandle | None = None
+        self._free_since = self.loop.time()  # the end of the last answer
+        self._unread_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Serve the connection, unless there are too many."""
@@ -219,18 +226,29 @@ class _Protocol(H11Protocol):
         connection = transport.get_extra_info("socket")
         if connection.family == socket.AF_UNIX:
             self.client = (BY_SOCKET, Asker.of(connection).uid)
-        self._first = self.loop.call_later(FIRST_REQUEST_S, self._close_unused)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def on_response_complete(self) -> None:
+        """As uvicorn does; from now on the client has to ask again."""
+        self._free_since = self.loop.time()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """As uvicorn does; from now on the client has to read."""
+        self._unread_since = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
         """As uvicorn does."""
-        if self._first is not None:
-            self._first.cancel()
-        super().connection_lost(exc)
+        self._unread_since = None
+        super().resume_writing()
 
-    def _close_unused(self) -> None:
-        request: object = self.cycle  # None before the first
-        if request is None:
-            self.transport.abort()
+    def is_late(self) -> bool:
+        """Whether the client has neither asked nor read for `CLIENT_TIMEOUT_S`."""
+        cycle: Any = self.cycle  # None before the first request
+        is_free = cycle is None or cycle.response_complete
+        moments = (self._unread_since, self._free_since if is_free else None)
+        began = [moment for moment in moments if moment is not None]
+        return bool(began) and self.loop.time() - min(began) > CLIENT_TIMEOUT_S
 
 
 def _bind(address: AdminAddress) -> socket.socket:

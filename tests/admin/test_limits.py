@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -17,6 +18,8 @@ from gracekit.control import facts, verbs
 from gracekit.errors import ConfigError
 from gracekit.store.engine import SqliteEngine
 from tests.admin.kit import ALICE, PATIENCE_S, Site, write_tokens
+
+LIVEZ: Final = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def raw(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -148,11 +151,43 @@ async def test_a_connection_that_asks_nothing_is_closed(
     """
     Otherwise each would keep a descriptor of the service for ever.
     """
-    monkeypatch.setattr(server, "FIRST_REQUEST_S", 0.1)
+    monkeypatch.setattr(server, "CLIENT_TIMEOUT_S", 0.1)
     async with Site(tmp_path, Service("s")) as site:
         reader, writer = await raw(site)
         assert await end_of(reader) == b""
         writer.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "rest"),
+    [(LIVEZ, b"G"), (LIVEZ[:-2] + b"Content-Length: 9\r\n\r\n", b"x"), (LIVEZ * 1000, b"")],
+    ids=["next request", "rest of a body", "answers that are not read"],
+)
+async def test_a_connection_that_stops_after_an_answer_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: bytes, rest: bytes
+):
+    """
+    Whatever the client has begun to send, and whether or not it reads.
+    """
+    monkeypatch.setattr(server, "CLIENT_TIMEOUT_S", 0.1)
+    path, loop = tmp_path / "admin.sock", asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        async with Site(tmp_path, Service("s"), admin=f"unix:{path}"):
+            client.connect(str(path))
+            await loop.sock_sendall(client, request_)
+            assert (await loop.sock_recv(client, 12)) == b"HTTP/1.1 200"
+            await loop.sock_sendall(client, rest)
+            async with asyncio.timeout(4):  # uvicorn closes one that sends nothing after 5 s
+                while not is_closed(client):
+                    await asyncio.sleep(0.02)
+
+
+def is_closed(client: socket.socket) -> bool:
+    """Whether the other end is closed, also with data before it that was not read."""
+    poll = select.poll()
+    poll.register(client, 0)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))
 
 
 async def test_connections_beyond_the_limit_are_closed_at_once(
