@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import ssl
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,10 +32,11 @@ from gracekit.telemetry.telemetry import Telemetry
 MAX_CONNECTIONS: Final = 512
 """Further ones are closed at once, so that they do not take the service's descriptors."""
 CLIENT_TIMEOUT_S: Final = 10.0
-"""For a client to send a whole request, or to read an answer; checked once a second."""
+"""For a client to end its TLS handshake, to send a whole request, or to read an answer."""
 STOP_S: Final = 0.2
 """Seconds that requests in progress get when the endpoint stops."""
-_BACKLOG: Final = 128
+_BACKLOG: Final = 1024  # what waits there takes no descriptor
+_ACCEPTED_AT_ONCE: Final = 32
 _SILENT: Final = logging.getLogger("gracekit.admin.uvicorn")
 _SILENT.disabled = True  # it would log a line for each request that is not HTTP
 
@@ -82,8 +84,8 @@ class AdminServer:
         self._listener = listener = _bind(address)
         try:
             config = self._config(access)
-            self._server = _Server(config)
-            self._serving = asyncio.create_task(self._serve(listener), name="gracekit-admin")
+            self._server = _Server(config, listener.dup())
+            self._serving = asyncio.create_task(self._serve(), name="gracekit-admin")
         except BaseException:
             listener.close()
             raise
@@ -115,11 +117,11 @@ class AdminServer:
             ) from error
         return config
 
-    async def _serve(self, listener: socket.socket) -> None:
+    async def _serve(self) -> None:
         """Serve until `stop`. A fault of the server is reported; the run goes on."""
         assert self._server is not None
         try:
-            await self._server.answer(listener.dup())
+            await self._server.answer()
         except Exception as error:  # noqa: BLE001 - the service does not depend on its endpoint
             self._telemetry.emit("admin.failed", cause=error, path="", error=repr(error))
 
@@ -149,11 +151,20 @@ class AdminServer:
 
 
 class _Server(Server):
-    """Uvicorn's server, without its signal handlers, and with a quick stop."""
+    """Uvicorn's server, without its signal handlers, and with a quick stop.
 
-    def __init__(self, config: Config) -> None:
+    It accepts connections itself and counts each from then on. Asyncio's server would report a
+    connection only after its TLS handshake, and others only after it has accepted all that wait.
+
+    Args:
+        listener: Belongs to this object.
+    """
+
+    def __init__(self, config: Config, listener: socket.socket) -> None:
         super().__init__(config)
+        self._listener = listener
         self._leaving = asyncio.Event()
+        self._opening: set[asyncio.Task[None]] = set()
 
     def leave(self) -> None:
         """Ask the main loop to end."""
@@ -162,25 +173,26 @@ class _Server(Server):
 
     def abort(self) -> None:
         """Cut every connection."""
+        for opening in self._opening:
+            opening.cancel()
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
-    async def answer(self, listener: socket.socket) -> None:
+    async def answer(self) -> None:
         """Like `serve`, which would also take over the process's signals and write its own log."""
-        self.lifespan = self.config.lifespan_class(self.config)
-        with listener:
-            await self.startup(sockets=[listener])
+        with self._listener:
             try:
                 await self.main_loop()
-                await self.shutdown()
             finally:
-                for server in self.servers:
-                    server.close()
+                asyncio.get_running_loop().remove_reader(self._listener)
+            await self.shutdown()
 
     async def main_loop(self) -> None:
         """Each second update the Date header, and abort connections whose client has stopped."""
         closing: set[Any] = set()
         while not await self.on_tick(0):
+            # Each second, because `_accept` stops when it finds no free descriptor.
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
             connections: set[Any] = self.server_state.connections  # each a _Protocol
             stuck = {c for c in connections if c.transport.is_closing()}
             late = {c for c in connections if c.is_late()}
@@ -191,10 +203,47 @@ class _Server(Server):
                 async with asyncio.timeout(1.0):
                     await self._leaving.wait()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more connections, and let requests in progress end."""
-        for server in (*self.servers, *(sockets or ())):
-            server.close()
+    def _accept(self) -> None:
+        """Accept some of the connections that wait, and close those beyond the limit."""
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptor is free: without a pause this would spin
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._listener)
+                message = "the HTTP endpoint cannot accept connections; it tries again in 1 s"
+                loop.call_exception_handler({"message": message, "exception": error})
+                return
+            if len(self._opening) + len(self.server_state.connections) >= MAX_CONNECTIONS:
+                connection.close()
+                continue
+            opening = asyncio.create_task(self._open(connection), name="gracekit-admin-opening")
+            self._opening.add(opening)
+            opening.add_done_callback(partial(self._forget, connection))
+
+    async def _open(self, connection: socket.socket) -> None:
+        """Begin to serve *connection*, with TLS after its handshake."""
+        context = self.config.ssl
+        with contextlib.suppress(OSError):  # the client has gone, is too slow, or speaks no TLS
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._protocol,
+                connection,
+                ssl=context,
+                ssl_handshake_timeout=CLIENT_TIMEOUT_S if context else None,
+            )
+
+    def _forget(self, connection: socket.socket, opening: asyncio.Task[None]) -> None:
+        self._opening.discard(opening)
+        if opening.cancelled():
+            connection.close()
+
+    def _protocol(self) -> _Protocol:
+        return _Protocol(self.config, self.server_state, {}, asyncio.get_running_loop())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
+        """Let requests in progress end."""
         for connection in list(self.server_state.connections):
             connection.shutdown()
         if self.server_state.tasks:
@@ -205,7 +254,7 @@ class _Server(Server):
 
 
 class _Protocol(H11Protocol):
-    """One connection; there may be `MAX_CONNECTIONS`.
+    """One connection.
 
     Uvicorn's own timer runs only between an answer and the next byte. The moments are kept here,
     so that a client that sends one more byte cannot hold a connection, and its descriptor.
@@ -218,11 +267,8 @@ class _Protocol(H11Protocol):
         self._unread_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Serve the connection, unless there are too many."""
+        """As uvicorn does; the kernel says who comes by a socket of the file system."""
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
-            return
         connection = transport.get_extra_info("socket")
         if connection.family == socket.AF_UNIX:
             self.client = (BY_SOCKET, Asker.of(connection).uid)

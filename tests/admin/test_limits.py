@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
 import select
 import socket
 import sys
@@ -18,8 +20,15 @@ from gracekit.control import facts, verbs
 from gracekit.errors import ConfigError
 from gracekit.store.engine import SqliteEngine
 from tests.admin.kit import ALICE, PATIENCE_S, Site, write_tokens
+from tests.rabbit.certificates import Certificates
 
 LIVEZ: Final = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture
+def tls(certificates: Certificates) -> str:
+    """The setting `admin_tls`."""
+    return f"{certificates.good.certificate},{certificates.good.key}"
 
 
 async def raw(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -207,6 +216,62 @@ async def test_connections_beyond_the_limit_are_closed_at_once(
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         for _, writer in kept:
             writer.close()
+
+
+async def test_clients_that_begin_no_handshake_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: str
+):
+    """
+    With TLS a connection takes a descriptor before its first request can come.
+    """
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
+        silent = [await raw(site) for _ in range(3)]
+        reader, extra = await raw(site)
+        async with asyncio.timeout(server.CLIENT_TIMEOUT_S / 2):
+            assert await end_of(reader) == b""
+        for writer in (extra, *(writer for _, writer in silent)):
+            writer.close()
+
+
+async def test_a_client_that_begins_no_handshake_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: str
+):
+    """
+    In the time that it has for a request; asyncio alone would wait for a minute.
+    """
+    monkeypatch.setattr(server, "CLIENT_TIMEOUT_S", 0.1)
+    async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
+        reader, writer = await raw(site)
+        async with asyncio.timeout(4):
+            assert await end_of(reader) == b""
+        writer.close()
+
+
+async def test_without_a_free_descriptor_connections_wait(tmp_path: Path):
+    """
+    The endpoint reports it, tries again each second, and then answers those that waited.
+    """
+    loop, reported = asyncio.get_running_loop(), asyncio.Event()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with Site(tmp_path, Service("s")) as site:
+        with socket.socket() as client:
+            client.setblocking(False)
+            with Path(os.devnull).open() as free:
+                first_free = free.fileno()
+            loop.set_exception_handler(lambda *_: reported.set())
+            resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, hard))
+            try:
+                host, _, port = site.address.rpartition(":")
+                await loop.sock_connect(client, (host, int(port)))
+                async with asyncio.timeout(PATIENCE_S):
+                    await reported.wait()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                loop.set_exception_handler(None)
+            await loop.sock_sendall(client, LIVEZ)
+            async with asyncio.timeout(PATIENCE_S):
+                assert await loop.sock_recv(client, 12) == b"HTTP/1.1 200"
 
 
 # -- readers of events ------------------------------------------------------------------
