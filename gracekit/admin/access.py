@@ -176,7 +176,8 @@ class ActionKeys:
             RefusedError: it was used, has expired, or this run did not issue it.
         """
         claim, _, signature = key.rpartition(".")
-        if not hmac.compare_digest(signature.encode(), self._sign(claim).encode()):
+        given = signature.encode(errors="replace")
+        if not hmac.compare_digest(given, self._sign(claim).encode()):
             raise RefusedError(403, "key", f"this run did not issue this key: {_HOW}")
         now = self._now()
         self._used = {used: until for used, until in self._used.items() if until > now}
@@ -275,8 +276,15 @@ class Access:
                 "an action needs a name for the record: set GRACEKIT_ADMIN_TOKEN_FILE, or use "
                 "GRACEKIT_ADMIN=unix:/path, or `gracekit drain` on the host",
             )
-        if asking.origin is not None and urlsplit(asking.origin).netloc != asking.host:
+        if asking.origin is not None and not _is_origin(asking.origin, asking.host):
             raise RefusedError(403, "origin", "a page of another site may not act here")
+
+
+def _is_origin(origin: str, host: str) -> bool:
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:  # such as `http://[`
+        return False
 
 
 def _user(uid: int | None) -> str:

@@ -247,7 +247,13 @@ _EVENTS: Final = (
         "path why error",
         kind="path why",
     ),
-    _event("admin.failed", _E, "The HTTP endpoint met a fault of gracekit.", "path error"),
+    _event(
+        "admin.failed",
+        _E,
+        "The HTTP endpoint met a fault of gracekit.",
+        "path error",
+        kind="path",
+    ),
     _event("run.ordered", _I, "An operator's word about the run.", "verb by reason"),
     # recovery
     _event(

@@ -53,9 +53,13 @@ class Exposition:
 
         Args:
             readings: What the gauges show now.
-            accept: The Accept header: OpenMetrics if it asks for that, else text format 0.0.4.
+            accept: The Accept header: OpenMetrics if it asks for that, else text format 0.0.4,
+                also if it cannot be read.
         """
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # it compares versions, and one is not made of numbers
+            encode, content_type = choose_encoder("")
         if content_type != self._content_type:
             self._content_type = content_type
             self._written.clear()

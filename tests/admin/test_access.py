@@ -206,11 +206,12 @@ def test_hosts_are_addresses_localhost_and_names_that_were_given(host: str, may:
             access.admit(Asking(host=host), Need.PROBE)
 
 
-async def test_a_page_of_another_site_cannot_act(site: Site):
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://["])
+async def test_a_page_of_another_site_cannot_act(site: Site, origin: str):
     """
     This holds even if the browser would send a token.
     """
-    foreign = {**ALICE, "Origin": "https://evil.example"}
+    foreign = {**ALICE, "Origin": origin}
     key = (await site.ask("/api/v1/action-key", **ALICE)).json
     body = {"run_id": key["run_id"], "key": key["key"]}
 
@@ -261,7 +262,8 @@ def test_a_key_works_for_a_minute_and_in_the_run_that_made_it():
     keys.use(keys.issue())
     clock[0] = 160.0
 
-    for key, said in ((late, "older than 60 s"), (foreign, "did not issue"), ("", "not issue")):
+    unknown = [(key, "did not issue") for key in (foreign, "", "x.\ud800", "\ud800.x")]
+    for key, said in [(late, "older than 60 s"), *unknown]:
         with pytest.raises(RefusedError, match=said):
             keys.use(key)
     with pytest.raises(RefusedError, match="did not issue"):

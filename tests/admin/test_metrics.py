@@ -55,6 +55,23 @@ async def test_a_drain_is_told_by_what_prometheus_scrapes(tmp_path: Path):
     assert (serving["gracekit_ready", ()], draining["gracekit_ready", ()]) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    "accept", ["text/plain; version=1.x", "application/openmetrics-text; version=foo"]
+)
+async def test_an_accept_header_that_cannot_be_read_gets_the_plain_text(
+    tmp_path: Path, accept: str
+):
+    """
+    No stranger causes a fault, and a line in the log, with a header.
+    """
+    async with Site(tmp_path, Service("s")) as site:
+        answer = await site.ask("/metrics", Accept=accept)
+
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert site.told("admin.failed") == []
+
+
 async def test_without_its_package_metrics_say_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
