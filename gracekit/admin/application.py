@@ -24,6 +24,7 @@ from gracekit.admin.operations import (
     LONGEST_ID,
     PROBES,
     Operation,
+    check_unicode,
     read_body,
     read_query,
 )
@@ -250,6 +251,7 @@ def _id_of(request: Request) -> dict[str, str]:
     task_id: str = request.path_params["task_id"]
     if len(task_id) > LONGEST_ID:
         raise NoSuchTaskError(f"no task has an id of {len(task_id)} characters")
+    check_unicode("task_id", task_id)
     return {"task_id": task_id}
 
 

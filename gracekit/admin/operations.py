@@ -117,6 +117,7 @@ def _refuse_unknown(given: Mapping[str, object], known: Mapping[str, Parameter],
 
 def _one(name: str, text: str, schema: Mapping[str, Any]) -> str | int:
     """One value that came as *text*."""
+    check_unicode(name, text)
     if schema["type"] == "integer":
         low, high = schema["minimum"], schema["maximum"]
         if not (text.isascii() and text.isdecimal() and len(text) <= len(str(high))):
@@ -133,6 +134,18 @@ def _one(name: str, text: str, schema: Mapping[str, Any]) -> str | int:
     if not text and schema.get("minLength"):
         raise InvalidArgumentsError(f"{name} is empty")
     return text
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Refuse half a character, which JSON can write and neither a store nor an answer can hold.
+
+    Raises:
+        InvalidArgumentsError: *text* has a surrogate.
+    """
+    if any("\ud800" <= one <= "\udfff" for one in text):
+        raise InvalidArgumentsError(
+            f"{name} has a lone surrogate, which is half of a character: send whole ones"
+        )
 
 
 # -- the table --------------------------------------------------------------------------
