@@ -113,7 +113,10 @@ class AdminApplication:
             self._route("/api/v1/openapi.json", self._openapi, Need.LOOK),
         ]
         handlers = {HTTPException: self._answer_http_error}
-        return Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+        application = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+        # A redirect of `/livez/` would lead to the Host header's name before anything checks it.
+        application.router.redirect_slashes = False
+        return application
 
     # -- one route of each kind -----------------------------------------------------------
 

@@ -167,7 +167,9 @@ def test_a_token_file_that_is_not_there_is_refused(tmp_path: Path):
 # -- from where -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/livez", "/api/v1/status", "/nothing", "/api/v1/quiet"])
+@pytest.mark.parametrize(
+    "path", ["/livez", "/api/v1/status", "/api/v1/status/", "/livez/", "/nothing", "/api/v1/quiet"]
+)
 async def test_a_foreign_host_name_gets_no_answer(site: Site, path: str):
     """
     A page in a browser may have had its DNS name changed to this address.
