@@ -29,7 +29,7 @@ def application(runtime: Runtime) -> ASGIApp:
         from gracekit.admin.application import AdminApplication  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise ConfigError(f"{error}: pip install 'gracekit[web]'") from error
-    access = access_of(runtime.settings, None)
     telemetry = runtime.ground.telemetry
+    access = access_of(runtime.settings, None, telemetry)
     counted = count_metrics(runtime.service, telemetry)
     return AdminApplication(lambda: runtime.admin, access, telemetry, counted).build()

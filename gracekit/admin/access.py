@@ -23,6 +23,7 @@ from gracekit.config.admin import AdminAddress, family_of
 from gracekit.config.settings import Settings
 from gracekit.config.values import words_in
 from gracekit.errors import ConfigError, GracekitError
+from gracekit.telemetry.telemetry import Telemetry
 
 SHORTEST_TOKEN: Final = 16
 """Characters. A shorter one could be guessed."""
@@ -77,26 +78,36 @@ class Tokens:
 
     Args:
         path: Lines of `name:token`; blank ones and those that begin with # are skipped.
+        report: Called when the file has become unusable, once for each state of it.
 
     Raises:
         ConfigError: the file cannot be read, others may read it, or a line is not `name:token`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, report: Callable[[ConfigError], object]) -> None:
         self._path = path
-        self._seen: tuple[int, int, int] | None = None
+        self._report = report
+        self._reported: tuple[object, str] | None = None
+        self._found: tuple[int, int, int] | None = None  # state of the file; None if it is absent
+        self._seen: tuple[int, int, int] | None = None  # the state that was read
         self._digests: Mapping[str, bytes] = {}
         self._read_changed()
 
     def name_of(self, token: str) -> str | None:
         """The name that *token* belongs to; None if it is unknown.
 
-        If the file has become unreadable, the tokens that were read before stay valid.
+        If the file has become unusable, the tokens that were read before stay valid, because a
+        half-written file must not lock all operators out.
         """
         try:
             self._read_changed()
-        except ConfigError:
-            pass  # an editor's half-written file must not lock everybody out
+        except ConfigError as error:
+            state = (self._found, str(error))
+            if state != self._reported:
+                self._reported = state
+                self._report(error)
+        else:
+            self._reported = None
         given, found = _digest(token), None
         for name, digest in self._digests.items():  # all: the time taken must not show a match
             if hmac.compare_digest(digest, given):
@@ -104,18 +115,20 @@ class Tokens:
         return found
 
     def _read_changed(self) -> None:
+        self._found = None
         try:
             with self._path.open(encoding="utf-8") as file:
                 status = os.fstat(file.fileno())
-                seen = (status.st_ino, status.st_mtime_ns, status.st_size)
-                if seen == self._seen:
+                # The time of the last change covers the mode, too.
+                self._found = (status.st_ino, status.st_ctime_ns, status.st_size)
+                if self._found == self._seen:
                     return
                 self._check_mode(status)
                 lines = file.read().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"admin_token_file {self._path} cannot be read: {error}") from error
         self._digests = dict(_tokens(self._path, lines))
-        self._seen = seen
+        self._seen = self._found
 
     def _check_mode(self, status: os.stat_result) -> None:
         mode = stat.S_IMODE(status.st_mode)
@@ -298,17 +311,21 @@ def _user(uid: int | None) -> str:
     return f"uid {uid}"
 
 
-def access_of(settings: Settings, address: AdminAddress | None) -> Access:
+def access_of(settings: Settings, address: AdminAddress | None, telemetry: Telemetry) -> Access:
     """The access rules of *settings*; *address* is None if the program itself serves HTTP.
 
     Raises:
         ConfigError: the token file cannot be used.
     """
+
+    def report(error: ConfigError) -> None:
+        telemetry.emit("admin.tokens_kept", error=str(error))
+
     file = settings.admin_token_file
     is_socket = address is not None and address.path is not None
     return Access(
         hosts=(settings.host, socket.gethostname(), *words_in(settings.admin_hosts)),
-        tokens=None if file is None else Tokens(Path(file)),
+        tokens=None if file is None else Tokens(Path(file), report),
         by_socket=is_socket and file is None,
         needs_token=settings.admin_open == "nothing",
         read_only=settings.admin_read_only,

@@ -80,7 +80,7 @@ class AdminServer:
             return
         address = admin_address(self._settings.admin)
         assert address is not None
-        access = access_of(self._settings, address)
+        access = access_of(self._settings, address, self._telemetry)
         self._listener = listener = _bind(address)
         try:
             config = self._config(access)

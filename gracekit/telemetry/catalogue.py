@@ -254,6 +254,12 @@ _EVENTS: Final = (
         "path error",
         kind="path",
     ),
+    _event(
+        "admin.tokens_kept",
+        _E,
+        "The token file cannot be used any more, so the tokens that were read before stay valid.",
+        "error",
+    ),
     _event("run.ordered", _I, "An operator's word about the run.", "verb by reason"),
     # recovery
     _event(

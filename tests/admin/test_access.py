@@ -120,7 +120,7 @@ async def test_tokens_are_read_again_when_their_file_changes(tmp_path: Path):
     A new token works at once and the old one no longer; a broken file changes nothing.
     """
     file = write_tokens(tmp_path)
-    tokens = Tokens(file)
+    tokens = Tokens(file, lambda _: None)
     assert tokens.name_of(TOKEN) == "alice"
 
     write_tokens(tmp_path, f"# rotated\n\nbob: {TOKEN[::-1]}\n")
@@ -128,6 +128,31 @@ async def test_tokens_are_read_again_when_their_file_changes(tmp_path: Path):
 
     write_tokens(tmp_path, "half a li")
     assert tokens.name_of(TOKEN[::-1]) == "bob"
+
+
+async def test_a_token_file_that_cannot_be_used_any_more_is_reported(tmp_path: Path):
+    """
+    Once for each state of the file, while the tokens that were read before go on working.
+    """
+    file = write_tokens(tmp_path)
+    async with Site(tmp_path, Service("s"), admin_token_file=str(file)) as site:
+        spoil = (
+            lambda: file.chmod(0o644),
+            lambda: write_tokens(tmp_path, "half a li"),
+            lambda: file.write_bytes(b"\xff" * 20),
+            file.unlink,
+        )
+        for change in spoil:
+            change()
+            assert (await site.ask("/api/v1/status", **ALICE)).status == 200
+            assert (await site.ask("/api/v1/status", **EVE)).status == 401
+        write_tokens(tmp_path, f"eve:{TOKEN[::-1]}\n")
+        assert (await site.ask("/api/v1/status", **ALICE)).status == 401
+        assert (await site.ask("/api/v1/status", **EVE)).status == 200
+
+    said = [entry["error"] for entry in site.told("admin.tokens_kept")]
+    words = ("has mode 0644", "line 1 of", "invalid start byte", "No such file")
+    assert [word in error for word, error in zip(words, said, strict=True)] == [True] * 4
 
 
 @pytest.mark.parametrize(
@@ -150,7 +175,7 @@ def test_a_token_file_that_cannot_be_right_is_refused(
     file.chmod(mode)
 
     with pytest.raises(ConfigError) as caught:
-        Tokens(file)
+        Tokens(file, pytest.fail)
 
     assert said in str(caught.value)
     assert TOKEN not in str(caught.value)
@@ -161,7 +186,7 @@ def test_a_token_file_that_is_not_there_is_refused(tmp_path: Path):
     The start fails and names the file.
     """
     with pytest.raises(ConfigError, match="nowhere cannot be read"):
-        Tokens(tmp_path / "nowhere")
+        Tokens(tmp_path / "nowhere", pytest.fail)
 
 
 # -- from where -------------------------------------------------------------------------
