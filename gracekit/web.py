@@ -19,8 +19,8 @@ def application(runtime: Runtime) -> ASGIApp:
     It may be made before the Runtime is open: until then `/livez` passes and the others fail. Its
     paths are `/livez`, `/readyz`, `/startupz`, `/metrics` and `/api/v1/...`, below its mount.
     It follows `admin_token_file`, `admin_hosts`, `admin_open` and `admin_read_only` of the
-    Runtime's settings. Without a token file it refuses all actions, because each is recorded with
-    the name of its operator.
+    Runtime's settings. Without a token file it answers probes and `/metrics` alone, because it
+    cannot know who can reach the program.
 
     Raises:
         ConfigError: the extra `web` is not installed, or the token file cannot be used.

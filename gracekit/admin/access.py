@@ -215,6 +215,8 @@ class Access:
         hosts: Names by which the endpoint may be called, beside IP addresses and localhost.
         tokens: The tokens that are accepted; None if there is no token file.
         by_socket: Whether clients are known by their uid, at a socket of the file system.
+        is_mounted: Whether another program serves this, which may be reached from anywhere. Then
+            only probes are answered as long as there is no token file.
         needs_token: Whether probes need a token, too.
         read_only: Whether all actions are refused.
     """
@@ -225,12 +227,14 @@ class Access:
         hosts: Iterable[str] = (),
         tokens: Tokens | None = None,
         by_socket: bool = False,
+        is_mounted: bool = False,
         needs_token: bool = False,
         read_only: bool = False,
     ) -> None:
         self._hosts = frozenset(host.lower() for host in hosts)
         self._tokens = tokens
         self._by_socket = by_socket
+        self._is_mounted = is_mounted
         self._needs_token = needs_token
         self.read_only = read_only
         self.keys = ActionKeys()
@@ -267,7 +271,7 @@ class Access:
 
     def _who(self, asking: Asking) -> str:
         if self._tokens is None:
-            return _user(asking.uid) if self._by_socket else ""
+            return self._who_without_tokens(asking)
         if asking.token is None:
             raise RefusedError(401, "token", "send `Authorization: Bearer TOKEN`")
         name = self._tokens.name_of(asking.token)
@@ -276,6 +280,18 @@ class Access:
                 401, "token", "this token is not in the file of GRACEKIT_ADMIN_TOKEN_FILE"
             )
         return f"token {name}"
+
+    def _who_without_tokens(self, asking: Asking) -> str:
+        if self._by_socket:
+            return _user(asking.uid)
+        if self._is_mounted:
+            raise RefusedError(
+                403,
+                "token",
+                "without tokens a mounted application answers probes and /metrics alone: set "
+                "GRACEKIT_ADMIN_TOKEN_FILE to a file of `name:token` lines with mode 0600",
+            )
+        return ""
 
     def _check_act(self, asking: Asking, who: str) -> None:
         if self.read_only:
@@ -327,6 +343,7 @@ def access_of(settings: Settings, address: AdminAddress | None, telemetry: Telem
         hosts=(settings.host, socket.gethostname(), *words_in(settings.admin_hosts)),
         tokens=None if file is None else Tokens(Path(file), report),
         by_socket=is_socket and file is None,
+        is_mounted=address is None,
         needs_token=settings.admin_open == "nothing",
         read_only=settings.admin_read_only,
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gracekit import Context, Runtime, Service, Settings
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.web import application
-from tests.admin.kit import Site
+from tests.admin.kit import TOKEN, Site, write_tokens
 
 PROBES = ("/livez", "/readyz", "/startupz")
 
@@ -89,20 +90,40 @@ async def test_an_embedded_application_answers_before_its_runtime_is_open(tmp_pa
     from starlette.applications import Starlette
     from starlette.routing import Mount
 
-    tmp_path.chmod(0o700)
-    settings = Settings(transport_url="memory://", store_url=f"sqlite:///{tmp_path}/s.db")
-    runtime = Runtime(Service("s"), settings, broker=MemoryBroker())
+    runtime = embedded(tmp_path, admin_token_file=str(write_tokens(tmp_path)))
     app = Starlette(routes=[Mount("/ops", application(runtime))])
 
     assert [await asgi(app, f"/ops{path}") for path in PROBES] == [200, 503, 503]
-    assert await asgi(app, "/ops/api/v1/status") == 503
+    assert await asgi(app, "/ops/api/v1/status", token=TOKEN) == 503
     async with runtime:
         assert [await asgi(app, f"/ops{path}") for path in PROBES] == [200, 200, 200]
-        assert await asgi(app, "/ops/api/v1/accounts") == 200
+        assert await asgi(app, "/ops/api/v1/accounts", token=TOKEN) == 200
+        assert await asgi(app, "/ops/api/v1/accounts") == 401
     assert [await asgi(app, f"/ops{path}") for path in PROBES] == [200, 503, 200]
 
 
-async def asgi(app, path: str) -> int:
+async def test_without_tokens_an_embedded_application_answers_probes_alone(tmp_path: Path):
+    """
+    Each client of the program reaches what is mounted, and stacks are not for strangers.
+    """
+    runtime = embedded(tmp_path)
+    app = application(runtime)
+
+    async with runtime:
+        for path in (*PROBES, "/metrics"):
+            assert await asgi(app, path) == 200
+        for path in ("status", "tasks", "dump", "config", "events", "openapi.json", "action-key"):
+            assert await asgi(app, f"/api/v1/{path}") == 403
+
+
+def embedded(place: Path, **settings: Any) -> Runtime:
+    """A Runtime without an endpoint of its own."""
+    place.chmod(0o700)
+    given = Settings(transport_url="memory://", store_url=f"sqlite:///{place}/s.db", **settings)
+    return Runtime(Service("s"), given, broker=MemoryBroker())
+
+
+async def asgi(app, path: str, *, token: str = "none") -> int:
     """The status of one GET, without a server."""
     sent = []
 
@@ -114,7 +135,8 @@ async def asgi(app, path: str) -> int:
 
     scope = {
         "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "root_path": "",
-        "query_string": b"", "headers": [(b"host", b"127.0.0.1")], "scheme": "http",
+        "query_string": b"", "scheme": "http",
+        "headers": [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {token}".encode())],
     }  # fmt: skip
     await app(scope, receive, send)
     return sent[0]["status"]
