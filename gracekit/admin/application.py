@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -12,7 +13,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from gracekit.admin.access import KEY_LIFE_S, Access, Asking, Need, RefusedError
 from gracekit.admin.api import AdminApi, NoSuchTaskError
@@ -52,6 +54,7 @@ _BEARER: Final = "bearer "
 BY_SOCKET: Final = "unix"
 """Host of a client that comes by a socket of the file system; its port is the uid then."""
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 Find = Callable[[], AdminApi | None]
 """The run that is served now; None before one is open."""
 
@@ -104,8 +107,9 @@ class AdminApplication:
         """The ASGI application."""
         actions = () if self._access.read_only else ACTIONS
         routes = [self._probe(operation) for operation in PROBES]
-        routes += [self._show(operation) for operation in LISTINGS]
+        # Before the listings: a task's id may be any text, and so match the rest of these paths.
         routes += [self._act(operation) for operation in actions]
+        routes += [self._show(operation) for operation in LISTINGS]
         routes += [
             self._route("/metrics", self._metrics, Need.PROBE),
             self._route("/api/v1/action-key", self._key, Need.ACT),
@@ -206,7 +210,7 @@ class AdminApplication:
                 self._telemetry.emit("admin.failed", cause=error, path=path, error=repr(error))
                 return _error(error, HTTPStatus.INTERNAL_SERVER_ERROR, "a fault of gracekit")
 
-        return Route(path, endpoint, methods=[method])
+        return _Route(path, endpoint, methods=[method])
 
     def _refuse(self, error: GracekitError, path: str) -> Response:
         status = _status_of(error)
@@ -237,6 +241,22 @@ class AdminApplication:
         return answer
 
 
+class _Route(Route):
+    """A route that alone answers its path, whatever the method; a task's id may hold any text.
+
+    Servers decode `%2F` before a route is looked for.
+    """
+
+    def __init__(self, path: str, endpoint: Endpoint, *, methods: list[str]) -> None:
+        super().__init__(path.replace("{task_id}", "{task_id:path}"), endpoint, methods=methods)
+        self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """As Starlette, but with another method it is 405, and no later route is tried."""
+        match, found = super().matches(scope)
+        return (Match.FULL if match is Match.PARTIAL else match), found
+
+
 def _asking(request: Request) -> Asking:
     words = request.headers.get("authorization", "")
     has_token = words[: len(_BEARER)].lower() == _BEARER
@@ -252,6 +272,8 @@ def _id_of(request: Request) -> dict[str, str]:
     if "task_id" not in request.path_params:
         return {}
     task_id: str = request.path_params["task_id"]
+    if not task_id:
+        raise NoSuchTaskError("the path ends without a task's id")
     if len(task_id) > LONGEST_ID:
         raise NoSuchTaskError(f"no task has an id of {len(task_id)} characters")
     check_unicode("task_id", task_id)

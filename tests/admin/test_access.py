@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -464,6 +465,42 @@ async def test_a_task_is_shown_and_cancelled_by_its_id(tmp_path: Path):
     assert done.status == 200
     assert after["task"]["state"] == "cancelled"
     assert any("token alice" in entry["detail"] for entry in after["incidents"])
+
+
+@pytest.mark.parametrize("task_id", ["nova/vm-1", "/", "a\nb/", "1/cancel", "50%2F"])
+async def test_a_task_is_reached_whatever_its_id_is(tmp_path: Path, task_id: str):
+    """
+    Ids are chosen by callers, and servers decode `%2F` before a route is looked for.
+    """
+    svc, begun = Service("s"), asyncio.Event()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    tokens = str(write_tokens(tmp_path))
+    async with Site(tmp_path, svc, admin_token_file=tokens) as site:
+        async with RpcClient(site.runtime.ground.transport, "s") as client:
+            await client.prepare(request_id=task_id).cast("work")
+        await begun.wait()
+        path = f"/api/v1/tasks/{quote(task_id, safe='')}"
+        shown = await site.ask(path, **ALICE)
+        done = await site.act(f"{path}/cancel", reason="wrong vm")
+        written = await site.ask("/api/v1/tasks?state=cancelled&state=running", **ALICE)
+
+    if not task_id.endswith("/cancel"):  # only an action is asked for by this path
+        assert (shown.status, shown.json["task"]["request_id"]) == (200, task_id)
+    assert (done.status, done.json["task_id"]) == (200, task_id)
+    assert [task["request_id"] for task in written.json["tasks"]] == [task_id]
+
+
+@pytest.mark.parametrize("path", ["/api/v1/tasks/", "/api/v1/tasks/x/"])
+async def test_a_path_without_an_id_shows_no_task(site: Site, path: str):
+    """
+    Neither as a beginning that all ids have, nor as the list.
+    """
+    assert (await site.ask(path, **ALICE)).status == 404
 
 
 @pytest.mark.parametrize(
