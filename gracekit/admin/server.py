@@ -12,6 +12,8 @@ import logging
 import os
 import socket
 import ssl
+import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +28,7 @@ from gracekit.config.settings import Settings
 from gracekit.control.door import Asker
 from gracekit.control.door_wire import LONGEST_ADDRESS
 from gracekit.errors import ConfigError
+from gracekit.life import LifeLock
 from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.telemetry.telemetry import Telemetry
 
@@ -37,6 +40,7 @@ STOP_S: Final = 0.2
 """Seconds that requests in progress get when the endpoint stops."""
 _BACKLOG: Final = 1024  # what waits there takes no descriptor
 _ACCEPTED_AT_ONCE: Final = 32
+_LOCK_TRIES, _LOCK_PAUSE_S = 200, 0.01
 _SILENT: Final = logging.getLogger("gracekit.admin.uvicorn")
 _SILENT.disabled = True  # it would log a line for each request that is not HTTP
 
@@ -48,9 +52,9 @@ class AdminServer:
         find: Returns the run's API.
         telemetry: Where starts, refusals and faults are reported.
         counted: See `AdminApplication`.
-        keeps_listening: Whether the process ends with the run. Then a TCP socket goes on
-            listening without answering, so that no connection is refused before the process is
-            gone.
+        keeps_listening: Whether the process ends with the run. Then the socket goes on listening
+            without answering, so that no connection is refused before the process is gone. The
+            file of a unix socket stays; the next start replaces it.
 
     Raises:
         ConfigError: a token file, certificate or address cannot be used.
@@ -140,14 +144,14 @@ class AdminServer:
         listener, self._listener = self._listener, None
         if listener is None:
             return
+        if self._keeps_listening:
+            listener.detach()  # the kernel closes it with the process
+            return
         address = admin_address(self._settings.admin)
         if address is not None and address.path is not None:
             with contextlib.suppress(OSError):
                 address.path.unlink()
-        if self._keeps_listening:
-            listener.detach()  # the kernel closes it with the process
-        else:
-            listener.close()
+        listener.close()
 
 
 class _Server(Server):
@@ -337,17 +341,47 @@ def _bind_path(path: Path) -> socket.socket:
             f"admin = unix:{path} has a path of {len(os.fsencode(path))} bytes, and the kernel "
             f"takes {LONGEST_ADDRESS}: set GRACEKIT_ADMIN to a shorter one"
         )
-    _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         os.fchmod(listener.fileno(), 0o600)  # Linux makes the file with the mode of its socket
-        listener.bind(str(path))
-        listener.listen(_BACKLOG)
+        with _alone_at(path):
+            _remove_stale(path)
+            listener.bind(str(path))
+            listener.listen(_BACKLOG)
         listener.setblocking(False)
     except BaseException:
         listener.close()
         raise
     return listener
+
+
+@contextlib.contextmanager
+def _alone_at(path: Path) -> Iterator[None]:
+    """Let other starts wait that want to listen at *path*.
+
+    Otherwise two could find the same stale socket, and the slower one would remove the socket
+    that the other has just made.
+    """
+    lock = LifeLock(path.with_name(f".{path.name}.lock"))
+    for _ in range(_LOCK_TRIES):
+        if _acquire(lock):
+            break
+        time.sleep(_LOCK_PAUSE_S)
+    else:
+        raise TimeoutError(f"another start holds {lock.path}")
+    try:
+        yield
+    finally:
+        lock.release(remove=True)
+
+
+def _acquire(lock: LifeLock) -> bool:
+    try:
+        return lock.acquire()
+    except ConfigError as error:  # its remedy is about the locks of runs
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
+        raise
 
 
 def _remove_stale(path: Path) -> None:

@@ -44,17 +44,22 @@ class _UnixConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(PATIENCE_S)
         self.sock.connect(self._path)
+
+
+def connection_to(address: str) -> http.client.HTTPConnection:
+    """A connection that is made when it is used."""
+    if address.startswith("unix:"):
+        return _UnixConnection(address.removeprefix("unix:"))
+    return http.client.HTTPConnection(address, timeout=PATIENCE_S)
 
 
 def ask_now(
     address: str, path: str, method: str = "GET", *, body: object = None, **headers: str
 ) -> Answer:
     """One request; `user_agent="x"` sends `User-Agent: x`."""
-    if address.startswith("unix:"):
-        connection: http.client.HTTPConnection = _UnixConnection(address.removeprefix("unix:"))
-    else:
-        connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
+    connection = connection_to(address)
     sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     try:
         connection.request(method, path, body=sent, headers=headers)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.admin.kit import PATIENCE_S
+from tests.admin.kit import PATIENCE_S, connection_to
 from tests.cli.kit import Running, gracekit, write_service
 from tests.scale import scale
 
@@ -35,7 +35,7 @@ def free_port() -> int:
 class Curl:
     """Asks one path again and again, each time by a new connection, until the process is gone."""
 
-    port: int
+    address: str
     path: str
     pid: int
     answers: list[tuple[float, int]] = field(default_factory=list)
@@ -49,11 +49,11 @@ class Curl:
     def _ask_on(self) -> None:
         while True:
             began = time.monotonic()
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+            connection = connection_to(self.address)
             try:
                 connection.request("GET", self.path)
                 self.answers.append((began, connection.getresponse().status))
-            except ConnectionRefusedError:
+            except (ConnectionRefusedError, FileNotFoundError):
                 if not self._is_gone():
                     self.refused_early.append(began)
                 return
@@ -80,17 +80,19 @@ class Curl:
         assert not self._thread.is_alive()
 
 
-def test_probes_answer_until_the_process_is_gone(tmp_path: Path):
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_probes_answer_until_the_process_is_gone(tmp_path: Path, kind: str):
     """
     Readiness fails at once and for good; liveness passes to the end; until then no connection
     is refused.
+    The file of a unix socket outlives the process, and the next start replaces it.
     """
     write_service(tmp_path)
     for _ in range(scale(3, 20)):
-        port = free_port()
-        with Running(tmp_path, GRACEKIT_ADMIN=f"127.0.0.1:{port}") as run:
+        address = f"127.0.0.1:{free_port()}" if kind == "tcp" else f"unix:{tmp_path}/admin.sock"
+        with Running(tmp_path, GRACEKIT_ADMIN=address) as run:
             pid = run.process.pid
-            asked: dict[str, Any] = {p: Curl(port, p, pid) for p in ("/livez", "/readyz")}
+            asked: dict[str, Any] = {p: Curl(address, p, pid) for p in ("/livez", "/readyz")}
             gracekit(tmp_path, "cast", "compute", "work", "vm=vm-1")
             run.wait_line("at work")
             run.process.send_signal(signal.SIGTERM)
@@ -112,6 +114,7 @@ def test_probes_answer_until_the_process_is_gone(tmp_path: Path):
         assert statuses == sorted(statuses)  # never ready again
         assert gone_at - live.answers[-1][0] < 1.0
         assert all(gone_at - at < 1.0 for at in live.cut)
+        assert kind == "tcp" or (tmp_path / "admin.sock").is_socket()
 
 
 def test_a_port_that_is_taken_ends_the_command_with_78(tmp_path: Path):

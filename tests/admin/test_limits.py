@@ -9,6 +9,8 @@ import resource
 import select
 import socket
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,11 +18,13 @@ import pytest
 
 from gracekit import Service
 from gracekit.admin import application, events, server
+from gracekit.config.admin import AdminAddress
 from gracekit.control import facts, verbs
 from gracekit.errors import ConfigError
 from gracekit.store.engine import SqliteEngine
 from tests.admin.kit import ALICE, PATIENCE_S, Site, write_tokens
 from tests.rabbit.certificates import Certificates
+from tests.scale import scale
 
 LIVEZ: Final = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -89,6 +93,44 @@ async def test_a_socket_that_a_dead_process_has_left_is_replaced(tmp_path: Path)
 
     async with Site(tmp_path, Service("s"), admin=f"unix:{path}") as site:
         assert (await site.ask("/livez")).status == 200
+
+
+def test_of_starts_at_one_stale_path_one_alone_succeeds(tmp_path: Path):
+    """
+    None removes the socket of another that has found the stale one, too.
+    """
+    path = tmp_path / "admin.sock"
+    address = AdminAddress(path=path)
+    together = threading.Barrier(4)
+
+    def start(_: int) -> socket.socket | None:
+        together.wait()
+        try:
+            return server._bind(address)
+        except ConfigError:
+            return None
+
+    with ThreadPoolExecutor(together.parties) as starts:
+        for _ in range(scale(200, 2000)):
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(str(path))
+            (listener,) = filter(None, starts.map(start, range(together.parties)))
+            with listener, socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
+                listener.accept()[0].close()
+            path.unlink()
+            assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_directory_that_is_not_there_is_refused(tmp_path: Path):
+    """
+    With the path that was asked for, not with that of a file beside it.
+    """
+    path = tmp_path / "missing" / "admin.sock"
+
+    said = await refusal(Site(tmp_path, Service("s"), admin=f"unix:{path}"))
+
+    assert said.startswith(f"admin = unix:{path} cannot be listened at: No such file or directory")
 
 
 async def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path):
