@@ -665,6 +665,24 @@ async def test_cont_undoes_what_tstp_has_done_and_nothing_else(world: World, svc
     assert by_signal.count("signal SIGCONT: no reason given") == 1
 
 
+async def test_cont_opens_nothing_where_a_term_comes_with_it(world: World, svc: Service):
+    """
+    systemd sends SIGTERM and then SIGCONT; two threads may take them in the other order.
+    """
+    life = await world.start(svc, signals=True)
+    signals = life.runtime.ground.signals
+    assert signals is not None
+    signals.came(signal.SIGTSTP, now())
+    await asyncio.sleep(1)
+
+    signals.came(signal.SIGCONT, now())
+    await asyncio.sleep(0.05)
+    signals.came(signal.SIGTERM, now())
+
+    assert (await life.wait_end()).exit_code == 0
+    assert not world.incidents("operator_resume")
+
+
 async def test_signals_about_the_intake_are_obeyed_in_their_order(world: World, svc: Service):
     """
     However fast they come and however slow the transport is, the last signal decides.
