@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from gracekit.config.live import LiveSettings
 from gracekit.config.settings import variable_name
+from gracekit.control.accounts import SHOWN_S
 from gracekit.control.facts import StoreFacts
 from gracekit.control.gauges import Gauges
 from gracekit.control.health import Health, HealthCheck, Probe
@@ -75,8 +76,7 @@ class AdminApi:
 
     async def readings(self) -> Readings:
         """What the gauges of `/metrics` show; within 2 seconds, also when the store hangs."""
-        await self._facts.fresh()
-        await self._facts.count_accounts()
+        await self._facts.measure()
         return self._gauges.read()
 
     async def own_status(self) -> VerbAnswer:
@@ -84,9 +84,15 @@ class AdminApi:
         return await self._verb("status")
 
     async def status(self) -> dict[str, Any]:
-        """All runs of the store; this run adds its own status."""
+        """All runs of the store; this run adds its own status.
+
+        The accounts are those of the last count; None before the first has ended.
+        """
         reports = {self.run_id: RunReport(answer=await self.own_status())}
-        seen = await look(self._view, reports, store=self._store, unheard=NOT_ASKED)
+        accounts = await self._facts.accounts.fresh(SHOWN_S)
+        seen = await look(
+            self._view, reports, store=self._store, accounts=accounts, unheard=NOT_ASKED
+        )
         return seen.as_json()
 
     async def tasks(self, query: TaskQuery) -> dict[str, Any]:
@@ -120,8 +126,12 @@ class AdminApi:
         return {"exits": [exit_as_json(run) for run in ended]}
 
     async def accounts(self) -> dict[str, Any]:
-        """Whether every accepted request is accounted for."""
-        return (await self._view.accounts()).as_json()
+        """Whether every accepted request is accounted for, as last counted.
+
+        Raises:
+            StoreError: nothing was counted yet, and the store cannot be read.
+        """
+        return (await self._facts.accounts.first()).as_json()
 
     async def dump(self) -> dict[str, Any]:
         """The tasks in flight and the stacks of the process, as SIGUSR1 writes them."""

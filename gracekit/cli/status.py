@@ -62,7 +62,8 @@ async def _look(records: StoreRecords, name: str | None) -> StatusReport:
     async with ControlClient(records.run_directory) as control:
         reports = await control.hear_all(records, name)
     await records.need(name)
-    return await look(records, reports, name, store=str(records.location.name))
+    accounts = await records.accounts()
+    return await look(records, reports, name, store=str(records.location.name), accounts=accounts)
 
 
 def _text(report: StatusReport) -> str:
@@ -81,8 +82,9 @@ def _text(report: StatusReport) -> str:
         parts.append(f"without owner: {left}; a living run of the service takes them, or the next")
     if report.exits:
         parts.append("last exits\n" + table(_EXIT_HEADERS, [_exit_row(r) for r in report.exits]))
-    accounts = balance(report.accounts)
-    parts.append(accounts if report.accounts.off_by == 0 else paint(accounts, "red"))
+    if report.accounts is not None:
+        accounts = balance(report.accounts)
+        parts.append(accounts if report.accounts.off_by == 0 else paint(accounts, "red"))
     return "\n\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""What probes and metrics show of a run's store, at most 5 seconds old."""
+"""What probes and metrics show of a run's store, at most 5 seconds old; and its accounts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 from gracekit.clock import age_s
 from gracekit.control import facts_sql as sql
+from gracekit.control.accounts import MEASURED_S, AccountsCount
 from gracekit.errors import StoreError
 from gracekit.listings.store_view import StoreView
 from gracekit.telemetry.telemetry import Telemetry
@@ -16,12 +17,6 @@ from gracekit.telemetry.telemetry import Telemetry
 FRESH_S: Final = 5.0
 LOOK_TIMEOUT_S: Final = 1.0
 """If the store has not answered within this time, probes report that it does not answer."""
-COUNT_EVERY_S: Final = 60.0
-"""Seconds between two counts of the accounts, which read every row of the store."""
-COUNT_SHARE: Final = 100
-"""A count that took 1 s is repeated after 100 s: it keeps other reads waiting."""
-UNCOUNTED_S: Final = 600.0
-"""Seconds until the next count if the last one timed out or failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +46,18 @@ class StoreFacts:
 
     Attributes:
         last: What the last look has shown, however old; None before the first.
-        accounts_off_by: Requests of the store that are not accounted for, as last counted; None
-            before that.
+        accounts: Counts the accounts, which takes longer than a look.
     """
 
-    def __init__(self, view: StoreView, telemetry: Telemetry, *, service: str) -> None:
+    def __init__(
+        self, view: StoreView, accounts: AccountsCount, telemetry: Telemetry, *, service: str
+    ) -> None:
         self._view = view
         self._telemetry = telemetry
         self._service = service
         self._looking = asyncio.Lock()
-        self._counting = asyncio.Lock()
-        self._count_at = 0.0  # loop time of the next count
+        self.accounts: Final = accounts
         self.last: Facts | None = None
-        self.accounts_off_by: int | None = None
 
     async def fresh(self) -> Facts:
         """Facts at most `FRESH_S` old; never raises, and waits `LOOK_TIMEOUT_S` at most."""
@@ -72,29 +66,17 @@ class StoreFacts:
                 self.last = await self._look()
             return self.last
 
-    async def count_accounts(self) -> None:
-        """Count the accounts, if they are due; waits `LOOK_TIMEOUT_S` at most."""
-        clock = self._view.clock
-        async with self._counting:
-            began_at = clock.loop()
-            if began_at < self._count_at:
-                return
-            self._count_at = began_at + UNCOUNTED_S
-            try:
-                async with asyncio.timeout(LOOK_TIMEOUT_S):
-                    self.accounts_off_by = (await self._view.accounts()).off_by
-            except (StoreError, TimeoutError):
-                return
-            took_s = clock.loop() - began_at
-            self._count_at = clock.loop() + max(COUNT_EVERY_S, COUNT_SHARE * took_s)
+    async def measure(self) -> None:
+        """Let `last` and the accounts be as new as metrics need; waits 2 seconds at most."""
+        await self.fresh()
+        await self.accounts.fresh(MEASURED_S)
 
     async def keep(self) -> None:
         """Query again and again while the process has a meter provider, until cancelled."""
         while True:
             await asyncio.sleep(FRESH_S)
             if self._telemetry.is_measured:
-                await self.fresh()
-                await self.count_accounts()
+                await self.measure()
 
     async def _look(self) -> Facts:
         clock = self._view.clock

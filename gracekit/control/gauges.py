@@ -66,11 +66,11 @@ class Gauges:
         )
 
     def _store(self) -> StoreNumbers:
-        facts = self._facts.last
+        facts, accounts = self._facts.last, self._facts.accounts.last
         if facts is None or not facts.answers:
             return StoreNumbers()
         return StoreNumbers(
             unfinished=facts.unfinished,
             oldest_unfinished_s=facts.oldest_s or 0.0,
-            accounts_off_by=self._facts.accounts_off_by,
+            accounts_off_by=None if accounts is None else accounts.off_by,
         )

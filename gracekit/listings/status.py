@@ -60,13 +60,14 @@ class StatusReport:
         entries: Living runs, those of which nothing is proven, then gone ones that matter.
         exits: The last runs that ended, newest first.
         ownerless: Transient rows without an owner, by state.
+        accounts: As last counted; None if the first count has not ended yet.
     """
 
     store: str
     entries: Sequence[RunStatus]
     exits: Sequence[Run]
     ownerless: UnfinishedCounts
-    accounts: Accounts
+    accounts: Accounts | None
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -75,7 +76,7 @@ class StatusReport:
             "runs": [entry.as_json() for entry in self.entries],
             "last_exits": [exit_as_json(run) for run in self.exits],
             "ownerless": dict(self.ownerless),
-            "accounts": self.accounts.as_json(),
+            "accounts": self.accounts and self.accounts.as_json(),
         }
 
 
@@ -85,6 +86,7 @@ async def look(
     name: str | None = None,
     *,
     store: str,
+    accounts: Accounts | None,
     unheard: RunReport = NO_REPORT,
 ) -> StatusReport:
     """What the store says now, joined with the reports of its runs.
@@ -95,6 +97,7 @@ async def look(
             which has ended meanwhile is seen as ended.
         name: INSTANCE or SERVICE@INSTANCE; None for all runs.
         store: The store's name.
+        accounts: Those of the store; counting them takes long.
         unheard: The report of living runs that are not in *reports*.
     """
     runs = await view.runs(name)
@@ -114,7 +117,7 @@ async def look(
         entries=entries,
         exits=[run for run in runs if judged[run.run_id].is_dead][:LAST_EXITS],
         ownerless=unfinished.get(None, {}),
-        accounts=await view.accounts(),
+        accounts=accounts,
     )
 
 

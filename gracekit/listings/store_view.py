@@ -7,7 +7,7 @@ It only reads. Whether a run is alive is judged in the same way as services judg
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from gracekit.life import Liveness
 from gracekit.listings import listings_sql as sql
 from gracekit.process import Process
 from gracekit.runs.run import Run, judge_run, list_runs
+from gracekit.store.batch import Row
 from gracekit.store.engine import Queries
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
 
@@ -39,6 +40,14 @@ class Accounts:
 
     states: Mapping[str, int]
     tallies: Mapping[str, int]
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Row]) -> Accounts:
+        """From what `listings_sql.ACCOUNTS` returns."""
+        found: dict[str, dict[str, int]] = {"tally": {}, "state": {}}
+        for kind, name, number in rows:
+            found[str(kind)][str(name)] = int(number or 0)
+        return cls(states=found["state"], tallies=found["tally"])
 
     @property
     def accepted(self) -> int:
@@ -149,12 +158,8 @@ class StoreView:
         return found
 
     async def accounts(self) -> Accounts:
-        """The accounts of this moment."""
-        rows = await self.engine.query(sql.ACCOUNTS)
-        return Accounts(
-            tallies={str(name): int(n or 0) for kind, name, n in rows if kind == "tally"},
-            states={str(name): int(n or 0) for kind, name, n in rows if kind == "state"},
-        )
+        """The accounts of this moment; reads every row of the store."""
+        return Accounts.of_rows(await self.engine.query(sql.ACCOUNTS))
 
 
 def is_named(run: Run, name: str) -> bool:

@@ -65,6 +65,7 @@ def in_order(
             # Early, so that it answers probes during the start; stopped after the stop record.
             ListedPart("HTTP endpoint", _endpoint(ground, admin)),
             ListedPart("store and seat", seat),
+            ListedPart("count of accounts", StepPart(end=facts.accounts.stop)),
             ListedPart("wake-ups", StepPart(_soon(listening), end=_soon(records.wakeups.stop))),
             ListedPart(RECORD, records.own),
             # A Runtime is open. What follows works, and stops before the stop record.

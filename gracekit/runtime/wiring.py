@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gracekit.admin.api import MOST_RUNS, AdminApi
+from gracekit.control.accounts import AccountsCount
 from gracekit.control.dumps import Dumps
 from gracekit.control.facts import StoreFacts
 from gracekit.control.gauges import Gauges
@@ -91,7 +92,8 @@ def wire(ground: Ground) -> Wired:
         ground.phase, parts, ground.live, ground.telemetry, ground.clock
     )
     view = _view(ground)
-    facts = StoreFacts(view, ground.telemetry, service=ground.service.topic)
+    accounts = AccountsCount(view, ground.location.reader(), ground.process.threads(1))
+    facts = StoreFacts(view, accounts, ground.telemetry, service=ground.service.topic)
     health = HealthCheck(ground.phase, coordinator, servers, ground.engine, facts, ground.clock)
     control = verbs.control = _control(ground, records, requests, coordinator, health)
     gauges = _gauges(ground, records, servers, facts)

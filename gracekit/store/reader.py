@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -22,6 +23,8 @@ from gracekit.store.engine import Rows
 from gracekit.store.status import OnStatus, StoreStatus
 
 BUSY_TIMEOUT_S: Final = 5.0
+ASK_STEPS: Final = 100_000
+"""Steps of SQLite, about a millisecond, after which a query asks whether it is given up."""
 
 
 class StoreReader:
@@ -51,8 +54,12 @@ class StoreReader:
         """
         self.open()
 
-    def open(self) -> None:
-        """As `start`, outside a loop."""
+    def open(self, *, given_up: Callable[[], bool] | None = None) -> None:
+        """As `start`, outside a loop.
+
+        Args:
+            given_up: Asked again and again while a query runs; when it is true, the query fails.
+        """
         if self._connection is not None:
             return
         if not self.path.is_file():
@@ -67,6 +74,8 @@ class StoreReader:
         connection = files.connect_reader(real, busy_timeout_s=BUSY_TIMEOUT_S)
         try:
             self._check(connection)
+            if given_up is not None:
+                connection.set_progress_handler(given_up, ASK_STEPS)
         except BaseException:
             connection.close()
             raise
@@ -112,6 +121,10 @@ class StoreReader:
 
     async def query(self, sql: str, *params: Value) -> list[Row]:
         """See `Engine.query`; one statement sees one moment."""
+        return self.read(sql, *params)
+
+    def read(self, sql: str, *params: Value) -> list[Row]:
+        """As `query`, outside a loop; in the thread that has opened it."""
         if self._connection is None:
             raise StoreError(f"{self.path} is not open; start the reader before using it")
         try:

@@ -19,9 +19,10 @@ import pytest
 from gracekit import Service
 from gracekit.admin import application, events, server
 from gracekit.config.admin import AdminAddress
-from gracekit.control import facts, verbs
+from gracekit.control import accounts, facts, verbs
 from gracekit.errors import ConfigError
 from gracekit.store.engine import SqliteEngine
+from gracekit.store.reader import StoreReader
 from tests.admin.kit import ALICE, PATIENCE_S, Site, write_tokens
 from tests.rabbit.certificates import Certificates
 from tests.scale import scale
@@ -433,11 +434,13 @@ async def test_while_the_store_hangs_each_ask_ends_with_a_sentence(
     monkeypatch.setattr(application, "LONGEST_ASK_S", 1.0)
     monkeypatch.setattr(verbs, "NOTE_TIMEOUT_S", 0.1)
     monkeypatch.setattr(facts, "LOOK_TIMEOUT_S", 0.1)
-    tokens = str(write_tokens(tmp_path))
+    monkeypatch.setattr(accounts, "COUNT_WAIT_S", 0.1)
+    tokens, answers = str(write_tokens(tmp_path)), threading.Event()
     async with Site(tmp_path, Service("s"), admin_token_file=tokens) as site:
         with monkeypatch.context() as hanging:
             for name in ("query", "submit"):
                 hanging.setattr(SqliteEngine, name, hang)
+            hanging.setattr(StoreReader, "read", lambda *_: answers.wait() and [])
             listed = [
                 await site.ask(f"/api/v1/{path}", **ALICE)
                 for path in ("status", "tasks", "tasks/x", "exits", "accounts")
@@ -446,6 +449,7 @@ async def test_while_the_store_hangs_each_ask_ends_with_a_sentence(
             ordered = await site.act("/api/v1/quiet")
             metrics = await site.ask("/metrics")
             live = await site.ask("/livez")
+        answers.set()
 
     assert {answer.status for answer in listed} == {503}
     for answer in listed:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from pathlib import Path
+from typing import Final
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gracekit import Context, RpcClient, Service
+from gracekit.control import accounts
+from gracekit.listings import listings_sql
 from tests.admin.kit import Site
 
 
@@ -70,6 +73,29 @@ async def test_an_accept_header_that_cannot_be_read_gets_the_plain_text(
     assert answer.status == 200
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert site.told("admin.failed") == []
+
+
+LONG: Final = """
+WITH RECURSIVE counter(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counter WHERE n < 300000)
+SELECT 'tally', 'accepted', max(n) FROM counter"""
+
+
+async def test_a_count_that_outlasts_its_scrape_is_in_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    The accounts of a large store take longer than a scrape waits, and yet become a sample.
+    """
+    monkeypatch.setattr(listings_sql, "ACCOUNTS", LONG)
+    monkeypatch.setattr(accounts, "COUNT_WAIT_S", 0.0)
+    name = ("gracekit_accounts_off_by", ())
+    async with Site(tmp_path, Service("s")) as site, asyncio.timeout(20):
+        first = await scraped(site)
+        while name not in (later := await scraped(site)):
+            await asyncio.sleep(0.01)
+
+    assert name not in first
+    assert later[name] == 300_000
 
 
 async def test_without_its_package_metrics_say_how_to_get_it(

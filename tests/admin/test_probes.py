@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from gracekit import Context, Runtime, Service, Settings
+from gracekit.control import facts
+from gracekit.listings import listings_sql
 from gracekit.rpc.memory import MemoryBroker
 from gracekit.web import application
 from tests.admin.kit import TOKEN, Site, write_tokens
@@ -165,3 +167,29 @@ async def test_a_server_that_fails_keeps_neither_the_service_nor_its_drain(
     assert site.runtime.report is not None
     assert site.runtime.report.exit_code == 0
     assert len(site.told("admin.failed")) == (1 if what == "raise" else 0)
+
+
+ENDLESS: Final = """
+WITH RECURSIVE counter(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM counter)
+SELECT 'tally', 'accepted', max(n) FROM counter"""
+
+
+async def test_a_count_of_the_accounts_that_takes_long_holds_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    The accounts of a large store are counted for minutes: probes, metrics and status answer
+    meanwhile, and the service stops at once.
+    """
+    monkeypatch.setattr(listings_sql, "ACCOUNTS", ENDLESS)
+    monkeypatch.setattr(facts, "FRESH_S", 0.0)  # each probe reads the store
+    async with Site(tmp_path, Service("s")) as site:
+        first = await site.ask("/metrics")
+        ready = await site.ask("/readyz")
+        status = await site.ask("/api/v1/status")
+        ending_at = asyncio.get_running_loop().time()
+    took_s = asyncio.get_running_loop().time() - ending_at
+
+    assert (first.status, ready.json) == (200, {"status": "pass", "phase": "serving", "why": []})
+    assert (status.status, status.json["accounts"]) == (200, None)
+    assert took_s < 5
