@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
@@ -95,7 +96,11 @@ def systemd(
     """Print a unit of systemd for MODULE:ATTR."""
     version = systemd_version or installed_version() or 0
     options = UnitOptions(
-        instances=instances, version=version, user=user or plan.name, program=this_program()
+        instances=instances,
+        version=version,
+        user=user or plan.name,
+        program=this_program(),
+        interpreter=Path(sys.executable).resolve(),
     )
     click.echo(unit(plan, options), nl=False)
 

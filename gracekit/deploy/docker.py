@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from gracekit.config.settings import variable_name
-from gracekit.deploy.kubernetes import DATA, LIVE_EVERY_S, PROBE_TIMEOUT_S, USER_ID
+from gracekit.deploy.kubernetes import (
+    DATA,
+    LIVE_EVERY_S,
+    PROBE_TIMEOUT_S,
+    USER_ID,
+    check_socket,
+)
 from gracekit.deploy.plan import NUMBERS, WATCHDOG_S, Plan, commented
 from gracekit.errors import ConfigError
 
@@ -19,8 +25,10 @@ def dockerfile(plan: Plan) -> str:
     """The text of a Dockerfile.
 
     Raises:
-        ConfigError: a setting has characters that cannot stand in a Dockerfile.
+        ConfigError: a setting has characters that cannot stand in a Dockerfile, or names a place
+            where a container cannot write.
     """
+    check_socket(plan)
     parts = (
         _head(plan),
         _image(),
@@ -55,10 +63,11 @@ def _image() -> Iterator[str]:
 
 
 def _settings(plan: Plan) -> Iterator[str]:
-    variables = plan.files(DATA) | plan.other_urls() | plan.given(with_file=True)
+    variables = plan.files_inside(DATA) | plan.other_urls() | plan.given(with_file=True)
     if plan.admin is not None:
         variables[variable_name("admin")] = str(plan.admin)
-    yield f"# Journal and queue are in {DATA}: a volume, so that they outlive the container."
+    if plan.has_files:
+        yield f"# Files are in {DATA}: a volume, so that they outlive the container."
     for name, value in variables.items():
         yield f"ENV {name}={_word(value)}"
     yield f"VOLUME {json.dumps([DATA])}"

@@ -17,6 +17,7 @@ from gracekit.deploy.yaml_text import Noted, comment, yaml_text
 from gracekit.errors import ConfigError
 
 DATA: Final = "/data"
+TEMPORARY: Final = "/tmp"  # noqa: S108 - in the container
 TOKENS: Final = "/etc/gracekit/admin"
 TLS: Final = "/etc/gracekit/tls"
 SECRET_MODE: Final = 0o400
@@ -32,9 +33,11 @@ def manifests(plan: Plan, image: str) -> str:
     """All documents, as one file of YAML.
 
     Raises:
-        ConfigError: the service has neither a door nor an HTTP endpoint for its probes.
+        ConfigError: the service has neither a door nor an HTTP endpoint for its probes, or the pod
+            has no place for a file.
     """
     _check_probes(plan)
+    check_socket(plan)
     documents = (_service(plan), _workload(plan, image), _budget(plan))
     text = "---\n".join(map(yaml_text, documents))
     return "\n".join([*_head(plan), text, *commented(NUMBERS, _reasons(plan)), ""])
@@ -65,6 +68,21 @@ def _check_probes(plan: Plan) -> None:
             "so the pod needs an HTTP endpoint for its probes: set GRACEKIT_ADMIN=0.0.0.0:9701 "
             "and GRACEKIT_ADMIN_TOKEN_FILE"
         )
+
+
+def check_socket(plan: Plan) -> None:
+    """Refuse a unix socket where a container may not write.
+
+    Raises:
+        ConfigError: the endpoint's socket is there.
+    """
+    places = [TEMPORARY, DATA] if plan.has_files else [TEMPORARY]
+    if plan.admin is None or plan.admin.path is None or str(plan.admin.path.parent) in places:
+        return
+    raise ConfigError(
+        f"admin = {plan.admin} is a socket in {plan.admin.path.parent}, where a container may not "
+        f"write: give --admin unix:{TEMPORARY}/admin.sock, or an address as 0.0.0.0:9701"
+    )
 
 
 # -- the pod ----------------------------------------------------------------------------
@@ -143,7 +161,7 @@ def _container(plan: Plan, image: str) -> dict[str, object]:
 
 
 def _environment(plan: Plan) -> list[object]:
-    variables = plan.files(DATA) | plan.other_urls() | plan.given(with_file=True)
+    variables = plan.files_inside(DATA) | plan.other_urls() | plan.given(with_file=True)
     if plan.admin is not None:
         variables[variable_name("admin")] = str(plan.admin)
     if plan.settings.admin_token_file:
@@ -224,7 +242,7 @@ def _claim() -> dict[str, object]:
 
 
 def _mounts(plan: Plan) -> list[object]:
-    mounts: list[object] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - in the pod
+    mounts: list[object] = [{"name": "tmp", "mountPath": TEMPORARY}]
     if plan.has_files:
         mounts.append({"name": "data", "mountPath": DATA})
     for name, place in _secrets(plan):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from gracekit.config.admin import AdminAddress, admin_address
+from gracekit.config.admin import AdminAddress, admin_address, files_of
 from gracekit.config.settings import SETTINGS, Settings, hard_limit_sum, variable_name
 from gracekit.config.urls import UrlKind, file_of, file_url, holds_password, kind_of, shown_url
 from gracekit.config.values import PREFIX, format_duration
@@ -109,6 +109,28 @@ class Plan:
                 found[variable_name(field)] = value
         return found
 
+    def host_files(self, *, with_file: bool) -> dict[str, tuple[Path, ...]]:
+        """Variables for the secrets of the HTTP endpoint, with the files of this machine.
+
+        A relative name in a flag or a variable is one in the working directory of this process,
+        and one in a settings file is read where the service runs.
+
+        Args:
+            with_file: Whether those that a settings file names count.
+        """
+        settings = self.settings
+        named = {
+            "admin_token_file": (settings.admin_token_file,) * bool(settings.admin_token_file),
+            "admin_tls": files_of(settings.admin_tls or ""),
+        }
+        found = {}
+        for field, names in named.items():
+            is_in_file = _is_file(settings.origin(field))
+            base = self.app_dir if is_in_file else Path.cwd()
+            if names and (with_file or not is_in_file):
+                found[variable_name(field)] = tuple(base / (name or "") for name in names)
+        return found
+
     def files(self, directory: str) -> dict[str, str]:
         """Variables for the store and the queue, if they are files.
 
@@ -119,6 +141,24 @@ class Plan:
             for field, url in self._urls()
             if kind_of(url) is UrlKind.FILE
         }
+
+    def files_inside(self, directory: str) -> dict[str, str]:
+        """As `files`, but also absolute paths are in *directory*: those from elsewhere by name.
+
+        Raises:
+            ConfigError: store and queue would be one file.
+        """
+        found = {
+            variable: file_url(_moved(directory, PurePosixPath(file_of(url))))
+            for variable, url in self.files(directory).items()
+        }
+        if len(set(found.values())) < len(found):
+            names = " and ".join(found)
+            raise ConfigError(
+                f"{names} would both be {file_of(*set(found.values()))}: a container keeps files "
+                f"in {directory} by their names, so give them different ones"
+            )
+        return found
 
     def other_urls(self) -> dict[str, str]:
         """Variables for URLs that name no file, such as a store in memory; without `secret`."""
@@ -201,3 +241,9 @@ def _inside(directory: str, path: Path) -> PurePosixPath:
     """*path* if it is absolute, else a file in *directory*."""
     place = PurePosixPath(path)
     return place if place.is_absolute() else PurePosixPath(directory) / "-".join(place.parts)
+
+
+def _moved(directory: str, path: PurePosixPath) -> PurePosixPath:
+    """*path* itself if it is below *directory*; else the file of that name in *directory*."""
+    is_below = path.is_relative_to(directory) and ".." not in path.parts
+    return path if is_below else PurePosixPath(directory) / path.name

@@ -62,12 +62,15 @@ class UnitOptions:
         version: The version of the systemd that will run it.
         user: The user that the process runs as.
         program: The command line of `gracekit` there.
+        interpreter: The Python that runs it, with all links resolved: that of a virtual
+            environment is a link.
     """
 
     instances: int | None
     version: int
     user: str
     program: tuple[str, ...]
+    interpreter: Path
 
 
 def installed_version() -> int | None:
@@ -234,21 +237,39 @@ def _runtime(plan: Plan, options: UnitOptions) -> str:
 def _writable(plan: Plan) -> Iterator[str]:
     """`ReadWritePaths=` for directories in the settings that are not the service's own."""
     own = (PurePosixPath(_state(plan)), PurePosixPath("/run", plan.name))
-    places = [PurePosixPath(file_of(url)).parent for url in plan.files(_state(plan)).values()]
-    if plan.admin is not None and plan.admin.path is not None:
-        places.append(PurePosixPath(plan.admin.path).parent)
+    places = [PurePosixPath(file).parent for file in _written(plan)]
     others = [place for place in places if not any(one in (place, *place.parents) for one in own)]
     for place in dict.fromkeys(others):
         yield f"ReadWritePaths={_word(str(place))}"
 
 
 def _places(plan: Plan, options: UnitOptions) -> Iterator[str]:
-    """Protect homes and temporary files, unless the application itself is there."""
-    used = [plan.app_dir, Path(options.program[0]), Path(options.program[0]).resolve()]
+    """Protect homes and temporary files, unless that would hide what the service needs.
+
+    `ReadWritePaths=` opens the directories in a read-only home that the service writes to.
+    """
+    named = [*_written(plan), *_read(plan, options)]
+    used = [*named, *(path.resolve() for path in named)]
     in_home = any(_is_in(path, _HOMES) for path in used)
     yield f"ProtectHome={'read-only' if in_home else 'yes'}"
     if not any(_is_in(path, _TEMPORARY) for path in used):
         yield "PrivateTmp=yes"
+
+
+def _written(plan: Plan) -> Iterator[Path]:
+    """Store, queue and the socket of the HTTP endpoint."""
+    yield from map(file_of, plan.files(_state(plan)).values())
+    if plan.admin is not None and plan.admin.path is not None:
+        yield plan.admin.path
+
+
+def _read(plan: Plan, options: UnitOptions) -> Iterator[Path]:
+    """The program, the application, and what the settings name."""
+    yield from (plan.app_dir, Path(options.program[0]), options.interpreter)
+    if plan.config is not None:
+        yield plan.config.absolute()
+    for paths in plan.host_files(with_file=True).values():
+        yield from paths
 
 
 def _is_in(path: Path, places: Sequence[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gracekit.config.loading import load
-from gracekit.deploy.kubernetes import manifests
+from gracekit.deploy.docker import dockerfile
+from gracekit.deploy.kubernetes import check_socket, manifests
 from gracekit.deploy.plan import Plan, name_for
 from gracekit.deploy.systemd import UnitOptions, unit
 from gracekit.deploy.yaml_text import Noted, yaml_text
@@ -33,8 +35,20 @@ def plan(config: Path | None = None, /, **env: str) -> Plan:
     )
 
 
-def unit_of(one: Plan, *, instances: int | None = None, app: str = "/usr/bin/gracekit") -> str:
-    options = UnitOptions(instances=instances, version=252, user="shop", program=(app,))
+def unit_of(
+    one: Plan,
+    *,
+    instances: int | None = None,
+    app: str = "/usr/bin/gracekit",
+    interpreter: str = "/usr/bin/python3",
+) -> str:
+    options = UnitOptions(
+        instances=instances,
+        version=252,
+        user="shop",
+        program=(app,),
+        interpreter=Path(interpreter),
+    )
     return unit(one, options)
 
 
@@ -110,6 +124,87 @@ def test_files_go_where_the_platform_keeps_them():
     assert "GRACEKIT_STORE_URL=sqlite:////var/lib/shop/own.db" in words
     assert "GRACEKIT_TRANSPORT_URL=sqlite:////mnt/big/queue.db" in words
     assert parse_unit(words)["ReadWritePaths"] == "/mnt/big"
+
+
+def test_a_container_keeps_its_files_in_its_volume():
+    """
+    The directories of an absolute path are this machine's: a pod may not write there, and what a
+    container writes there does not outlive it.
+    """
+    one = plan(store_url="sqlite:////home/api/own.db", transport_url="sqlite:////data/q/queue.db")
+    files = {
+        "GRACEKIT_STORE_URL": "sqlite:////data/own.db",
+        "GRACEKIT_TRANSPORT_URL": "sqlite:////data/q/queue.db",
+    }
+
+    assert files.items() <= env_of(one).items()
+    for name, value in files.items():
+        assert f'ENV {name}="{value}"' in dockerfile(one).splitlines()
+
+
+def test_two_files_of_one_name_do_not_become_one():
+    """
+    Store and queue in one file would be refused by each start, so no such image is printed.
+    """
+    one = plan(store_url="sqlite:////a/own.db", transport_url="sqlite:////b/own.db")
+
+    for printed in (lambda: manifests(one, "i"), lambda: dockerfile(one)):
+        with pytest.raises(ConfigError, match="would both be"):
+            printed()
+
+
+@pytest.mark.parametrize(
+    ("place", "store", "is_right"),
+    [
+        ("/tmp/admin.sock", "memory://", True),
+        ("/data/admin.sock", "sqlite:///own.db", True),
+        ("/data/admin.sock", "memory://", False),
+        ("/run/admin.sock", "sqlite:///own.db", False),
+    ],
+)
+def test_a_socket_is_where_a_container_may_write(place, store, is_right):
+    """
+    Elsewhere each start would end with 78.
+    """
+    more = {"transport_url": "memory://"} if store == "memory://" else {}
+    one = plan(admin=f"unix:{place}", store_url=store, **more)
+
+    with contextlib.nullcontext() if is_right else pytest.raises(ConfigError, match="unix:/tmp"):
+        check_socket(one)
+
+
+@pytest.mark.parametrize(
+    ("settings", "home", "temporary"),
+    [
+        ({"store_url": "sqlite:////home/api/own.db"}, "read-only", "yes"),
+        ({"transport_url": "sqlite:////root/queue.db"}, "read-only", "yes"),
+        ({"admin": "unix:/run/user/1/a.sock"}, "read-only", "yes"),
+        ({"admin_token_file": "/home/api/tokens"}, "read-only", "yes"),
+        ({"admin_tls": "/etc/ssl/cert,/root/key"}, "read-only", "yes"),
+        ({"store_url": "sqlite:////var/tmp/own.db"}, "yes", None),
+        ({"admin": "unix:/tmp/a.sock"}, "yes", None),
+    ],
+)
+def test_a_unit_does_not_hide_the_files_of_its_settings(settings, home, temporary):
+    """
+    Store, queue and socket can be written wherever they are, and secrets can be read.
+    """
+    found = parse_unit(unit_of(plan(**settings)))
+
+    assert (found["ProtectHome"], found.get("PrivateTmp")) == (home, temporary)
+
+
+def test_a_unit_does_not_hide_a_settings_file_or_an_interpreter(tmp_path):
+    """
+    The script of a virtual environment names an interpreter that may be in a home.
+    """
+    file = tmp_path / "shop.toml"  # below /tmp
+    file.write_text("threads = 7\n")
+
+    hidden = parse_unit(unit_of(plan(file), interpreter="/root/.pyenv/versions/3.12/bin/python3"))
+
+    assert hidden["ProtectHome"] == "read-only"
+    assert ("PrivateTmp" in hidden) is not str(tmp_path.resolve()).startswith("/tmp/")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.systemd.kit import LOG, NAME
+from tests.systemd.machine import USER
 
 
 def test_an_operator_reaches_a_run_that_its_unit_confines(machine, shop):
@@ -39,6 +40,17 @@ def test_a_unit_confines_its_service(machine, shop):
         "have a namespace": "EPERM",
         "look into /tmp of others": "ENOENT",
     }
+
+
+def test_a_store_in_a_home_can_be_written(machine, shop):
+    """
+    Homes are read-only for the service then, but for the directory of the store.
+    """
+    machine.run("install", "-d", "-o", USER, "-m", "700", "/run/user/shop")
+    machine.add_unit(NAME, shop.printed("--store-url", "sqlite:////run/user/shop/own.db"), **LOG)
+    shop.start()
+
+    machine.run("test", "-s", "/run/user/shop/own.db")
 
 
 def test_a_setting_arrives_as_it_was_given(machine, shop):
