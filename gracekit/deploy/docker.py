@@ -12,6 +12,7 @@ from gracekit.deploy.kubernetes import (
     DATA,
     LIVE_EVERY_S,
     PROBE_TIMEOUT_S,
+    SECRETS,
     USER_ID,
     check_socket,
 )
@@ -50,6 +51,11 @@ def _head(plan: Plan) -> Iterator[str]:
         yield "#"
         yield f"# {variable} ({_line(shown)}) holds a password, so it is not in this file:"
         yield "# give it by --env-file, in a file of mode 0600."
+    for variable in plan.host_files(with_file=True):
+        mounts = " ".join(f"-v FILE:{place}:ro" for place in SECRETS[variable].split(","))
+        yield "#"
+        yield f"# {variable}: the files stay on the host. Let user {USER_ID} read them:"
+        yield f"#   docker run {mounts} ..."
 
 
 def _image() -> Iterator[str]:
@@ -64,6 +70,7 @@ def _image() -> Iterator[str]:
 
 def _settings(plan: Plan) -> Iterator[str]:
     variables = plan.files_inside(DATA) | plan.other_urls() | plan.given(with_file=True)
+    variables |= {name: SECRETS[name] for name in plan.host_files(with_file=True)}
     if plan.admin is not None:
         variables[variable_name("admin")] = str(plan.admin)
     if plan.has_files:

@@ -20,6 +20,11 @@ DATA: Final = "/data"
 TEMPORARY: Final = "/tmp"  # noqa: S108 - in the container
 TOKENS: Final = "/etc/gracekit/admin"
 TLS: Final = "/etc/gracekit/tls"
+SECRETS: Final = {
+    variable_name("admin_token_file"): f"{TOKENS}/token",
+    variable_name("admin_tls"): f"{TLS}/tls.crt,{TLS}/tls.key",
+}
+"""Variables for the files of the HTTP endpoint, and where a container has these."""
 SECRET_MODE: Final = 0o400
 USER_ID: Final = 10_001
 LIVE_EVERY_S: Final = 10
@@ -164,10 +169,7 @@ def _environment(plan: Plan) -> list[object]:
     variables = plan.files_inside(DATA) | plan.other_urls() | plan.given(with_file=True)
     if plan.admin is not None:
         variables[variable_name("admin")] = str(plan.admin)
-    if plan.settings.admin_token_file:
-        variables[variable_name("admin_token_file")] = f"{TOKENS}/token"
-    if plan.settings.admin_tls:
-        variables[variable_name("admin_tls")] = f"{TLS}/tls.crt,{TLS}/tls.key"
+    variables |= {name: SECRETS[name] for name in plan.host_files(with_file=True)}
     variables[variable_name("kill_after_s")] = str(plan.stop_s)
     entries: list[object] = [{"name": name, "value": value} for name, value in variables.items()]
     if kind_of(plan.settings.transport_url) is UrlKind.FILE:

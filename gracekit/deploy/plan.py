@@ -35,7 +35,9 @@ LONGEST_NAME: Final = 31
 
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _APART: Final = re.compile(r"[^a-z0-9]+")
-_OWN_LINE: Final = frozenset({"transport_url", "store_url", "kill_after_s", "admin"})
+_OWN_LINE: Final = frozenset(
+    {"transport_url", "store_url", "kill_after_s", "admin", "admin_token_file", "admin_tls"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,7 @@ class Plan:
     # -- settings ----------------------------------------------------------------------
 
     def given(self, *, with_file: bool) -> dict[str, str]:
-        """Variables for what was set by hand, without URLs, `admin` and `kill_after`.
+        """Variables for what was set by hand, without URLs, `admin`, its files, and `kill_after`.
 
         Args:
             with_file: Whether to include values of the settings file, which a run will not have.

@@ -176,6 +176,8 @@ def _command(plan: Plan, options: UnitOptions) -> str:
 
 def _environment(plan: Plan, options: UnitOptions) -> Iterator[str]:
     variables = plan.files(_state(plan)) | _urls_of_brokers(plan) | plan.given(with_file=False)
+    for name, paths in plan.host_files(with_file=False).items():
+        variables[name] = ",".join(map(str, paths))
     if plan.config is not None:
         variables[f"{PREFIX}CONFIG"] = str(plan.config.resolve())
     if plan.admin is not None and options.instances is None:

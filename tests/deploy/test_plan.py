@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import kubernetes_validate
 import pytest
@@ -18,7 +18,7 @@ from gracekit.deploy.kubernetes import check_socket, manifests
 from gracekit.deploy.plan import Plan, name_for
 from gracekit.deploy.systemd import UnitOptions, unit
 from gracekit.deploy.yaml_text import Noted, yaml_text
-from gracekit.doctor.platform.units import parse_unit
+from gracekit.doctor.platform.units import _environment, parse_unit
 from gracekit.errors import ConfigError
 
 
@@ -124,6 +124,32 @@ def test_files_go_where_the_platform_keeps_them():
     assert "GRACEKIT_STORE_URL=sqlite:////var/lib/shop/own.db" in words
     assert "GRACEKIT_TRANSPORT_URL=sqlite:////mnt/big/queue.db" in words
     assert parse_unit(words)["ReadWritePaths"] == "/mnt/big"
+
+
+SECRETS: Final = {"admin_token_file": "tokens", "admin_tls": "tls/cert.pem, /etc/key.pem"}
+
+
+def test_a_unit_names_the_files_that_were_given(tmp_path, monkeypatch):
+    """
+    It starts the service in another directory than the one in which it was printed.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    variables, _ = _environment(parse_unit(unit_of(plan(**SECRETS))))
+
+    assert variables["GRACEKIT_ADMIN_TOKEN_FILE"] == f"{tmp_path}/tokens"
+    assert variables["GRACEKIT_ADMIN_TLS"] == f"{tmp_path}/tls/cert.pem,/etc/key.pem"
+
+
+def test_an_image_names_no_file_of_this_machine():
+    """
+    The container does not have it: variables name its own places, and comments how to mount there.
+    """
+    text = dockerfile(plan(admin="0.0.0.0:9701", **SECRETS))
+
+    assert 'ENV GRACEKIT_ADMIN_TOKEN_FILE="/etc/gracekit/admin/token"' in text
+    assert 'ENV GRACEKIT_ADMIN_TLS="/etc/gracekit/tls/tls.crt,/etc/gracekit/tls/tls.key"' in text
+    assert "docker run -v FILE:/etc/gracekit/admin/token:ro ..." in text
 
 
 def test_a_container_keeps_its_files_in_its_volume():
@@ -317,8 +343,6 @@ def test_doctor_reads_back_what_a_unit_says(value):
     """
     Blanks, quotes, backslashes, dollars and percent signs arrive unchanged.
     """
-    from gracekit.doctor.platform.units import _environment
-
     variables, _ = _environment(parse_unit(unit_of(plan(reply_queues=value))))
 
     assert variables["GRACEKIT_REPLY_QUEUES"] == value
