@@ -48,6 +48,7 @@ HARDENING: Final = (
     "SystemCallErrorNumber=EPERM",
     "UMask=0077",
 )
+_USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,30}|[0-9]{1,10}")
 _BARE: Final = re.compile(r"[\w%+,./:=@$*-]+")
 _HOMES: Final = ("/home", "/root", "/run/user")
 _TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - places to look for, not to write to
@@ -105,13 +106,23 @@ def unit(plan: Plan, options: UnitOptions) -> str:
     """The text of the unit, or of the template unit.
 
     Raises:
-        ConfigError: the instances of a template would need the same name, port or socket.
+        ConfigError: the instances of a template would need the same name, port or socket, or a
+            text cannot stand in a unit.
     """
+    _check_user(options.user)
     lines = [*_head(plan, options), ""]
     lines += ["[Unit]", f"Description={_plain(plan.target)}, a service on gracekit"]
     lines += ["Wants=network-online.target", "After=network-online.target", ""]
     lines += ["[Service]", *_service(plan, options), "", "[Install]", "WantedBy=multi-user.target"]
     return "\n".join([*lines, "", *commented(NUMBERS, _reasons(plan)), ""])
+
+
+def _check_user(user: str) -> None:
+    if not _USER.fullmatch(user):
+        raise ConfigError(
+            f"--user {user!r} is no name of a user: give a number, or 1 to 31 of A-Z, a-z, 0-9, "
+            "_, . and -, first a letter or _"
+        )
 
 
 def _head(plan: Plan, options: UnitOptions) -> Iterator[str]:
@@ -139,7 +150,7 @@ def _service(plan: Plan, options: UnitOptions) -> Iterator[str]:
     yield f"Type={'notify-reload' if options.version >= RELOADS_SINCE else 'notify'}"
     yield "NotifyAccess=main"
     yield f"User={options.user}"
-    yield f"WorkingDirectory={_plain(str(plan.app_dir))}"
+    yield f"WorkingDirectory={_to_the_end(str(plan.app_dir))}"
     yield f"ExecStart={_command(plan, options)}"
     if options.version < RELOADS_SINCE:
         yield "ExecReload=/bin/sh -c 'kill -HUP $MAINPID'"
@@ -207,7 +218,7 @@ def _of_instances(plan: Plan, options: UnitOptions) -> Iterator[str]:
             f"--admin unix:/run/{plan.name}/admin.sock, and each gets a socket of its own"
         )
     place = f"unix:/run/{_runtime(plan, options)}/{_plain(admin.path.name)}"
-    yield f"Environment={variable_name('admin')}={place}"
+    yield "Environment=" + _quoted(f"{variable_name('admin')}={place}")
 
 
 def _urls_of_brokers(plan: Plan) -> dict[str, str]:
@@ -307,9 +318,24 @@ def _plain(text: str) -> str:
     return text.replace("%", "%%")
 
 
+def _to_the_end(text: str) -> str:
+    """As `_plain`, for the end of a line.
+
+    Raises:
+        ConfigError: also for a backslash, which joins the next line, and a blank, which is lost.
+    """
+    if text.endswith(("\\", " ")):
+        raise ConfigError(f"{text!r} ends in a character that cannot stand in a unit: rename it")
+    return _plain(text)
+
+
 def _word(text: str) -> str:
     """*text* as one word of a directive; quoted where it must be."""
-    text = _plain(text)
+    return _quoted(_plain(text))
+
+
+def _quoted(text: str) -> str:
+    """*text*, in which percent signs are specifiers, as one word."""
     if _BARE.fullmatch(text):
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,13 +40,14 @@ def unit_of(
     one: Plan,
     *,
     instances: int | None = None,
+    user: str = "shop",
     app: str = "/usr/bin/gracekit",
     interpreter: str = "/usr/bin/python3",
 ) -> str:
     options = UnitOptions(
         instances=instances,
         version=252,
-        user="shop",
+        user=user,
         program=(app,),
         interpreter=Path(interpreter),
     )
@@ -336,6 +338,68 @@ def test_what_is_not_printable_is_refused(value):
         unit_of(plan(reply_queues=value))
     with pytest.raises(ConfigError, match="cannot stand in"):
         manifests(plan(reply_queues=value), "i")
+
+
+@pytest.mark.parametrize("user", ["shop", "_shop", "svc.shop-1", "1001"])
+def test_a_unit_names_a_user(user):
+    """
+    By name, or by number.
+    """
+    assert parse_unit(unit_of(plan(), user=user))["User"] == user
+
+
+@pytest.mark.parametrize(
+    "user", ["", "api\nExecStartPre=+/bin/x", "a b", "%i", "-a", "a" * 32, "a\\", "a;b"]
+)
+def test_what_is_no_user_is_refused(user):
+    """
+    A line of its own in the unit would be run by root.
+    """
+    with pytest.raises(ConfigError, match="--user"):
+        unit_of(plan(), user=user)
+
+
+LINE: Final = "x\nExecStartPre=+/bin/x"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"target": LINE},
+        {"app_dir": Path("/srv") / LINE},
+        {"app_dir": Path("/srv/x\\")},  # goes on in the next line
+        {"settings": load({}, {"GRACEKIT_ADMIN": f"unix:/run/{LINE}"})},
+        {"settings": load({}, {"GRACEKIT_STORE_URL": f"sqlite:////srv/{LINE}/own.db"})},
+    ],
+)
+def test_no_word_of_a_unit_becomes_a_directive(changed):
+    """
+    Whatever is given, each directive is one that gracekit writes.
+    """
+    with pytest.raises(ConfigError, match="cannot stand in a unit"):
+        unit_of(dataclasses.replace(plan(), **changed))
+
+
+def test_a_socket_of_instances_may_have_a_blank_in_its_name():
+    """
+    A variable of the unit is one word.
+    """
+    words = unit_of(plan(admin="unix:/run/shop/the admin.sock"), instances=2)
+
+    assert 'Environment="GRACEKIT_ADMIN=unix:/run/shop/%i/the admin.sock"' in words.splitlines()
+
+
+def test_no_word_of_a_container_becomes_a_line():
+    """
+    Neither in a manifest nor in a Dockerfile.
+    """
+    one = dataclasses.replace(plan(), target="x\nUSER root")
+
+    with pytest.raises(ConfigError, match="cannot stand in"):
+        manifests(one, "i")
+    with pytest.raises(ConfigError, match="cannot stand in"):
+        manifests(plan(), "i\nx: y")
+    assert "USER root" not in dockerfile(one).splitlines()
 
 
 @given(st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126), min_size=1))
