@@ -154,6 +154,11 @@ ITS_CONFIG = "Environment=GRACEKIT_CONFIG=compute.toml"
     [
         ("compute:svc", "compute:svc --drain-timeout 60s"),
         ("compute:svc", "--drain-timeout=60s compute:svc"),
+        ("compute:svc", 'compute:svc "--drain-timeout" "60s"'),
+        (
+            "/usr/bin/gracekit run compute:svc",
+            '"/opt/my app/bin/gracekit" run compute:svc --drain-timeout 60s',
+        ),
         ("/usr/bin/gracekit", "/usr/bin/python3 -m gracekit"),
         ("Type=notify", "Environment=GRACEKIT_DRAIN_TIMEOUT=60s A=B\nType=notify"),
         (
@@ -164,7 +169,10 @@ ITS_CONFIG = "Environment=GRACEKIT_CONFIG=compute.toml"
         ("compute:svc", "compute:svc --config {here}/compute.toml"),
         ("Type=notify", f"WorkingDirectory={{here}}\n{ITS_CONFIG}\nType=notify"),
     ],
-    ids=["option", "with =", "module", "variable", "more lines", "file", "config", "its variable"],
+    ids=[
+        "option", "with =", "quoted", "quoted program", "module", "variable", "more lines", "file",
+        "config", "its variable",
+    ],
 )  # fmt: skip
 def test_a_unit_is_judged_by_the_settings_that_it_gives(tmp_path, more):
     """

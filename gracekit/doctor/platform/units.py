@@ -183,7 +183,7 @@ def _words(unit: Directives) -> list[str]:
     """Of its command, without systemd's own marks before it."""
     command = unit.get("ExecStart", "")
     match = re.search(r"argv\[\]=(.*?) ;", command)  # as systemctl shows it
-    return (match[1] if match else command).lstrip("@-:+!").split()
+    return _split((match[1] if match else command).lstrip("@-:+!"))
 
 
 def _environment(unit: Directives) -> tuple[dict[str, str], list[str]]:
