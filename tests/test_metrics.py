@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any, Final
 
@@ -245,7 +246,39 @@ def test_blocks_of_a_handler_count_for_its_method_and_unknown_ones_together():
 
     samples = gauge_samples(by_name("gracekit_tasks_in_flight"), readings(in_flight=counts), WORDS)
 
-    assert dict(samples) == {("resize", "requests"): 4, (OTHER, "ops"): 2}
+    shown = {values: number for values, number in samples if number}
+    assert shown == {("resize", "requests"): 4, (OTHER, "ops"): 2}
+
+
+def test_what_there_is_none_of_is_shown_as_0():
+    """
+    A sample that vanished would be "No data" on a dashboard, also at the end of a drain.
+    """
+    store = StoreNumbers(unfinished={})
+    seen = readings(in_flight={("copy", "ops"): 1}, store=store)
+
+    in_flight = gauge_samples(by_name("gracekit_tasks_in_flight"), seen, WORDS)
+    unfinished = gauge_samples(by_name("gracekit_unfinished"), seen, WORDS)
+
+    assert dict(in_flight) == {
+        ("resize", "requests"): 0,
+        ("resize", "ops"): 0,
+        ("copy", "requests"): 0,
+        ("copy", "ops"): 1,
+    }
+    assert dict(unfinished) == {("accepted",): 0}
+
+
+def test_a_service_with_many_methods_shows_0_for_each_lane_alone():
+    """
+    A scrape does not grow by thousands of samples that say nothing.
+    """
+    many = dataclasses.replace(WORDS, methods=frozenset(f"m{n}" for n in range(1000)))
+    seen = readings(in_flight={("m7", "requests"): 2})
+
+    samples = gauge_samples(by_name("gracekit_tasks_in_flight"), seen, many)
+
+    assert dict(samples) == {("m7", "requests"): 2, (OTHER, "requests"): 0, (OTHER, "ops"): 0}
 
 
 def test_what_is_unknown_is_left_out():
@@ -257,7 +290,6 @@ def test_what_is_unknown_is_left_out():
     empty = {name for name in names if not gauge_samples(by_name(name), readings(), WORDS)}
 
     assert empty == {
-        "gracekit_tasks_in_flight",
         "gracekit_intake_open",
         "gracekit_drain_left_seconds",
         "gracekit_drain_expected_seconds",
@@ -346,7 +378,8 @@ def test_opentelemetry_shows_every_row_of_the_table():
 
     assert seen.keys() == {metric.instrument for metric in METRICS}
     in_flight = frozenset({("method", "resize"), ("channel", "requests")})
-    assert seen["gracekit.tasks.in_flight"] == {in_flight: 2}
+    assert seen["gracekit.tasks.in_flight"][in_flight] == 2
+    assert sum(seen["gracekit.tasks.in_flight"].values()) == 2
     assert seen["gracekit.drain.left"] == {frozenset(): 7.0}
     assert seen["gracekit.broker.connected"] == {frozenset(): 0.0}
     assert seen["gracekit.phase"][frozenset({("phase", "serving")})] == 2

@@ -100,6 +100,7 @@ class Metric:
         events: The events that feed a counter or a histogram.
         value: The field of these events that is observed; if empty, each event counts 1.
         reading: The attribute of `Readings` that a gauge shows.
+        shows_zero: Whether a gauge shows 0 for known values of its labels that its reading lacks.
         together: What a gauge shows of several Runtimes of one process.
         bounds: Upper bounds of a histogram's buckets, in *unit*.
         constants: Attributes that OpenTelemetry's conventions demand, with one value each.
@@ -114,6 +115,7 @@ class Metric:
     events: tuple[str, ...] = ()
     value: str = ""
     reading: str = ""
+    shows_zero: bool = False
     together: Together = Together.SUM
     bounds: tuple[float, ...] = ()
     constants: tuple[tuple[str, str], ...] = ()
@@ -271,6 +273,7 @@ _GAUGES: Final = (
         kind=MetricKind.GAUGE,
         labels=(Label("method", "method", "methods"), _LANE),
         reading="in_flight",
+        shows_zero=True,
         help="Tasks that are accepted, or about to be, and not answered yet.",
     ),
     Metric(
@@ -312,6 +315,7 @@ _GAUGES: Final = (
         kind=MetricKind.GAUGE,
         labels=(Label("state", "state", "states"),),
         reading="unfinished",
+        shows_zero=True,
         together=Together.LARGEST,
         help="Tasks on record that have not ended, also those of other runs of the service.",
     ),

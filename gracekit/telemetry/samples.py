@@ -5,15 +5,19 @@ This module bounds the label values: a value that is not a known word is shown a
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 from gracekit.telemetry.metrics import BY_EVENT, OTHER, LabelWords, Metric
 from gracekit.telemetry.readings import Readings
 
 LabelValues = tuple[str, ...]
 
+MOST_ZEROS: Final = 200
+"""Samples of one gauge that are 0 and shown all the same: 50 methods on 4 lanes."""
 
 Add = Callable[[float], object]
 """Adds a number to a counter, or to a histogram, under one set of label values."""
@@ -76,12 +80,19 @@ def gauge_samples(
         return []
     if not isinstance(shown, Mapping):
         return [((), float(shown))]
-    sums: Counter[LabelValues] = Counter()
     known = [words.of(label) for label in metric.labels]
+    sums = Counter(dict.fromkeys(_shown_as_zero(known), 0) if metric.shows_zero else {})
     for key, number in shown.items():
         values = (key,) if isinstance(key, str) else key
         sums[tuple(map(_bounded, values, known))] += number
     return [(values, float(number)) for values, number in sums.items()]
+
+
+def _shown_as_zero(known: list[frozenset[str]]) -> Iterable[LabelValues]:
+    """Every combination of known values; if these are many, all those of the last label alone."""
+    if math.prod(map(len, known)) > MOST_ZEROS:
+        known = [frozenset({OTHER}), known[-1]]
+    return itertools.product(*map(sorted, known))
 
 
 def _bounded(value: object, known: frozenset[str]) -> str:

@@ -52,9 +52,9 @@ class Provider(metrics.MeterProvider):
 
 
 def asked(name: str) -> list[Any]:
-    """What a gauge says."""
+    """What a gauge says, without what there is none of."""
     seen = gauges[name](CallbackOptions())
-    return sorted(([one.value, dict(one.attributes or {})] for one in seen), key=str)
+    return sorted(([one.value, dict(one.attributes or {})] for one in seen if one.value), key=str)
 
 
 def shop(go: asyncio.Event, entered: asyncio.Semaphore) -> Service:
