@@ -392,6 +392,25 @@ def test_opentelemetry_shows_every_row_of_the_table():
     assert call.bucket_counts[call.explicit_bounds.index(0.5)] == 1
 
 
+def test_a_run_that_has_stopped_does_not_count_beside_one_that_lives():
+    """
+    A program may keep a Runtime that has ended: others are ready, and connected, all the same.
+    """
+    reader = InMemoryMetricReader()
+    instruments = Instruments(MeterProvider(metric_readers=[reader]))
+    ended = readings(state=ServiceState.STOPPED, is_ready=False, broker_connected=False)
+    stopped, living = One(ended), One(readings(is_ready=True, broker_connected=True))
+
+    instruments.watch(stopped)
+    alone = points(reader)
+    instruments.watch(living)
+    beside = points(reader)
+
+    names = ("gracekit.ready", "gracekit.broker.connected")
+    assert [alone[name] for name in names] == [{frozenset(): 0}] * 2
+    assert [beside[name] for name in names] == [{frozenset(): 1}] * 2
+
+
 # -- how long commits take ------------------------------------------------------------------
 
 

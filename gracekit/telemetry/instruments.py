@@ -11,6 +11,7 @@ from typing import Any, Final
 from opentelemetry import metrics as otel
 from opentelemetry.metrics import CallbackOptions, Observation
 
+from gracekit.phase import ServiceState
 from gracekit.telemetry.catalogue import LOGGER
 from gracekit.telemetry.metrics import (
     METRICS,
@@ -35,8 +36,8 @@ class Instruments:
     """OpenTelemetry's instruments of this process; there should be one object of this class.
 
     The API and the SDK keep every instrument for ever, and the SDK ignores one that is registered
-    twice. Gauges read all living Runtimes, and label values are the words of all services that
-    were ever watched.
+    twice. Gauges show the Runtimes that have not stopped; if there are none, those that have. Label
+    values are the words of all services that were ever watched.
 
     Args:
         provider: Makes the instruments; None for the process's own, also one that is set later.
@@ -87,9 +88,12 @@ class Instruments:
     def _observations(self, metric: Metric, _options: CallbackOptions) -> Iterable[Observation]:
         with self._lock:  # the SDK calls this in a thread of its own
             watched, words = list(self._watched), self._words
+        every = [one.readings() for one in watched]
+        # A program may keep a Runtime that has stopped: it is the worst for as long as it is kept.
+        living = [one for one in every if one.state is not ServiceState.STOPPED]
         shown: dict[LabelValues, list[float]] = {}
-        for one in watched:
-            for values, number in gauge_samples(metric, one.readings(), words):
+        for one in living or every:
+            for values, number in gauge_samples(metric, one, words):
                 shown.setdefault(values, []).append(number)
         for values, numbers in shown.items():
             yield Observation(_TOGETHER[metric.together](numbers), _attributes(metric, values))
