@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from gracekit.cli.main import tell
 from gracekit.cli.text import LONGEST_WHY, json_line, safe
 from gracekit.config.values import format_duration, parse_duration
 from gracekit.errors import ConfigError, GracekitError
@@ -69,7 +70,8 @@ def watch(look: Callable[[], Picture], *, every_s: float, as_json: bool) -> NoRe
     """Show what *look* returns again and again.
 
     If the first *look* raises, the command ends. Later errors are shown, because a store or a run
-    may be unavailable for a moment only.
+    may be unavailable for a moment only. With `--json` they are messages on standard error:
+    standard output has documents of the command alone.
     """
     over_the_last = not as_json and is_redrawn()
     picture = look()
@@ -83,16 +85,19 @@ def watch(look: Callable[[], Picture], *, every_s: float, as_json: bool) -> NoRe
             redraw(f"{head}\n\n{picture.text}")
         else:
             click.echo(f"\n{picture.text}")
+        picture = _next(look, every_s=every_s, as_json=as_json)
+
+
+def _next(look: Callable[[], Picture], *, every_s: float, as_json: bool) -> Picture:
+    while True:
         time.sleep(every_s)
-        picture = _look_again(look)
-
-
-def _look_again(look: Callable[[], Picture]) -> Picture:
-    try:
-        return look()
-    except GracekitError as error:
-        why = safe(str(error), longest=LONGEST_WHY)
-        return Picture(text=f"nothing to show now: {why}", data={"error": str(error)})
+        try:
+            return look()
+        except GracekitError as error:
+            if not as_json:
+                why = safe(str(error), longest=LONGEST_WHY)
+                return Picture(text=f"nothing to show now: {why}", data={})
+            tell(str(error))
 
 
 def is_redrawn() -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.kit import Running, Started, cast_many, gracekit, write_service
+from tests.cli.test_schemas import Schemas
 
 pytestmark = pytest.mark.process
 
@@ -98,6 +99,30 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_the_watch(directory):
 
     assert refused.code == 78
     assert "there is no store at" in refused.err
+
+
+def test_watched_json_has_a_message_where_there_is_nothing_to_show(directory):
+    """
+    As for any command, a JSON line on standard error; the lines of pictures fit their schema.
+    """
+    gracekit(directory, "status")
+    with Running(directory) as run:
+        run.process.send_signal(signal.SIGTERM)
+        run.wait()
+    store, aside = directory / "gracekit-store.db", directory / "aside.db"
+    with Started(directory, "status", "--json", "--watch", "100ms") as watch:
+        watch.wait_line('"accounts"')
+        store.rename(aside)
+        told = json.loads(watch.wait_line("there is no store at"))
+        aside.rename(store)
+        watch.wait_line('"accounts"')
+        seen = [json.loads(line) for line in watch.seen]
+
+    assert told["message"].startswith("there is no store at")
+    schemas = Schemas()
+    for line in seen:
+        if "message" not in line:
+            schemas.check("status", line)
 
 
 def test_a_picture_is_not_longer_than_the_terminal(directory):
