@@ -50,7 +50,7 @@ INTAKE_ANSWER_S: Final = 3.0
 """After it a quiet or a resume is answered although the transport has not confirmed it yet."""
 SAME_TIME_S: Final = 0.5
 """Times of two drains that differ by less are the same."""
-TERM_PAUSE_S: Final = 0.1
+TERM_WAIT_S: Final = 0.1
 """A SIGCONT waits so long for the SIGTERM before it: threads may take them in another order."""
 NOTE_TIMEOUT_S: Final = 1.0
 """Seconds that an answer waits until the store has recorded who asked."""
@@ -159,7 +159,7 @@ class Control:
     async def _change_intake(self, name: str) -> None:
         async with self._one_signal:  # in the order in which they came
             if name == "SIGCONT":
-                await asyncio.sleep(TERM_PAUSE_S)
+                await asyncio.sleep(TERM_WAIT_S)
             if name == "SIGCONT" and not self._is_quiet_by_signal():
                 # systemd sends SIGCONT after each SIGTERM, and a debugger after each SIGSTOP. It
                 # is a request only after SIGTSTP. So, unlike `gracekit resume`, it undoes neither
