@@ -80,7 +80,7 @@ def test_of_a_blocked_loop_it_says_within_5_s_what_shows_its_stacks(directory):
 
     assert (answer.code, answer.out) == (4, ""), answer
     assert "did not answer to 'dump' within 4 s: its event loop is blocked" in answer.err
-    assert f"`kill -USR1 {run.process.pid}` writes them to its standard error" in answer.err
+    assert f"`kill -USR1 {run.process.pid}` writes its stacks to its standard error" in answer.err
     assert took_s < 4 + 6  # the start of a process on a busy machine
 
 
