@@ -114,7 +114,7 @@ class ControlClient:
             raise NotAskedError(
                 f"{label(run)} has no door: it has just begun or is about to end, its version is "
                 f"older, or its log says why; on its host, `kill -TERM {run.identity.pid}` drains "
-                "it, -QUIT hands over at once, -USR1 writes its tasks to its log"
+                "it, -QUIT hands over at once, -USR1 writes its tasks to its standard error"
             )
         try:
             async with asyncio.timeout(timeout_s + 1.0):
