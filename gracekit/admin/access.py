@@ -96,8 +96,9 @@ class Tokens:
     def name_of(self, token: str) -> str | None:
         """The name that *token* belongs to; None if it is unknown.
 
-        If the file has become unusable, the tokens that were read before stay valid, because a
-        half-written file must not lock all operators out.
+        No token is valid while the file is gone or empty: so tokens are withdrawn. If it has become
+        unusable otherwise, those that were read before stay valid, because a half-written file
+        must not lock all operators out.
         """
         try:
             self._read_changed()
@@ -126,9 +127,18 @@ class Tokens:
                 self._check_mode(status)
                 lines = file.read().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"admin_token_file {self._path} cannot be read: {error}") from error
+            if isinstance(error, FileNotFoundError):
+                self._digests, self._seen = {}, None
+            raise ConfigError(
+                f"admin_token_file {self._path} cannot be read: {error}; uid {os.geteuid()} must be "
+                "able to read it, and others must not: chown it to that user, and chmod 600"
+            ) from error
         self._digests = dict(_tokens(self._path, lines))
         self._seen = self._found
+        if not self._digests:
+            raise ConfigError(
+                f"admin_token_file {self._path} holds no token; write `name:token` lines"
+            )
 
     def _check_mode(self, status: os.stat_result) -> None:
         mode = stat.S_IMODE(status.st_mode)
@@ -157,8 +167,6 @@ def _tokens(path: Path, lines: Iterable[str]) -> Iterable[tuple[str, bytes]]:
             raise ConfigError(f"admin_token_file {path} names {name!r} twice; leave one line")
         names.add(name)
         yield name, _digest(token)
-    if not names:
-        raise ConfigError(f"admin_token_file {path} holds no token; write `name:token` lines")
 
 
 def _digest(token: str) -> bytes:
@@ -335,7 +343,7 @@ def access_of(settings: Settings, address: AdminAddress | None, telemetry: Telem
     """
 
     def report(error: ConfigError) -> None:
-        telemetry.emit("admin.tokens_kept", error=str(error))
+        telemetry.emit("admin.tokens_unusable", error=str(error))
 
     file = settings.admin_token_file
     is_socket = address is not None and address.path is not None

@@ -255,9 +255,10 @@ _EVENTS: Final = (
         kind="path",
     ),
     _event(
-        "admin.tokens_kept",
+        "admin.tokens_unusable",
         _E,
-        "The token file cannot be used any more, so the tokens that were read before stay valid.",
+        "The token file cannot be used any more. If it is gone or empty, no token is valid; else "
+        "those that were read before are.",
         "error",
     ),
     _event("run.ordered", _I, "An operator's word about the run.", "verb by reason"),

@@ -133,7 +133,8 @@ async def test_tokens_are_read_again_when_their_file_changes(tmp_path: Path):
 
 async def test_a_token_file_that_cannot_be_used_any_more_is_reported(tmp_path: Path):
     """
-    Once for each state of the file, while the tokens that were read before go on working.
+    Once for each state of the file. Tokens that were read before go on working, unless the file is
+    empty or gone: so an operator withdraws them all.
     """
     file = write_tokens(tmp_path)
     async with Site(tmp_path, Service("s"), admin_token_file=str(file)) as site:
@@ -141,19 +142,24 @@ async def test_a_token_file_that_cannot_be_used_any_more_is_reported(tmp_path: P
             lambda: file.chmod(0o644),
             lambda: write_tokens(tmp_path, "half a li"),
             lambda: file.write_bytes(b"\xff" * 20),
-            file.unlink,
         )
         for change in spoil:
             change()
             assert (await site.ask("/api/v1/status", **ALICE)).status == 200
             assert (await site.ask("/api/v1/status", **EVE)).status == 401
+        for change in (lambda: write_tokens(tmp_path, "# none\n"), file.unlink):
+            write_tokens(tmp_path)
+            assert (await site.ask("/api/v1/status", **ALICE)).status == 200
+            change()
+            for _ in range(2):
+                assert (await site.ask("/api/v1/status", **ALICE)).status == 401
         write_tokens(tmp_path, f"eve:{TOKEN[::-1]}\n")
         assert (await site.ask("/api/v1/status", **ALICE)).status == 401
         assert (await site.ask("/api/v1/status", **EVE)).status == 200
 
-    said = [entry["error"] for entry in site.told("admin.tokens_kept")]
-    words = ("has mode 0644", "line 1 of", "invalid start byte", "No such file")
-    assert [word in error for word, error in zip(words, said, strict=True)] == [True] * 4
+    said = [entry["error"] for entry in site.told("admin.tokens_unusable")]
+    words = ("has mode 0644", "line 1 of", "invalid start byte", "holds no token", "No such file")
+    assert [word in error for word, error in zip(words, said, strict=True)] == [True] * 5
 
 
 @pytest.mark.parametrize(
