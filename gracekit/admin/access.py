@@ -130,8 +130,8 @@ class Tokens:
             if isinstance(error, FileNotFoundError):
                 self._digests, self._seen = {}, None
             raise ConfigError(
-                f"admin_token_file {self._path} cannot be read: {error}; uid {os.geteuid()} must be "
-                "able to read it, and others must not: chown it to that user, and chmod 600"
+                f"admin_token_file {self._path} cannot be read: {error}; only uid "
+                f"{os.geteuid()} must be able to read it: chown it to that user, and chmod 600"
             ) from error
         self._digests = dict(_tokens(self._path, lines))
         self._seen = self._found

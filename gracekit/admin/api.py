@@ -18,7 +18,7 @@ from gracekit.control.health import Health, HealthCheck, Probe
 from gracekit.control.orders import VerbAnswer
 from gracekit.control.verbs import Control
 from gracekit.errors import GracekitError, InvalidArgumentsError
-from gracekit.listings.chosen_task import find
+from gracekit.listings.chosen_task import ChosenTask, find
 from gracekit.listings.one_task import read_task
 from gracekit.listings.reports import Reports, RunReport
 from gracekit.listings.status import exit_as_json, list_exits, look
@@ -106,10 +106,7 @@ class AdminApi:
         Raises:
             NoSuchTaskError: the id names none, or several.
         """
-        try:
-            subject = await find(self._view, task_id, None, self._reports)
-        except GracekitError as error:
-            raise NoSuchTaskError(str(error)) from error
+        subject = await self._chosen(task_id)
 
         async def hear(run: Run) -> RunReport:
             if run.run_id != self.run_id:
@@ -166,18 +163,32 @@ class AdminApi:
 
         Raises:
             InvalidArgumentsError: *args* give no reason, and the verb needs one.
+            NoSuchTaskError: the id names none, or several.
             MovedError: another run has the task, or has just taken it.
             GracekitError: as `Control.carry_out`.
         """
         if verb != "retry" and not str(args.get("reason") or "").strip():
             raise InvalidArgumentsError(f"{verb!r} needs a reason, which the task's caller reads")
         answer = await self._control.carry_out(verb, run_id, args)
-        if answer.get("moved"):
-            raise MovedError(
-                f"task {args['task_id']!r} does not belong to this run now: "
-                "see `GET /api/v1/tasks/{id}` for its owner, and ask that run"
-            )
-        return answer
+        if not answer.get("moved"):
+            return answer
+        chosen = await self._chosen(str(args["task_id"]))
+        if chosen.request_id != args["task_id"]:  # the beginning of an id was sent
+            named = {"task_id": chosen.request_id, "recipient": chosen.recipient}
+            answer = await self._control.carry_out(verb, run_id, {**args, **named})
+            if not answer.get("moved"):
+                return answer
+        raise MovedError(
+            f"{chosen} is {chosen.state}{chosen.where} and not this run's to {verb} now: ask the "
+            "run that has it, or try again if none has"
+        )
+
+    async def _chosen(self, task_id: str) -> ChosenTask:
+        """The task of that id, or of the only id that begins so."""
+        try:
+            return await find(self._view, task_id, None, self._reports)
+        except GracekitError as error:
+            raise NoSuchTaskError(str(error)) from error
 
     # -- what the run itself reports ------------------------------------------------------
 

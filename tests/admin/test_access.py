@@ -440,7 +440,8 @@ for path in ("/livez", "/api/v1/status", "/api/v1/action-key"):
 
 async def test_a_task_is_shown_and_cancelled_by_its_id(tmp_path: Path):
     """
-    This works as by the command line; the order needs a reason, because the caller gets it.
+    The beginning of the id is enough where no other id begins so. The order needs a reason, because
+    the caller gets it.
     """
     svc, begun = Service("s"), asyncio.Event()
 
@@ -459,15 +460,21 @@ async def test_a_task_is_shown_and_cancelled_by_its_id(tmp_path: Path):
         shown = (await site.ask(f"/api/v1/tasks/{task_id}", **ALICE)).json
         unexplained = await site.act(f"/api/v1/tasks/{task_id}/cancel")
         unknown = await site.act("/api/v1/tasks/nobody/cancel", reason="x")
-        done = await site.act(f"/api/v1/tasks/{task_id}/cancel", reason="wrong vm")
+        done = await site.act(f"/api/v1/tasks/{task_id[:7]}/cancel", reason="wrong vm")
         while site.runtime.readings().in_flight:
             await asyncio.sleep(0.01)
         after = (await site.ask(f"/api/v1/tasks/{task_id}", **ALICE)).json
+        again = [
+            await site.act(f"/api/v1/tasks/{word}/cancel", reason="twice")
+            for word in (task_id, task_id[:7])
+        ]
 
+    for late in again:
+        assert (late.status, "has ended and cannot be cancelled" in late.why) == (409, True)
     assert [(task["request_id"], task["live"]) for task in listed] == [(task_id, True)]
     assert shown["live"]["state"] == "running"
     assert (unexplained.status, "needs a reason" in unexplained.why) == (400, True)
-    assert unknown.status == 409
+    assert (unknown.status, "no task nobody is on record" in unknown.why) == (404, True)
     assert done.status == 200
     assert after["task"]["state"] == "cancelled"
     assert any("token alice" in entry["detail"] for entry in after["incidents"])
