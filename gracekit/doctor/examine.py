@@ -32,6 +32,7 @@ Check = Callable[[], "Finding | Iterable[Finding]"]
 Findings = Iterator[Finding]
 
 STORE_TABLES: Final = ("run", "task", "reply", "lease", "hold", "tally")
+_NO_RUNS: Final = runs.Runs(living=(), doubtful=(), all=())
 QUEUE_TABLES: Final = ("connection", "queue", "message", "subscription")
 
 
@@ -57,6 +58,12 @@ class Examination:
     manifests: tuple[Path, ...] = field(default=())
     dockerfiles: tuple[Path, ...] = field(default=())
 
+    @property
+    def files(self) -> tuple[object, ...]:
+        """What describes how the service is run, often in another place than this one."""
+        unit = () if self.unit is None else (self.unit,)
+        return (*unit, *self.manifests, *self.dockerfiles)
+
 
 def examine(examination: Examination) -> Findings:
     """Everything that can be seen of *examination*, outside an event loop."""
@@ -75,7 +82,8 @@ def examine(examination: Examination) -> Findings:
 
 
 def _with_settings(examination: Examination, settings: Settings) -> Findings:
-    found, problems = _runs(settings)
+    elsewhere = _elsewhere(examination, settings)
+    found, problems = (_NO_RUNS, []) if "store_url" in elsewhere else _runs(settings)
     pids = (
         *examination.pids,
         *(pid for pid in runs.pids_here(found) if pid not in examination.pids),
@@ -86,9 +94,33 @@ def _with_settings(examination: Examination, settings: Settings) -> Findings:
     yield from _in("platform", *_platform_checks(examination, settings, pids))
     yield from _in("process", *_process_checks(pids))
     yield from problems
-    yield from _store(settings, found)
-    yield from _transport(settings, found, examination.service)
+    if "store_url" in elsewhere:
+        yield _not_named("store", "--store")
+    else:
+        yield from _store(settings, found)
+    if "transport_url" in elsewhere:
+        yield _not_named("transport", "--transport")
+    else:
+        yield from _transport(settings, found, examination.service)
     yield from _in("host", *_host_checks(), lambda: host.check_host_name(settings, os.getpid()))
+
+
+def _elsewhere(examination: Examination, settings: Settings) -> set[str]:
+    """The URLs of which the defaults say nothing: a given file describes the service's place."""
+    if not examination.files:
+        return set()
+    return {n for n in ("store_url", "transport_url") if settings.origin(n) == "default"}
+
+
+def _not_named(area: str, option: str) -> Finding:
+    return replace(
+        skip(
+            "file",
+            "the run of the given file has one of its own, which was not named here",
+            f"to have it examined, give {option} as that run has it, as a user who may read it",
+        ),
+        area=area,
+    )
 
 
 def _settings_checks(settings: Settings) -> tuple[Check, ...]:
@@ -123,7 +155,8 @@ def _platform_checks(
     examination: Examination, settings: Settings, pids: tuple[int, ...]
 ) -> Iterator[Check]:
     pid = pids[0] if pids else os.getpid()
-    yield lambda: platform.check_kill_after(settings)
+    if not examination.files or settings.kill_after_s is not None:
+        yield lambda: platform.check_kill_after(settings)
     for manifest in examination.manifests:
         yield lambda manifest=manifest: pods.check_manifest(settings, manifest)  # type: ignore[misc]
     for dockerfile in examination.dockerfiles:
@@ -134,8 +167,7 @@ def _platform_checks(
     else:
         yield lambda: platform.check_systemd(settings, pid)
         yield lambda: platform.check_supervisord(settings, proc.environment_of(pid))
-    files = (examination.unit, *examination.manifests, *examination.dockerfiles)
-    if not any(files):  # a given file describes another place than this machine
+    if not examination.files:  # a given file describes another place than this machine
         yield lambda: platform.check_container(settings, pid)
 
 
@@ -163,17 +195,16 @@ def _host_checks() -> tuple[Check, ...]:
 
 def _runs(settings: Settings) -> tuple[runs.Runs, list[Finding]]:
     """The runs of the store, or none and why."""
-    nothing = runs.Runs(living=(), doubtful=(), all=())
     path = StoreLocation(settings.store_url).path
     if path is None or not path.is_file():
-        return nothing, []
+        return _NO_RUNS, []
     try:
         return runs.read_runs(path, schema=len(load_migrations(MIGRATIONS))), []
     except ConfigError:
-        return nothing, []  # the check of the schema says why
+        return _NO_RUNS, []  # the check of the schema says why
     except GracekitError as error:
         found = told("runs", error, ExitCode.DEPENDENCY)
-        return nothing, [replace(one, area="store") for one in found]
+        return _NO_RUNS, [replace(one, area="store") for one in found]
 
 
 def _run_directory(settings: Settings) -> Path:

@@ -109,7 +109,9 @@ def test_units_and_manifests_are_read(directory):
     """
     mounts = [{"name": "data", "mountPath": "/data"}]
     main = {"name": "main", "workingDir": "/data", "volumeMounts": mounts}
-    pod = {"kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": [main]}}
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}]
+    spec = {"containers": [main], "volumes": volumes}
+    pod = {"kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
     (directory / "pod.json").write_text(json.dumps(pod))
     (directory / "x.service").write_text("[Service]\nExecStart=gracekit run x\nTimeoutStopSec=10\n")
 
@@ -123,6 +125,27 @@ def test_units_and_manifests_are_read(directory):
     assert [one["check"] for one in findings(answer, "fail")] == ["TimeoutStopSec"]
     checks = {one["check"]: one["level"] for one in answer.json["findings"]}
     assert checks["Pod x, container main"] == "ok"
+
+
+def test_with_a_unit_only_named_files_are_examined(directory):
+    """
+    The store of the working directory is not the unit's: advice about it could break the service.
+    """
+    directory.chmod(0o755)
+    (directory / "x.service").write_text("[Service]\nExecStart=gracekit run x\nTimeoutStopSec=60\n")
+
+    def levels(*options: str) -> dict[str, set[str]]:
+        found = gracekit(directory, "doctor", "--json", "--unit", "x.service", *options)
+        levels: dict[str, set[str]] = {}
+        for one in found.json["findings"]:
+            levels.setdefault(one["area"], set()).add(one["level"])
+        return levels
+
+    unnamed, named = levels(), levels("--store", f"sqlite:///{directory}/gracekit-store.db")
+
+    assert (unnamed["store"], unnamed["transport"]) == ({"skip"}, {"skip"})
+    assert "warn" in named["store"]
+    assert named["transport"] == {"skip"}
 
 
 def test_a_living_run_is_looked_at(directory):

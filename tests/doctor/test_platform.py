@@ -428,6 +428,7 @@ SHARED = env(ACCEPT_UNSHARED_STORE="true")
         (with_volume(CLAIM), "journal", Level.OK, "is on the volume 'data'"),
         (with_volume(CLAIM), "queue", Level.OK, "is on the volume 'data'"),
         (with_volume(claims=("data",)), "journal", Level.OK, "is on the volume 'data'"),
+        (with_volume(), "journal", Level.FAIL, "and no volume is called so"),
         (with_volume(EMPTY), "journal", Level.WARN, "in the emptyDir volume 'data'"),
         (with_volume(EMPTY), "queue", Level.WARN, "in the emptyDir volume 'data'"),
         (with_volume(CLAIM, mounts=OTHERWISE), "journal", Level.FAIL, "is on no volume"),

@@ -242,6 +242,7 @@ def _check_kill_after(name: str, value: str | None, grace_s: float) -> Finding:
 # -- where its files are --------------------------------------------------------------
 
 _WITH_THE_POD: Final = ("emptyDir", "ephemeral")
+_ABSENT: Final = "(absent)"  # of a mount that names no volume of its pod
 
 
 def check_files(
@@ -280,7 +281,7 @@ def _volume_of(
     if name in pod.claims:
         return {"name": name, "volumeClaimTemplate": {}}
     volumes = [one for one in pod.spec.get("volumes") or () if isinstance(one, dict)]
-    return next((one for one in volumes if one.get("name") == name), {"name": name})
+    return next((one for one in volumes if one.get("name") == name), {"name": name, _ABSENT: {}})
 
 
 def _is_own(volume: Mapping[str, Any]) -> bool:
@@ -300,6 +301,9 @@ def _check_volume(
         seen = f"the {what} {path} is on no volume: it is lost when the container ends"
         if not path.is_absolute():
             seen += ", unless a mount is around the image's working directory, which is not said"
+        return fail(check, seen, remedy)
+    if _ABSENT in volume:
+        seen = f"the {what} {path} is in a mount of {volume['name']!r}, and no volume is called so"
         return fail(check, seen, remedy)
     kind = next((kind for kind in _WITH_THE_POD if kind in volume), None)
     if kind is not None:
