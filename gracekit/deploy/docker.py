@@ -42,10 +42,14 @@ def dockerfile(plan: Plan) -> str:
 
 def _head(plan: Plan) -> Iterator[str]:
     kill_after = variable_name("kill_after_s")
-    yield "# Dockerfile: printed by gracekit init docker. requirements.txt names gracekit."
+    extra = "" if plan.admin is None else "[web,prometheus]"
+    yield f"# Dockerfile: printed by gracekit init docker. requirements.txt names gracekit{extra}."
     yield "#"
     yield f"#   docker build -t {plan.name} ."
-    yield f"#   docker run --hostname {plan.name} --stop-timeout {plan.stop_s} \\"
+    port = ""
+    if plan.admin is not None and plan.admin.path is None:
+        port = f" -p {plan.admin.port}:{plan.admin.port}"
+    yield f"#   docker run --hostname {plan.name} --stop-timeout {plan.stop_s}{port} \\"
     yield f"#       -e {kill_after}={plan.stop_s} -v {plan.name}:{DATA} {plan.name}"
     for variable, shown in plan.secret().items():
         yield "#"

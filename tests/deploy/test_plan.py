@@ -152,6 +152,8 @@ def test_an_image_names_no_file_of_this_machine():
     assert 'ENV GRACEKIT_ADMIN_TOKEN_FILE="/etc/gracekit/admin/token"' in text
     assert 'ENV GRACEKIT_ADMIN_TLS="/etc/gracekit/tls/tls.crt,/etc/gracekit/tls/tls.key"' in text
     assert "docker run -v FILE:/etc/gracekit/admin/token:ro ..." in text
+    assert "--stop-timeout 31 -p 9701:9701" in text
+    assert "requirements.txt names gracekit[web,prometheus]." in text
 
 
 def test_a_container_keeps_its_files_in_its_volume():
