@@ -492,7 +492,7 @@ def test_a_container_whose_command_is_a_shell_fails(tmp_path):
     found = list(check_manifest(SETTINGS, path))
 
     assert [f.remedy for f in found if "shell" in f.seen] == [
-        'use the exec form: command: ["gracekit", "run", "compute:svc"]'
+        'use the exec form: command: ["gracekit", "run", "MODULE:ATTR"]'
     ]
 
 

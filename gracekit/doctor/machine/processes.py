@@ -19,7 +19,7 @@ ENOUGH_FILES: Final = 1024
 LONGEST: Final = 60
 
 _EXEC_FORM: Final = (
-    'use the exec form, ENTRYPOINT ["gracekit", "run", "compute:svc"], or begin the shell\'s '
+    'use the exec form, ENTRYPOINT ["gracekit", "run", "MODULE:ATTR"], or begin the shell\'s '
     "command with exec"
 )
 

@@ -129,7 +129,7 @@ def _variables(text: str) -> Mapping[str, str]:
 
 
 def _check_command(image: ImagePlan, name: str) -> Finding:
-    remedy = 'write it as a list: CMD ["gracekit", "run", "compute:svc"]'
+    remedy = 'write it as a list: CMD ["gracekit", "run", "MODULE:ATTR"]'
     if not image.command:
         return warn("CMD", f"{name} does not say what it starts", remedy)
     if hides_signals(image.command):

@@ -189,7 +189,7 @@ def _check_container(
             name,
             "its command is a shell that starts the service: SIGTERM goes to the shell, and the "
             "service is killed at the end of the grace period",
-            'use the exec form: command: ["gracekit", "run", "compute:svc"]',
+            'use the exec form: command: ["gracekit", "run", "MODULE:ATTR"]',
         )
 
 
