@@ -31,17 +31,23 @@ def wait_until(condition: Callable[[], object], what: str, within_s: float = WAI
         time.sleep(0.01)
 
 
+MOST_CLAIMS: Final = 200
+_claims: list[socket.socket] = []
+
+
 def free_ports(number: int) -> list[int]:
     """
-    Ports that nobody listens on, and that the system hands out to nobody.
+    Ports that nobody listens on, and that neither the system nor another test hands out.
 
-    One that it hands out may be gone when a killed node wants it back; worse, a client that tries
-    again and again to reach it comes to connect with itself.
+    A node takes its ports seconds after they were chosen: meanwhile no other may choose them. One
+    that the system hands out may be gone when a killed node wants it back; worse, a client that
+    tries again and again to reach it comes to connect with itself.
     """
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ours = range(10_000, low) if low > 12_000 else range(high + 1, 65_536)
     candidates = random.SystemRandom().sample(ours or range(10_000, 65_536), k=100)
-    return list(itertools.islice(filter(_is_free, candidates), number))
+    free = (port for port in candidates if _is_free(port) and reserve(port))
+    return list(itertools.islice(free, number))
 
 
 def _is_free(port: int) -> bool:
@@ -51,6 +57,20 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def reserve(port: int) -> bool:
+    """Keep *port* from `free_ports` of all processes, for the next 200; false if it is kept."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0gracekit-test-port-{port}")  # gone with the process, however that ends
+    except OSError:
+        claim.close()
+        return False
+    _claims.append(claim)
+    if len(_claims) > MOST_CLAIMS:
+        _claims.pop(0).close()
+    return True
 
 
 def connects(port: int) -> bool:

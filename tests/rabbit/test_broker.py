@@ -22,7 +22,7 @@ from tests.process.helpers import ROOT, until
 from tests.rabbit.broker import Broker
 from tests.rabbit.certificates import Certificates
 from tests.rabbit.erlang import find_server
-from tests.rabbit.machine import HOST, Child, free_ports, process, see_off
+from tests.rabbit.machine import HOST, Child, free_ports, process, reserve, see_off
 from tests.scale import scale
 
 pytestmark = pytest.mark.process
@@ -108,6 +108,19 @@ def test_its_ports_are_none_that_the_system_hands_out():
 
     assert len(set(ports)) == 20
     assert not [port for port in ports if low <= port <= high]
+
+
+def test_a_port_is_chosen_once_though_nobody_listens_there_yet():
+    """
+    Two nodes that start at the same time in two processes do not get the same one.
+    """
+    (port,) = free_ports(1)
+    script = f"from tests.rabbit.machine import reserve; print(reserve({port}))"
+
+    here = reserve(port)
+    there = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+
+    assert (here, there.stdout) == (False, b"False\n")
 
 
 def test_a_closed_node_leaves_no_process_and_no_port(tmp_path: Path):
