@@ -166,6 +166,7 @@ async def _asking(runtime: Runtime) -> AsyncIterator[Any]:
 async def _idle_ms(number: int) -> float:
     """Milliseconds of processor time in each second without requests; scrapes go on."""
     seconds = 5.0 if number >= AT_ONCE * 10 else 0.2
+    await asyncio.sleep(seconds / 2)  # what the requests before have left to do is not idle
     began = time.process_time()
     await asyncio.sleep(seconds)
     return 1000 * (time.process_time() - began) / seconds
