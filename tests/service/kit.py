@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any, Final, cast
 
-from gracekit import Service, Settings
+from gracekit import Context, Service, Settings
 from gracekit.process import Point
 from gracekit.rpc.memory import MemoryTransport
 from gracekit.rpc.transport import Message, shared_queue
@@ -201,3 +201,17 @@ class World(Machine):
                     assert life.told("dispatch.failed") == []
                     assert life.told("background.failed") == []
                     assert life.told("drain.step_failed") == []
+
+
+async def start_with_work(world: World, svc: Service) -> tuple[Life, Doors]:
+    """A service with one request of `work` in flight, which waits at the door `work`."""
+    doors = Doors()
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await doors.pass_("work")
+
+    life = await world.start(svc)
+    await (await world.client(svc)).cast(work)
+    await doors.wait(1)
+    return life, doors

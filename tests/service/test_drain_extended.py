@@ -8,7 +8,7 @@ import pytest
 
 from gracekit import Context, GracekitError, Service
 from gracekit.process import Point
-from tests.service.kit import Doors, Fault, Systemd, World, now
+from tests.service.kit import Doors, Fault, Systemd, World, now, start_with_work
 
 pytestmark = pytest.mark.looptime
 
@@ -165,15 +165,7 @@ async def test_a_second_drain_changes_nothing_and_says_so(world: World, svc: Ser
     Without a time, or with that of the first, its sender may watch; another time is refused. Only
     the first is an incident.
     """
-    doors = Doors()
-
-    @svc.rpc
-    async def work(ctx: Context) -> None:
-        await doors.pass_("work")
-
-    life = await world.start(svc)
-    await (await world.client(svc)).cast(work)
-    await doors.wait(1)
+    life, doors = await start_with_work(world, svc)
     life.faults.delay_s = 0.5
     life.plan(Point.STOP_INTENT, Fault.DELAY)
     life.ask_to_stop(source="operator", final=False)
@@ -196,15 +188,7 @@ async def test_a_signal_takes_an_extension_back(world: World, svc: Service):
     """
     The sender waits for `drain_timeout`, whatever a command was granted before.
     """
-    doors = Doors()
-
-    @svc.rpc
-    async def work(ctx: Context) -> None:
-        await doors.pass_("work")
-
-    life = await world.start(svc)
-    await (await world.client(svc)).cast(work)
-    await doors.wait(1)
+    life, _ = await start_with_work(world, svc)
     await world.verb(life, "drain")
     await world.verb(life, "extend", more="1h")
     await asyncio.sleep(600)

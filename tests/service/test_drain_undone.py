@@ -22,7 +22,7 @@ from gracekit.drain.report import StopRequest
 from gracekit.errors import RunEndedError
 from gracekit.process import Point
 from gracekit.rpc.oslo_wire import MAX_NAME
-from tests.service.kit import Doors, Fault, Systemd, World, now, run_row
+from tests.service.kit import Doors, Fault, Systemd, World, now, run_row, start_with_work
 
 pytestmark = pytest.mark.looptime
 
@@ -425,15 +425,7 @@ async def test_a_resume_while_a_resume_is_recorded_does_not_undo_the_next_drain(
     """
     The second one has nothing to do any more, and a later SIGTERM drains.
     """
-    doors = Doors()
-
-    @svc.rpc
-    async def work(ctx: Context) -> None:
-        await doors.pass_("work")
-
-    life = await world.start(svc)
-    await (await world.client(svc)).cast(work)
-    await doors.wait(1)
+    life, doors = await start_with_work(world, svc)
     await world.verb(life, "drain")
     await life.hears("intake.closed")
     life.faults.delay_s = 0.5
