@@ -444,6 +444,16 @@ class Broker:
         config.touch(0o600)
         config.write_text(f"[{{rabbit, [\n  {terms}\n]}}].\n")
 
+    def _without_plugins(self) -> dict[str, str]:
+        """None is enabled, yet a node reads all that it sees: a fifth of its time to start."""
+        seen = self._directory / "plugins"
+        seen.mkdir(exist_ok=True)
+        cores = Path(self._server).resolve().parents[1].glob("plugins/rabbit-*")
+        for core in cores:  # with the schema of its configuration in it
+            with contextlib.suppress(FileExistsError):
+                (seen / core.name).symlink_to(core)
+        return {"RABBITMQ_PLUGINS_DIR": str(seen)} if any(seen.iterdir()) else {}
+
     def _tls_settings(self) -> dict[str, str]:
         if self._tls is None:
             return {}
@@ -471,22 +481,26 @@ class Broker:
             f"-kernel inet_dist_listen_min {port} -kernel inet_dist_listen_max {port}",
             "+S 1:1",
         )
-        return epmd.environment | {
-            "PATH": os.environ["PATH"],
-            "LANG": "C.UTF-8",
-            "HOME": str(self._directory),
-            "ERL_CRASH_DUMP_SECONDS": "0",
-            "RUNNING_UNDER_SYSTEMD": "true",  # the start script becomes the node
-            "RABBITMQ_SCHEDULER_BIND_TYPE": "u",  # else all nodes sit on the same core
-            "RABBITMQ_CONF_ENV_FILE": str(self._directory / "env.conf"),
-            "RABBITMQ_CONFIG_FILE": str(self._directory / "rabbitmq.config"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self._directory / "enabled_plugins"),
-            "RABBITMQ_MNESIA_BASE": str(self._directory / "data"),
-            "RABBITMQ_LOG_BASE": str(self._directory / "log"),
-            "RABBITMQ_NODENAME": self.name,
-            "RABBITMQ_DIST_PORT": str(port),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": " ".join(flags),
-        }
+        return (
+            epmd.environment
+            | self._without_plugins()
+            | {
+                "PATH": os.environ["PATH"],
+                "LANG": "C.UTF-8",
+                "HOME": str(self._directory),
+                "ERL_CRASH_DUMP_SECONDS": "0",
+                "RUNNING_UNDER_SYSTEMD": "true",  # the start script becomes the node
+                "RABBITMQ_SCHEDULER_BIND_TYPE": "u",  # else all nodes sit on the same core
+                "RABBITMQ_CONF_ENV_FILE": str(self._directory / "env.conf"),
+                "RABBITMQ_CONFIG_FILE": str(self._directory / "rabbitmq.config"),
+                "RABBITMQ_ENABLED_PLUGINS_FILE": str(self._directory / "enabled_plugins"),
+                "RABBITMQ_MNESIA_BASE": str(self._directory / "data"),
+                "RABBITMQ_LOG_BASE": str(self._directory / "log"),
+                "RABBITMQ_NODENAME": self.name,
+                "RABBITMQ_DIST_PORT": str(port),
+                "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": " ".join(flags),
+            }
+        )
 
 
 def _speaks_amqp(port: int) -> bool:
