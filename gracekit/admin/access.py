@@ -118,7 +118,7 @@ class Tokens:
     def _read_changed(self) -> None:
         self._found = None
         try:
-            with self._path.open(encoding="utf-8") as file:
+            with open(self._path, encoding="utf-8", opener=_open_at_once) as file:
                 status = os.fstat(file.fileno())
                 # The time of the last change covers the mode, too.
                 self._found = (status.st_ino, status.st_ctime_ns, status.st_size)
@@ -130,8 +130,9 @@ class Tokens:
             if isinstance(error, FileNotFoundError):
                 self._digests, self._seen = {}, None
             raise ConfigError(
-                f"admin_token_file {self._path} cannot be read: {error}; only uid "
-                f"{os.geteuid()} must be able to read it: chown it to that user, and chmod 600"
+                f"admin_token_file {self._path} cannot be read: {error}; it must be a file of "
+                f"`name:token` lines in UTF-8 that uid {os.geteuid()} alone may read: chown it to "
+                "that user, and chmod 600"
             ) from error
         self._digests = dict(_tokens(self._path, lines))
         self._seen = self._found
@@ -149,6 +150,17 @@ class Tokens:
                 f"admin_token_file {self._path} has mode {mode:04o}, so others may "
                 f"read the tokens: chmod 600 {self._path}"
             )
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A descriptor; the event loop must not wait until somebody writes to a FIFO."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory"}.get(stat.S_IFMT(mode))
+        raise OSError(f"it is {kind or 'a device'}")
+    return descriptor
 
 
 def _tokens(path: Path, lines: Iterable[str]) -> Iterable[tuple[str, bytes]]:

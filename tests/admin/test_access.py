@@ -142,11 +142,14 @@ async def test_a_token_file_that_cannot_be_used_any_more_is_reported(tmp_path: P
             lambda: file.chmod(0o644),
             lambda: write_tokens(tmp_path, "half a li"),
             lambda: file.write_bytes(b"\xff" * 20),
+            lambda: (file.unlink(), os.mkfifo(file, 0o600)),  # nobody writes to it
+            lambda: (file.unlink(), file.mkdir(), file.chmod(0o700)),
         )
         for change in spoil:
             change()
             assert (await site.ask("/api/v1/status", **ALICE)).status == 200
             assert (await site.ask("/api/v1/status", **EVE)).status == 401
+        file.rmdir()
         for change in (lambda: write_tokens(tmp_path, "# none\n"), file.unlink):
             write_tokens(tmp_path)
             assert (await site.ask("/api/v1/status", **ALICE)).status == 200
@@ -158,8 +161,9 @@ async def test_a_token_file_that_cannot_be_used_any_more_is_reported(tmp_path: P
         assert (await site.ask("/api/v1/status", **EVE)).status == 200
 
     said = [entry["error"] for entry in site.told("admin.tokens_unusable")]
-    words = ("has mode 0644", "line 1 of", "invalid start byte", "holds no token", "No such file")
-    assert [word in error for word, error in zip(words, said, strict=True)] == [True] * 5
+    words = ("has mode 0644", "line 1 of", "invalid start byte", "is a FIFO", "is a directory")
+    words += ("holds no token", "No such file")
+    assert [word in error for word, error in zip(words, said, strict=True)] == [True] * 7
 
 
 @pytest.mark.parametrize(
