@@ -105,10 +105,10 @@ class AdminApplication:
 
     def build(self) -> Starlette:
         """The ASGI application."""
-        actions = () if self._access.read_only else ACTIONS
+        act = self._refuse_to_act if self._access.read_only else self._act
         routes = [self._probe(operation) for operation in PROBES]
         # Before the listings: a task's id may be any text, and so match the rest of these paths.
-        routes += [self._act(operation) for operation in actions]
+        routes += [act(operation) for operation in ACTIONS]
         routes += [self._show(operation) for operation in LISTINGS]
         routes += [
             self._route("/metrics", self._metrics, Need.PROBE),
@@ -157,6 +157,13 @@ class AdminApplication:
             return _json(await asyncio.shield(acting))  # who asked may go: it is accepted
 
         return self._route(operation.path, answer, operation.need, method=operation.method)
+
+    def _refuse_to_act(self, operation: Operation) -> Route:
+        async def answer(_: Request, who: str) -> Response:  # noqa: ARG001
+            message = "this endpoint is read-only: GRACEKIT_ADMIN_READ_ONLY is set"
+            raise _RequestError(HTTPStatus.NOT_FOUND, message)
+
+        return self._route(operation.path, answer, Need.PROBE, method=operation.method)
 
     async def _metrics(self, request: Request, who: str) -> Response:  # noqa: ARG002
         if self._counted is None:
