@@ -86,7 +86,7 @@ class Control:
         self._reload = reload
         self._telemetry = telemetry
         self._clock = clock
-        self._changing: set[asyncio.Task[None]] = set()  # the intake, at the transport
+        self._unfinished: set[asyncio.Task[None]] = set()  # what goes on after its answer
         self._obeying: set[asyncio.Task[None]] = set()  # signals that stop nothing
         self._one_signal = asyncio.Lock()
         self._quieted_by_signal = False  # SIGTSTP was the last that closed or opened the intake
@@ -335,22 +335,33 @@ class Control:
 
         A broker that is away keeps it waiting for longer than the command line waits.
         """
-        changing = asyncio.create_task(step)
-        self._changing.add(changing)
-        changing.add_done_callback(self._changing.discard)
-        await asyncio.wait({changing}, timeout=INTAKE_ANSWER_S)
-        if changing.done():
-            changing.result()
+        await self._wait_for(step, INTAKE_ANSWER_S)
 
     async def _note(self, verb: str, args: Mapping[str, Any], *, what: str = "") -> None:
-        """Record who asked for what, and why; after it was done, as the store may be slow."""
+        """Record who asked for what, and why; after it was done, as the store may be slow.
+
+        The answer does not wait for longer than `NOTE_TIMEOUT_S`; the record is written all the
+        same, as soon as the store takes it.
+        """
         by, reason = _words(args, "by", LONGEST_WORD), _words(args, "reason", LONGEST_REASON)
         self._telemetry.emit("run.ordered", verb=verb, by=by, reason=reason)
+        await self._wait_for(self._record(verb, f"{by}: {reason}{what}"), NOTE_TIMEOUT_S)
+
+    async def _record(self, verb: str, detail: str) -> None:
         try:
-            async with asyncio.timeout(NOTE_TIMEOUT_S):
-                await self._journal.tally(f"operator_{verb}", detail=f"{by}: {reason}{what}")
-        except (StoreError, TimeoutError) as error:
-            self._telemetry.emit("store.error", what="incident", error=repr(error))
+            await self._journal.tally(f"operator_{verb}", detail=detail)
+        except StoreError as error:
+            what = f"the record of {verb} by {detail}"
+            self._telemetry.emit("store.error", what=what, error=repr(error))
+
+    async def _wait_for(self, step: Coroutine[Any, Any, None], within_s: float) -> None:
+        """Wait for *step*; after *within_s* seconds it goes on by itself."""
+        task = asyncio.create_task(step)
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+        await asyncio.wait({task}, timeout=within_s)
+        if task.done():
+            task.result()
 
     async def _order(self, verb: Verb, args: Mapping[str, Any]) -> VerbAnswer:
         task_id = args.get("task_id")

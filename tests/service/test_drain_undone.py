@@ -57,6 +57,26 @@ async def test_quiet_closes_intake_and_resume_opens_it(world: World, svc: Servic
     assert (report.exit_code, report.not_started) == (0, [])
 
 
+async def test_who_asked_is_recorded_also_when_the_store_is_slow(world: World, svc: Service):
+    """
+    The answer comes after a second; the records follow when the store takes them, and the log
+    does not say that they failed.
+    """
+    life = await world.start(svc)
+    life.faults.delay_s = 8.0
+    life.plan(Point.TALLY, Fault.DELAY)
+    asked_at = now()
+
+    await world.verb(life, "quiet", by="ann")
+    await world.verb(life, "resume", by="bob")
+
+    assert now() - asked_at == pytest.approx(2, abs=0.1)
+    await asyncio.sleep(10)
+    assert [one["detail"] for one in world.incidents("operator_quiet")] == ["ann: no reason given"]
+    assert [one["detail"] for one in world.incidents("operator_resume")] == ["bob: no reason given"]
+    assert "store.error" not in life.names()
+
+
 async def test_a_service_that_is_quiet_says_so_when_it_is_quieted_again(world: World, svc: Service):
     """
     As `resume` of a serving one: the answer is what it is, and that nothing is to be done.
