@@ -58,7 +58,7 @@ NO_NUMBERS: Final = words(
     """
     service instance host run text signal by channel error hook task_id method work queue store
     resource alone outcome verb reason state purpose what exchange source step holds tasks cut
-    cursor path verdict hold key changed setting value wanted address why
+    cursor path verdict hold key changed setting value wanted address why limit
     """
 )
 # Numbers that no metric shows, and why: (event or "*", field).

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +34,9 @@ from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.telemetry.telemetry import Telemetry
 
 MAX_CONNECTIONS: Final = 512
-"""Further ones are closed at once, so that they do not take the service's descriptors."""
+"""At most; see `_most_connections`."""
+DESCRIPTORS_PART: Final = 4
+"""Connections take at most this part of the process's descriptors: a fourth."""
 CLIENT_TIMEOUT_S: Final = 10.0
 """For a client to end its TLS handshake, to send a whole request, or to read an answer."""
 STOP_S: Final = 0.2
@@ -88,7 +91,7 @@ class AdminServer:
         self._listener = listener = _bind(address)
         try:
             config = self._config(access)
-            self._server = _Server(config, listener.dup())
+            self._server = _Server(config, listener.dup(), self._report_full)
             self._serving = asyncio.create_task(self._serve(), name="gracekit-admin")
         except BaseException:
             listener.close()
@@ -120,6 +123,9 @@ class AdminServer:
                 "its key, as PEM files that this user may read"
             ) from error
         return config
+
+    def _report_full(self, limit: int) -> None:
+        self._telemetry.emit("admin.full", limit=limit)
 
     async def _serve(self) -> None:
         """Serve until `stop`. A fault of the server is reported; the run goes on."""
@@ -162,13 +168,19 @@ class _Server(Server):
 
     Args:
         listener: Belongs to this object.
+        report_full: Called with the limit when it is reached, once until it is no longer.
     """
 
-    def __init__(self, config: Config, listener: socket.socket) -> None:
+    def __init__(
+        self, config: Config, listener: socket.socket, report_full: Callable[[int], None]
+    ) -> None:
         super().__init__(config)
         self._listener = listener
+        self._report_full = report_full
+        self._limit = _most_connections()
+        self._is_full = False
         self._leaving = asyncio.Event()
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], None] = {}  # the oldest first
 
     def leave(self) -> None:
         """Ask the main loop to end."""
@@ -203,12 +215,13 @@ class _Server(Server):
             for connection in late | (stuck & closing):  # its peer does not read
                 connection.transport.abort()
             closing = stuck
+            self._is_full = self._is_full and self._open_ones >= self._limit
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._leaving.wait()
 
     def _accept(self) -> None:
-        """Accept some of the connections that wait, and close those beyond the limit."""
+        """Accept some of the connections that wait; beyond the limit, for idle ones."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
@@ -220,12 +233,37 @@ class _Server(Server):
                 message = "the HTTP endpoint cannot accept connections; it tries again in 1 s"
                 loop.call_exception_handler({"message": message, "exception": error})
                 return
-            if len(self._opening) + len(self.server_state.connections) >= MAX_CONNECTIONS:
+            if self._open_ones >= self._limit and not self._make_room():
                 connection.close()
                 continue
             opening = asyncio.create_task(self._open(connection), name="gracekit-admin-opening")
-            self._opening.add(opening)
+            self._opening[opening] = None
             opening.add_done_callback(partial(self._forget, connection))
+
+    @property
+    def _open_ones(self) -> int:
+        closing = sum(c.transport.is_closing() for c in self.server_state.connections)
+        return len(self._opening) + len(self.server_state.connections) - closing
+
+    def _make_room(self) -> bool:
+        """Cut the client that has asked nothing for longest; whether there was one.
+
+        So clients that connect and say nothing do not shut probes out.
+        """
+        if not self._is_full:
+            self._is_full = True
+            self._report_full(self._limit)
+        connections: set[Any] = self.server_state.connections  # each a _Protocol
+        idle = [c for c in connections if c.is_free and not c.transport.is_closing()]
+        if idle:
+            min(idle, key=lambda c: c.free_since).transport.abort()
+        elif self._opening:
+            opening = next(iter(self._opening))
+            del self._opening[opening]
+            opening.cancel()
+        else:
+            return False
+        return True
 
     async def _open(self, connection: socket.socket) -> None:
         """Begin to serve *connection*, with TLS after its handshake."""
@@ -239,7 +277,7 @@ class _Server(Server):
             )
 
     def _forget(self, connection: socket.socket, opening: asyncio.Task[None]) -> None:
-        self._opening.discard(opening)
+        self._opening.pop(opening, None)
         if opening.cancelled():
             connection.close()
 
@@ -267,7 +305,7 @@ class _Protocol(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = _SILENT
-        self._free_since = self.loop.time()  # the end of the last answer
+        self.free_since = self.loop.time()  # the end of the last answer
         self._unread_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -279,7 +317,7 @@ class _Protocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         """As uvicorn does; from now on the client has to ask again."""
-        self._free_since = self.loop.time()
+        self.free_since = self.loop.time()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -292,13 +330,23 @@ class _Protocol(H11Protocol):
         self._unread_since = None
         super().resume_writing()
 
+    @property
+    def is_free(self) -> bool:
+        """Whether no request is in progress."""
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is None or bool(cycle.response_complete)
+
     def is_late(self) -> bool:
         """Whether the client has neither asked nor read for `CLIENT_TIMEOUT_S`."""
-        cycle: Any = self.cycle  # None before the first request
-        is_free = cycle is None or cycle.response_complete
-        moments = (self._unread_since, self._free_since if is_free else None)
+        moments = (self._unread_since, self.free_since if self.is_free else None)
         began = [moment for moment in moments if moment is not None]
         return bool(began) and self.loop.time() - min(began) > CLIENT_TIMEOUT_S
+
+
+def _most_connections() -> int:
+    """How many connections there may be: the service needs descriptors of its own, too."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(MAX_CONNECTIONS, max(1, soft // DESCRIPTORS_PART))
 
 
 def _bind(address: AdminAddress) -> socket.socket:

@@ -248,6 +248,12 @@ _EVENTS: Final = (
         kind="path why",
     ),
     _event(
+        "admin.full",
+        _W,
+        "As many clients as may be are connected to the HTTP endpoint: who asks nothing is cut.",
+        "limit",
+    ),
+    _event(
         "admin.failed",
         _E,
         "The HTTP endpoint met a fault of gracekit.",
