@@ -26,6 +26,11 @@ LONG_UNFINISHED_S: Final = 3600.0
 """If a request is unfinished for longer, an operator should look."""
 
 SLOW_COMMIT_S: Final = 1.0
+"""If a commit takes longer, an operator should look."""
+BLOCKED_COMMIT_S: Final = 5.0
+"""If a commit that has not ended takes longer, no request can be accepted."""
+LOST_S: Final = 1.0
+"""If requests cannot be read for less, nobody needs to look: a queue may be busy for a moment."""
 
 HealthStatus = Literal["pass", "warn", "fail"]
 
@@ -111,6 +116,8 @@ class HealthCheck:
         facts = await self._facts.fresh()
         if not facts.answers:
             failures.append("the store does not answer")
+        elif (blocked_s := self._engine.commits.under_way_s()) > BLOCKED_COMMIT_S:
+            failures.append(f"the store takes no writes for {blocked_s:.0f}s")
         warnings = [] if failures else list(self._worth_a_look())
         if facts.oldest_s is not None and facts.oldest_s > LONG_UNFINISHED_S:
             warnings.append(f"the oldest unfinished request is {facts.oldest_s / 3600:.0f}h old")
@@ -142,7 +149,7 @@ class HealthCheck:
     def _worth_a_look(self) -> Iterator[str]:
         now = self._clock.loop()
         for lane, server in self._servers.items():
-            if (failure := server.failure) is not None:
+            if (failure := server.failure) is not None and now - failure.since >= LOST_S:
                 yield f"{lane.value} cannot be read for {now - failure.since:.0f}s"
         if (longest_s := self._engine.commits.longest_s()) > SLOW_COMMIT_S:
             yield f"a commit takes {longest_s:.0f}s"

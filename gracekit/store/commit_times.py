@@ -75,7 +75,10 @@ class CommitTimes:
 
         One that is still under way counts with the time that it has taken so far.
         """
-        now, begun = self.now(), self._under_way
-        recent = self._recent.at(now)
-        under_way_s = 0.0 if begun is None else now - begun
-        return max(recent.longest_s, recent.before_s, under_way_s)
+        recent = self._recent.at(self.now())
+        return max(recent.longest_s, recent.before_s, self.under_way_s())
+
+    def under_way_s(self) -> float:
+        """Seconds for which the commit under way has taken; 0 without one; from any thread."""
+        begun = self._under_way
+        return 0.0 if begun is None else self.now() - begun

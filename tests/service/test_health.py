@@ -171,7 +171,8 @@ async def test_a_store_that_has_become_slow_is_worth_a_look(
     world: World, svc: Service, doors: Doors
 ):
     """
-    The warning lasts while a commit takes seconds, and for some seconds after.
+    The warning lasts while a commit takes seconds, and for some seconds after. While one takes
+    more than 5 seconds, nothing can be accepted.
     """
     life = await world.start(svc)
     life.faults.delay_s = 8.0
@@ -181,6 +182,10 @@ async def test_a_store_that_has_become_slow_is_worth_a_look(
     await asyncio.sleep(4)
 
     assert await probe(life, "ready") == ("warn", ["a commit takes 4s"])
+    await asyncio.sleep(3)
+    assert await probe(life, "ready") == ("fail", ["the store takes no writes for 7s"])
+    await asyncio.sleep(2)
+    assert await probe(life, "ready") == ("warn", ["a commit takes 8s"])
 
     await asyncio.sleep(30)
     assert await probe(life, "ready") == ("pass", [])
