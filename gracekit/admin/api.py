@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gracekit.config.live import LiveSettings
 from gracekit.config.settings import variable_name
-from gracekit.control.accounts import SHOWN_S
+from gracekit.control.accounts import OPERATOR
 from gracekit.control.facts import StoreFacts
 from gracekit.control.gauges import Gauges
 from gracekit.control.health import Health, HealthCheck, Probe
@@ -89,7 +89,7 @@ class AdminApi:
         The accounts are those of the last count; None before the first has ended.
         """
         reports = {self.run_id: RunReport(answer=await self.own_status())}
-        accounts = await self._facts.accounts.fresh(SHOWN_S)
+        accounts = await self._facts.accounts.fresh(OPERATOR)
         seen = await look(
             self._view, reports, store=self._store, accounts=accounts, unheard=NOT_ASKED
         )

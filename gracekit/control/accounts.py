@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from gracekit.errors import GracekitError, StoreError
 from gracekit.listings import listings_sql as sql
@@ -18,12 +18,23 @@ from gracekit.listings.store_view import Accounts, StoreView
 from gracekit.process import Threads
 from gracekit.store.reader import StoreReader
 
-SHOWN_S: Final = 5.0
-"""An operator who asks for the accounts gets a count that is at most so many seconds old."""
-MEASURED_S: Final = 60.0
-"""A metric may be older: it is read again and again, for as long as the service runs."""
-COUNT_SHARE: Final = 100
-"""After a count that took 1 s, the next one begins 100 s later: it costs 1 % of one processor."""
+
+class Freshness(NamedTuple):
+    """How new one kind of reader gets the accounts, and what that may cost.
+
+    Attributes:
+        age_s: A count that is younger, in seconds, is not made again.
+        pause: After a count that took 1 s, the next begins so many seconds later at the earliest.
+    """
+
+    age_s: float
+    pause: float
+
+
+OPERATOR: Final = Freshness(age_s=5.0, pause=100)
+"""Somebody waits for the answer; counts cost 1 % of one processor at most."""
+METRIC: Final = Freshness(age_s=60.0, pause=1000)
+"""It is read again and again, also while nothing happens; counts cost 0.1 % at most."""
 COUNT_WAIT_S: Final = 1.0
 """A caller waits so many seconds for a count; after that it gets the one before."""
 END_TIMEOUT_S: Final = 1.0
@@ -35,31 +46,31 @@ class AccountsCount:
 
     Args:
         view: Reads the run's store.
-        reader: Opens the file of the store once more; None for a store in memory, which the
-            engine of *view* counts.
+        file: Opens the file of the store once more; None for a store in memory, which the engine
+            of *view* counts.
         threads: One thread.
 
     Attributes:
         last: The last count, however old; None before the first.
     """
 
-    def __init__(self, view: StoreView, reader: StoreReader | None, threads: Threads) -> None:
+    def __init__(self, view: StoreView, file: StoreReader | None, threads: Threads) -> None:
         self._view = view
-        self._reader = reader
+        self._file = file
         self._threads = threads
         self._pending: asyncio.Task[None] | None = None
         self._ended_at: float | None = None  # loop time; of the last count, also if it failed
         self._took_s = 0.0
-        self._failure: GracekitError | None = None
+        self._failure: Exception | None = None
         self._is_stopped = False
         self.last: Accounts | None = None
 
-    async def fresh(self, age_s: float) -> Accounts | None:
-        """The last count, if possible no older than *age_s* seconds; None if there is none.
+    async def fresh(self, freshness: Freshness) -> Accounts | None:
+        """The last count, as new as *freshness* says; None if there is none.
 
         Waits `COUNT_WAIT_S` at most, and never raises. A count that takes longer goes on.
         """
-        if (pending := self._begin(age_s)) is not None:
+        if (pending := self._begin(freshness)) is not None:
             await asyncio.wait({pending}, timeout=COUNT_WAIT_S)
         return self.last
 
@@ -69,12 +80,13 @@ class AccountsCount:
         Raises:
             StoreError: there is none, because the store cannot be read.
         """
-        counted = await self.fresh(SHOWN_S)
+        counted = await self.fresh(OPERATOR)
         if counted is None and self._pending is not None:
             await asyncio.wait({self._pending})
             counted = self.last
         if counted is None:
-            why = self._failure or "the service is about to close its store"
+            failure = self._failure or "the service is about to close its store"
+            why = str(failure) or repr(failure)
             raise StoreError(f"the accounts could not be counted: {why}") from self._failure
         return counted
 
@@ -82,14 +94,14 @@ class AccountsCount:
         """Give up the count that goes on, and wait until its connection is closed."""
         self._is_stopped = True
         if (pending := self._pending) is not None:
-            if self._reader is None:
+            if self._file is None:
                 pending.cancel()
             await asyncio.wait({pending}, timeout=END_TIMEOUT_S)
 
-    def _begin(self, age_s: float) -> asyncio.Task[None] | None:
+    def _begin(self, freshness: Freshness) -> asyncio.Task[None] | None:
         """The count that goes on, or a new one where one is due; None if none is."""
         if self._pending is None and not self._is_stopped:
-            pause_s = max(age_s, COUNT_SHARE * self._took_s)
+            pause_s = max(freshness.age_s, freshness.pause * self._took_s)
             if self._ended_at is None or self._view.clock.loop() - self._ended_at >= pause_s:
                 self._pending = asyncio.create_task(self._count(), name="accounts")
         return self._pending
@@ -98,20 +110,22 @@ class AccountsCount:
         clock = self._view.clock
         began_at = clock.loop()
         try:
-            if self._reader is None:
+            if self._file is None:
                 self.last = await self._view.accounts()
             else:
-                self.last = await self._threads.run(partial(self._read, self._reader))
+                self.last = await self._threads.run(partial(self._read, self._file))
             self._failure = None
-        except GracekitError as error:
+        except Exception as error:
             self._failure = error
+            if not isinstance(error, GracekitError):
+                raise  # a fault of gracekit: the loop logs it
         finally:
             self._ended_at = clock.loop()
             self._took_s = self._ended_at - began_at
             self._pending = None
 
-    def _read(self, reader: StoreReader) -> Accounts:
+    def _read(self, file: StoreReader) -> Accounts:
         """In the thread: no code of the loop uses that connection."""
-        with contextlib.closing(reader):
-            reader.open(given_up=lambda: self._is_stopped)
-            return Accounts.of_rows(reader.read(sql.ACCOUNTS))
+        with contextlib.closing(file):
+            file.open(given_up=lambda: self._is_stopped)
+            return Accounts.of_rows(file.read(sql.ACCOUNTS))

@@ -9,7 +9,7 @@ from typing import Final
 
 from gracekit.clock import age_s
 from gracekit.control import facts_sql as sql
-from gracekit.control.accounts import MEASURED_S, AccountsCount
+from gracekit.control.accounts import METRIC, AccountsCount
 from gracekit.errors import StoreError
 from gracekit.listings.store_view import StoreView
 from gracekit.telemetry.telemetry import Telemetry
@@ -69,7 +69,7 @@ class StoreFacts:
     async def measure(self) -> None:
         """Let `last` and the accounts be as new as metrics need; waits 2 seconds at most."""
         await self.fresh()
-        await self.accounts.fresh(MEASURED_S)
+        await self.accounts.fresh(METRIC)
 
     async def keep(self) -> None:
         """Query again and again while the process has a meter provider, until cancelled."""
