@@ -461,9 +461,23 @@ class ShutdownCoordinator:
         # Before the await: a stop that comes meanwhile pauses them again, and that must stand.
         self._parts.jobs.resume()
         self._parts.reconciler.resume()
-        await self._parts.servers[Lane.REQUESTS].open_intake()
-        self._telemetry.emit("drain.resumed")
-        self._telemetry.emit("intake.opened", channel=Lane.REQUESTS.value)
+        if await self._open_intake():
+            self._telemetry.emit("drain.resumed")
+            self._telemetry.emit("intake.opened", channel=Lane.REQUESTS.value)
+
+    async def _open_intake(self) -> bool:
+        """Open the intake; false if a stop was asked for meanwhile, which does not wait for it.
+
+        A broker that is away keeps it waiting for longer than a drain may take.
+        """
+        opening = asyncio.create_task(self._parts.servers[Lane.REQUESTS].open_intake())
+        stopping = asyncio.create_task(self._requested.wait())
+        try:
+            await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return opening.done()
+        finally:
+            opening.cancel()
+            stopping.cancel()
 
     # -- the small print ----------------------------------------------------------------
 

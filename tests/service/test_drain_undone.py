@@ -621,6 +621,30 @@ async def test_a_stop_that_comes_while_intake_reopens_stands(world: World, svc: 
     await asyncio.wait({resuming})
 
 
+@pytest.mark.parametrize("undone", ["quiet", "drain"])
+async def test_a_sigterm_drains_at_once_while_a_resume_waits_for_the_broker(
+    world: World, svc: Service, undone: str
+):
+    """
+    The broker is away, so that the intake cannot be opened: the drain does not wait for that.
+    """
+    life, doors = await start_with_work(world, svc)
+    await world.verb(life, undone)
+    await life.hears("intake.closed")
+    life.faults.delay_s = 60
+    life.plan("consume", Fault.DELAY)
+    await world.verb(life, "resume")
+    asked_at = now()
+    life.ask_to_stop()
+    await life.hears("drain.started", 1 if undone == "quiet" else 2)
+    await life.hears("intake.closed", 2)
+
+    assert now() - asked_at < 0.1
+    assert "drain.resumed" not in life.names()
+    doors.open("work")
+    assert (await life.wait_end()).exit_code == 0
+
+
 async def test_a_signal_does_not_wait_for_a_broker_that_is_away(world: World, svc: Service):
     """
     SIGTSTP closes the intake although the SIGCONT before it still waits to open it.
