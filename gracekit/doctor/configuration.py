@@ -11,7 +11,7 @@ from gracekit.config.settings import Settings, hard_limit_sum, option_name, rule
 from gracekit.config.urls import holds_password
 from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, Level, ok, warn
-from gracekit.drain.coordinator import ALARM_AFTER_HARD_LIMIT_S
+from gracekit.drain.times import ALARM_AFTER_HARD_LIMIT_S
 
 
 def check_settings(settings: Settings) -> Iterator[Finding]:

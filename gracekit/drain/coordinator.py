@@ -37,7 +37,6 @@ INTENT_TIMEOUT_S: Final = 1.0
 RECORD_TIMEOUT_S: Final = 1.0
 LAST_STEPS: Final = 3
 """Each has `exit_margin_s` once the stop is on record: executors, other tasks, other threads."""
-ALARM_AFTER_HARD_LIMIT_S: Final = 0.5
 _INTAKES: Final = {Lane.REQUESTS: "new-request", Lane.OPS: "ops"}
 HOLD_POLL_S: Final = 0.5
 """A hold may be ended or lapse in another process, which does not wake this one."""
@@ -281,8 +280,7 @@ class ShutdownCoordinator:
 
     def _arm_alarm(self, deadline: float) -> None:
         if self._parts.alarm:
-            left = self._times.hard_limit_after(deadline) - self._times.now
-            self._parts.process.arm_alarm(max(0.1, left + ALARM_AFTER_HARD_LIMIT_S))
+            self._parts.process.arm_alarm(self._times.until_alarm(deadline))
 
     async def _close_intake(self) -> None:
         """Steps 2 and 3: the gate, then the consumers, then what was under way at the gate."""
@@ -461,23 +459,11 @@ class ShutdownCoordinator:
         # Before the await: a stop that comes meanwhile pauses them again, and that must stand.
         self._parts.jobs.resume()
         self._parts.reconciler.resume()
-        if await self._open_intake():
+        # A broker that is away keeps this waiting for longer than a drain may take.
+        opening = self._parts.servers[Lane.REQUESTS].open_intake()
+        if await self._steps.unless(self._requested, opening):
             self._telemetry.emit("drain.resumed")
             self._telemetry.emit("intake.opened", channel=Lane.REQUESTS.value)
-
-    async def _open_intake(self) -> bool:
-        """Open the intake; false if a stop was asked for meanwhile, which does not wait for it.
-
-        A broker that is away keeps it waiting for longer than a drain may take.
-        """
-        opening = asyncio.create_task(self._parts.servers[Lane.REQUESTS].open_intake())
-        stopping = asyncio.create_task(self._requested.wait())
-        try:
-            await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return opening.done()
-        finally:
-            opening.cancel()
-            stopping.cancel()
 
     # -- the small print ----------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from typing import Any, Final
 
 from gracekit.telemetry.telemetry import Telemetry
@@ -52,6 +52,17 @@ class BoundedSteps:
             self.under_way = None
             self.taken += advances
         return None
+
+    @staticmethod
+    async def unless(event: asyncio.Event, step: Coroutine[Any, Any, None]) -> bool:
+        """Take a step, and give it up when *event* is set; whether it was taken to its end."""
+        taking, waiting = asyncio.create_task(step), asyncio.create_task(event.wait())
+        try:
+            await asyncio.wait({taking, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            return taking.done()
+        finally:
+            taking.cancel()
+            waiting.cancel()
 
     def _report_slow(self, step: str, limit_s: float) -> None:
         self._telemetry.emit("drain.waiting", step=step, limit_s=round(limit_s, 1))

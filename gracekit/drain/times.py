@@ -12,6 +12,7 @@ from gracekit.drain.report import StopRequest
 from gracekit.errors import GracekitError
 from gracekit.phase import Phase
 
+ALARM_AFTER_HARD_LIMIT_S: Final = 0.5
 SHORTEST_STEP_S: Final = 0.25
 """What a step gets at least, even past the deadline."""
 
@@ -67,6 +68,11 @@ class Times:
         """The hard limit of a drain with that deadline."""
         settings = self._settings.now
         return deadline + settings.handover_s + settings.exit_margin_s
+
+    def until_alarm(self, deadline: float) -> float:
+        """Seconds after which the kernel ends a process whose drain has that deadline."""
+        left = self.hard_limit_after(deadline) - self.now
+        return max(0.1, left + ALARM_AFTER_HARD_LIMIT_S)
 
     def check_extension(self, request: StopRequest, by_s: float, *, wait_over: bool) -> None:
         """Check that the drain of *request* may end so much later.

@@ -9,7 +9,7 @@ from gracekit.clock import Clock
 from gracekit.config.live import LiveSettings
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings
-from gracekit.drain.coordinator import ALARM_AFTER_HARD_LIMIT_S
+from gracekit.drain.times import ALARM_AFTER_HARD_LIMIT_S
 from gracekit.phase import Phase
 from gracekit.process import Process
 from gracekit.request.attempt import CALLERS
