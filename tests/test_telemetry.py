@@ -25,7 +25,7 @@ from gracekit.rpc.memory import MemoryBroker
 from gracekit.telemetry.catalogue import CATALOGUE, LOGGER, UnknownEventError
 from gracekit.telemetry.logs import JsonFormatter, RequestFilter, TextFormatter, configure_logging
 from gracekit.telemetry.metrics import METRICS
-from gracekit.telemetry.safe_text import clean, escape, masked
+from gracekit.telemetry.safe_text import Sentence, clean, escape, masked
 from gracekit.telemetry.telemetry import MOST_KINDS, Telemetry
 from tests.process.helpers import fill
 
@@ -347,6 +347,23 @@ def test_text_is_escaped_cut_and_redacted(text, shown):
     Line breaks, terminal codes, bidi marks, long names and passwords do not reach a log.
     """
     assert escape(text) == shown
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_the_remedy_at_the_end_of_a_sentence_is_logged(formatter, caplog):
+    """
+    Messages of gracekit itself are logged in full, up to 1,000 characters, on one line.
+    """
+    sentence = Sentence("x" * 500 + "\n: chmod 600")
+    with caplog.at_level(logging.INFO, logger=LOGGER):
+        Telemetry().emit("service.reload_failed", error=sentence)
+        Telemetry().emit("service.reload_failed", error=Sentence("x" * 2000))
+    whole, cut = (formatter.format(record) for record in caplog.records)
+
+    assert "x" * 500 in whole
+    assert ": chmod 600" in whole
+    assert len(whole.splitlines()) == 1
+    assert "x" * 1001 not in cut
 
 
 @given(st.text())

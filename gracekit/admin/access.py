@@ -23,6 +23,7 @@ from gracekit.config.admin import AdminAddress, family_of
 from gracekit.config.settings import Settings
 from gracekit.config.values import words_in
 from gracekit.errors import ConfigError, GracekitError
+from gracekit.telemetry.safe_text import Sentence
 from gracekit.telemetry.telemetry import Telemetry
 
 SHORTEST_TOKEN: Final = 16
@@ -355,7 +356,7 @@ def access_of(settings: Settings, address: AdminAddress | None, telemetry: Telem
     """
 
     def report(error: ConfigError) -> None:
-        telemetry.emit("admin.tokens_unusable", error=str(error))
+        telemetry.emit("admin.tokens_unusable", error=Sentence(error))
 
     file = settings.admin_token_file
     is_socket = address is not None and address.path is not None

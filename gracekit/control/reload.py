@@ -13,6 +13,7 @@ from gracekit.errors import ConfigError
 from gracekit.notify import Notify
 from gracekit.phase import Phase
 from gracekit.process import Threads
+from gracekit.telemetry.safe_text import Sentence
 from gracekit.telemetry.telemetry import Telemetry
 
 
@@ -80,7 +81,7 @@ class Reload:
             self._take(found)
         except ConfigError as error:
             for problem in str(error).splitlines():
-                self._telemetry.emit("service.reload_failed", error=problem)
+                self._telemetry.emit("service.reload_failed", error=Sentence(problem))
         except Exception as error:  # noqa: BLE001 - a parser or the program's reader may raise any
             self._telemetry.emit("service.reload_failed", error=repr(error))
 

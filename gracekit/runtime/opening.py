@@ -11,6 +11,7 @@ from gracekit.drain.coordinator import RECORD
 from gracekit.runs.seat import MAX_INSTANCES
 from gracekit.runtime.built import Ground, Wired
 from gracekit.runtime.wiring import wire
+from gracekit.telemetry.safe_text import Sentence
 from gracekit.upkeep import Starting, StoreChanges
 
 SIGNAL_RECORD_S: Final = 1.0
@@ -101,4 +102,4 @@ def _report(ground: Ground) -> None:
     )
     unsafe = admin_doubts(settings.admin, tls=settings.admin_tls)
     for text in (*settings.doubts, *ground.service.doubts(), *unsafe):
-        telemetry.emit("service.doubted", text=text)
+        telemetry.emit("service.doubted", text=Sentence(text))

@@ -11,6 +11,7 @@ from typing import Any, Final
 from gracekit.config.urls import redact_url
 
 LONGEST_TEXT: Final = 256
+LONGEST_SENTENCE: Final = 1000
 LONGEST_LIST: Final = 100
 INDENT: Final = "  "
 SHORTEST_MASKED: Final = 4
@@ -21,6 +22,12 @@ MOST_COMPARED: Final = 1000
 LONGEST_NAME: Final = 40
 _WITHHELD: Final = "<too much of the request stands in it to be shown>"
 _PLAIN: Final = re.compile(r"[^\s\"'=]+")
+
+
+class Sentence(str):
+    """A message of gracekit itself: its end says what to do, so it is not cut as wire text is."""
+
+    __slots__ = ()
 
 
 def clean(value: Any) -> Any:
@@ -36,6 +43,12 @@ def clean(value: Any) -> Any:
             return clean(":".join(map(str, value)))
         case list() | set() | frozenset():
             return [clean(item) for item in list(value)[:LONGEST_LIST]]
+    return _shown(value)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Sentence):
+        return Sentence(escape(value, longest=LONGEST_SENTENCE))
     return escape(str(value))
 
 
