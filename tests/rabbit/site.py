@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from gracekit.rpc.amqp.url import FRAMES
-from tests.process.helpers import Site
+from tests.process.helpers import ROOT, Site
 from tests.rabbit.broker import Broker
 
 
@@ -42,3 +45,22 @@ class RabbitSite(Site):
             for name, queue in self.broker.queues(self.vhost).items()
             if not name.startswith("reply_")
         )
+
+
+def gracekit(site: RabbitSite, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line, with the service's settings in the environment."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("GRACEKIT_")}
+    ours = {
+        "GRACEKIT_TRANSPORT_URL": site.url,
+        "GRACEKIT_STORE_URL": f"sqlite:///{site.store}",
+        "PYTHONPATH": str(ROOT),
+    }
+    return subprocess.run(
+        (sys.executable, "-m", "gracekit", *arguments),
+        cwd=site.root,
+        env=inherited | ours,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +11,9 @@ import pytest
 from gracekit import ControlOffError
 from gracekit.cli.options import who
 from tests.process import served
-from tests.process.helpers import ROOT, ServiceProcess
+from tests.process.helpers import ServiceProcess
 from tests.rabbit.broker import Broker
-from tests.rabbit.site import RabbitSite
+from tests.rabbit.site import RabbitSite, gracekit
 
 pytestmark = pytest.mark.process
 
@@ -26,25 +23,6 @@ def site(tmp_path: Path, shared_broker: Broker, rabbit_vhost: str) -> Iterator[R
     made = RabbitSite(tmp_path, shared_broker, rabbit_vhost)
     yield made
     made.close()
-
-
-def gracekit(site: RabbitSite, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line, with the service's settings in the environment."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("GRACEKIT_")}
-    ours = {
-        "GRACEKIT_TRANSPORT_URL": site.url,
-        "GRACEKIT_STORE_URL": f"sqlite:///{site.store}",
-        "PYTHONPATH": str(ROOT),
-    }
-    return subprocess.run(
-        (sys.executable, "-m", "gracekit", *arguments),
-        cwd=site.root,
-        env=inherited | ours,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def incidents(site: RabbitSite, what: str) -> list[str]:

@@ -20,7 +20,7 @@ from tests.process.helpers import ServiceProcess, until
 from tests.process.judge import check_fences, rows
 from tests.rabbit.broker import Broker
 from tests.rabbit.proxy import Proxy
-from tests.rabbit.site import RabbitSite
+from tests.rabbit.site import RabbitSite, gracekit
 from tests.scale import scale
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(scale(180, 1800))]
@@ -222,6 +222,34 @@ async def test_a_drain_ends_in_time_while_the_broker_is_frozen(site: RabbitSite)
     assert code == 75
     assert took_s < HARD_LIMIT_S
     assert [site.state(f"k{n}") for n in range(3)] == ["handed_over", "succeeded", "succeeded"]
+
+
+async def test_a_drain_does_not_wait_for_a_resume_that_waits_for_the_broker(
+    site: RabbitSite,
+) -> None:
+    """
+    The broker is frozen, so the intake cannot be opened; what runs has all of the drain's time.
+    """
+    service = await site.start(drain_timeout="5s", cancel_ok_timeout="1s").serving()
+    async with served.svc.client(site.url) as client:
+        await client.prepare(request_id="k").cast("slow", key="k", s=60)
+        await site.effect("start", "k")
+        await asyncio.to_thread(gracekit, site, "drain", "--timeout", "5s", "--no-wait")
+        await service.wait_log("intake.closed")
+        site.broker.freeze()
+        await asyncio.to_thread(gracekit, site, "resume")
+        began = time.monotonic()
+        service.terminate()
+        await service.wait_log("drain.started", times=2)
+        begun_s = time.monotonic() - began
+        code = await service.exit_code()
+        took_s = time.monotonic() - began
+        site.broker.thaw()
+
+    assert code == 75
+    assert begun_s < 1, service.log[-3000:]
+    assert took_s < HARD_LIMIT_S
+    assert site.state("k") == "handed_over"
 
 
 async def stop_in_silence(service: ServiceProcess) -> tuple[int, float]:
