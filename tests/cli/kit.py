@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from gracekit import RpcClient
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE_S: Final = 30.0
+_LOG_LINE: Final = re.compile(r"\d\d:\d\d:\d\d |\{")
 GRACEKIT: Final = (sys.executable, "-m", "gracekit")
 # A terminal of one's own, so that a typed Ctrl-C becomes a SIGINT.
 _ON_TERMINAL: Final = """
@@ -232,5 +234,16 @@ class Running(Started):
     """`gracekit run compute`, serving."""
 
     def __init__(self, directory: Path, *words: str, **options: Any) -> None:
+        self._printed: list[str] = []
         super().__init__(directory, "run", "compute", *words, **options)
         self.wait_line("service.serving")
+        # A thread writes the log, so what a job or a recovered task prints may come before it.
+        self._printed = [line for line in self.seen if not _LOG_LINE.match(line)]
+
+    def wait_line(self, part: str) -> str:
+        """The next line that holds *part*, or one that was printed before the service served."""
+        for line in self._printed:
+            if part in line:
+                self._printed.remove(line)
+                return line
+        return super().wait_line(part)
