@@ -19,6 +19,7 @@ from gracekit.control.orders import VerbAnswer
 from gracekit.control.verbs import Control
 from gracekit.errors import GracekitError, InvalidArgumentsError
 from gracekit.listings.chosen_task import ChosenTask, find
+from gracekit.listings.incidents import list_incidents
 from gracekit.listings.one_task import read_task
 from gracekit.listings.reports import Reports, RunReport
 from gracekit.listings.status import exit_as_json, list_exits, look
@@ -121,6 +122,10 @@ class AdminApi:
         """The last runs that ended, newest first."""
         ended = await list_exits(self._view, limit=limit)
         return {"exits": [exit_as_json(run) for run in ended]}
+
+    async def incidents(self, kind: str, limit: int) -> dict[str, Any]:
+        """The last incidents whose kind begins so, newest first."""
+        return {"incidents": await list_incidents(self._view, kind, limit=limit)}
 
     async def accounts(self) -> dict[str, Any]:
         """Whether every accepted request is accounted for, as last counted.

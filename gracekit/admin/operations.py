@@ -189,6 +189,11 @@ _RECIPIENT: Final = Parameter(
     meaning="The receiver whose copy of a fanout is meant.",
     schema=_text(LONGEST_ID),
 )
+_WHAT: Final = Parameter(
+    name="what",
+    meaning="Kinds that begin so: `operator` for what operators have ordered.",
+    schema=_text(LONGEST_ID, minLength=1),
+)
 _STATES: Final = [ALL_STATES, *(state.value for state in TaskState)]
 _LISTING: Final = (
     Parameter(name="instance", meaning="Tasks of this one.", schema=_text(LONGEST_ID, minLength=1)),
@@ -224,6 +229,10 @@ async def _status(api: AdminApi, _: Values) -> Mapping[str, Any]:
 
 async def _exits(api: AdminApi, values: Values) -> Mapping[str, Any]:
     return await api.exits(values.get("limit", 20))
+
+
+async def _incidents(api: AdminApi, values: Values) -> Mapping[str, Any]:
+    return await api.incidents(values.get("what", ""), values.get("limit", 50))
 
 
 async def _accounts(api: AdminApi, _: Values) -> Mapping[str, Any]:
@@ -285,6 +294,7 @@ LISTINGS: Final = (
     _show("/api/v1/tasks", "Tasks of the store, newest first.", _tasks, *_LISTING),
     _show("/api/v1/tasks/{task_id}", "All that is on record of one task.", _task),
     _show("/api/v1/exits", "The last runs that ended, newest first.", _exits, _limit(20)),
+    _show("/api/v1/incidents", "The last incidents, newest first.", _incidents, _WHAT, _limit(50)),
     _show("/api/v1/accounts", "Whether every accepted request is accounted for.", _accounts),
     _show("/api/v1/dump", "Tasks in flight, and the stacks of the process.", _dump),
     _show("/api/v1/config", "Every setting with its origin; no secrets.", _config),

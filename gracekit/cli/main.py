@@ -50,6 +50,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "status": ("gracekit.cli.status:status", "Show the runs of a store and its accounts."),
         "tasks": ("gracekit.cli.tasks:tasks", "List tasks of a store."),
         "holds": ("gracekit.cli.holds:holds", "List what keeps hosts in their drains, and end it."),
+        "incidents": ("gracekit.cli.incidents:incidents", "List orders of operators, and more."),
         "drain": ("gracekit.cli.drain:drain", "Drain a run and watch until it is gone."),
         "extend": ("gracekit.cli.quiet:extend", "Move a drain's deadline later."),
         "quiet": ("gracekit.cli.quiet:quiet", "Close a run's intake; `resume` undoes it."),

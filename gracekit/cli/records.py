@@ -109,8 +109,16 @@ def doubt(run: Run, judgement: Liveness) -> str:
 
 def ending(run: Run) -> str:
     """`ended 2m10s ago: drained`, for a dead run."""
-    ago = duration(age_s(time.time(), gone_at(run)))
-    return f"{label(run)} ended {ago} ago: {verdict_of(run).value}"
+    return f"{label(run)} ended {since_end(run)} ago: {verdict_of(run).value}"
+
+
+def since_end(run: Run) -> str:
+    """How long ago a dead run ended: `2m10s`, or `<2m10s` if it left no stop record.
+
+    It was last seen then.
+    """
+    known = "" if run.ended_at is not None else "<"
+    return known + duration(age_s(time.time(), gone_at(run)))
 
 
 def choose(living: Sequence[Run], name: str | None, *, everyone: bool) -> list[Run]:

@@ -11,7 +11,7 @@ import click
 from gracekit.cli.main import UNREACHABLE
 from gracekit.cli.options import CommonOptions, common
 from gracekit.cli.reach import ControlClient
-from gracekit.cli.records import StoreRecords, balance, doubt
+from gracekit.cli.records import StoreRecords, balance, doubt, since_end
 from gracekit.cli.text import LONGEST_WHY, counts, json_text, paint, safe, table
 from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.clock import age_s
@@ -19,7 +19,7 @@ from gracekit.config.values import duration
 from gracekit.life import Alive
 from gracekit.listings.reports import RunAnswer
 from gracekit.listings.status import RunStatus, StatusReport, look
-from gracekit.listings.store_view import gone_at, verdict_of
+from gracekit.listings.store_view import verdict_of
 from gracekit.phase import ServiceState
 from gracekit.runs.run import Run
 
@@ -38,6 +38,7 @@ def status(options: CommonOptions, /, *, every_s: float | None) -> None:
 
     Asks each living process, for 2 seconds at most. With none alive the store
     says who was there, how it ended, and what the next start has to settle.
+    `<10s` stands where a run left no record of its end: it was last seen then.
 
     Exit status: 0; with --instance 4 if no run of that name is proven alive.
     """
@@ -144,7 +145,7 @@ def _row(entry: RunStatus, *, services: bool) -> tuple[str, ...]:
 
 
 def _gone_row(entry: RunStatus, name: str) -> tuple[str, ...]:
-    gone = f"gone {duration(age_s(time.time(), gone_at(entry.run)))}"
+    gone = f"gone {since_end(entry.run)}"
     orphaned = sum(entry.unfinished.values())
     left = f"{orphaned} orphaned" if orphaned else "-"
     pending = "reconcile pending" if orphaned else "-"
@@ -185,7 +186,7 @@ def _exit_row(run: Run) -> tuple[object, ...]:
     handed_over = len(report.get("handed_over", ())) + len(report.get("unclean", ()))
     return (
         run.instance,
-        f"{duration(age_s(time.time(), gone_at(run)))} ago",
+        f"{since_end(run)} ago",
         verdict_of(run).value,
         run.exit_code,
         report.get("finished"),
@@ -198,4 +199,8 @@ def _exit_row(run: Run) -> tuple[object, ...]:
 def _why_ended(run: Run) -> str | None:
     if run.gone_by is not None:
         return f"gone, said {run.gone_by}: {run.gone_reason}"
-    return run.stop_reason or (run.report or {}).get("failure")
+    report = run.report or {}
+    why = run.stop_reason or report.get("failure")
+    if run.stop_source == "operator":
+        why = f"{why}, by {run.stop_by}"
+    return f"{why}; cut short" if report.get("forced") else why

@@ -44,6 +44,18 @@ SELECT lver, owner, request_id, acquired_at, not_before FROM lease WHERE kind = 
 INCIDENTS: Final = """
 SELECT at, what, detail FROM incident WHERE at >= ? AND request_id = ? ORDER BY id"""
 
+# -- incidents ------------------------------------------------------------------------
+
+INCIDENT_NAMES: Final = (
+    "at", "what", "run_id", "service", "instance", "request_id", "method", "detail",
+)  # fmt: skip
+LAST_INCIDENTS: Final = """
+SELECT incident.at, incident.what, incident.run_id, run.service, run.instance, incident.request_id,
+    incident.method, incident.detail
+FROM incident LEFT JOIN run ON run.run_id = incident.run_id
+WHERE substr(incident.what, 1, length(CAST(?1 AS TEXT))) = CAST(?1 AS TEXT)
+ORDER BY incident.id DESC LIMIT ?2"""
+
 # -- runs, accounts, holds ------------------------------------------------------------
 
 UNFINISHED: Final = f"""

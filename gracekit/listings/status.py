@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -115,7 +115,7 @@ async def look(
     return StatusReport(
         store=store,
         entries=entries,
-        exits=[run for run in runs if judged[run.run_id].is_dead][:LAST_EXITS],
+        exits=_last_ended([run for run in runs if judged[run.run_id].is_dead], LAST_EXITS),
         ownerless=unfinished.get(None, {}),
         accounts=accounts,
     )
@@ -125,8 +125,19 @@ async def list_exits(
     view: StoreView, name: str | None = None, *, limit: int = LAST_EXITS
 ) -> list[Run]:
     """The last runs that ended, newest first; of one name, or of all."""
-    ended = (run for run in await view.runs(name) if view.judge(run).is_dead)
-    return list(itertools.islice(ended, limit))
+    return _last_ended([run for run in await view.runs(name) if view.judge(run).is_dead], limit)
+
+
+def _last_ended(ended: Sequence[Run], limit: int) -> list[Run]:
+    """Those that ended last: a run that lived long may have begun before many others.
+
+    One that left no stop record ended before its rows were taken over, or has ended just now.
+    """
+
+    def seen_to_end_at(run: Run) -> float:
+        return run.ended_at or run.adopted_at or math.inf
+
+    return sorted(ended, key=seen_to_end_at, reverse=True)[:limit]
 
 
 def exit_as_json(run: Run) -> dict[str, Any]:

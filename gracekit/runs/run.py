@@ -33,6 +33,7 @@ class Run:
         beat_at: Wall time of the last beat on record, some `BEAT_WRITTEN_S` old at most while it
             lives. It proves nothing, as clocks jump and loops block.
         stop_at: Wall time of its stop-intent; None if none stands.
+        stop_by: Who asked for it: a user and host, the name of a token, a signal.
         exit_code: Of its stop record; None if it wrote none.
         verdict: How it ended; None until it was classified.
         gone_by: Operator who said that it is gone; None if nobody did.
@@ -54,6 +55,7 @@ class Run:
     beat_at: float
     stop_at: float | None
     stop_source: str | None
+    stop_by: str | None
     stop_reason: str | None
     ended_at: float | None
     exit_code: int | None

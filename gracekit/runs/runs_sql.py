@@ -7,7 +7,7 @@ from typing import Final
 COLUMNS: Final = (
     "run_id, service, host, instance, generation, boot_id, pid_ns, time_ns, pid, start_ticks, "
     "lock_path, lock_file, phase, topic, ops_topic, transport, started_at, beat_at, "
-    "stop_at, stop_source, stop_reason, ended_at, exit_code, report, verdict, adopted_at, "
+    "stop_at, stop_source, stop_by, stop_reason, ended_at, exit_code, report, verdict, adopted_at, "
     "gone_by, gone_reason"
 )
 _RUNS: Final = f"SELECT {COLUMNS} FROM run WHERE"

@@ -24,7 +24,10 @@ from tests.admin.kit import ALICE, JSON, TOKEN, Site, write_tokens
 from tests.rabbit.certificates import Certificates
 
 EVE = {"Authorization": f"Bearer {TOKEN[::-1]}"}
-READINGS = ("status", "tasks", "dump", "exits", "accounts", "config", "openapi.json", "action-key")
+READINGS = (
+    *("status", "tasks", "dump", "exits", "incidents", "accounts", "config", "openapi.json"),
+    "action-key",
+)
 
 
 @pytest.fixture

@@ -234,6 +234,7 @@ def test_a_handed_over_task_belongs_to_nobody_and_says_why(directory):
     ]
     assert "without owner: 1 handed_over" in status.out
     assert "handed_over" in status.out.split("last exits")[1]
+    assert "cut short" in status.out.split("last exits")[1]
 
 
 def test_work_without_a_row_is_listed_too(directory):

@@ -92,7 +92,7 @@ def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
         says("call", "compute", "hold", "vm=vm-7")
         says("cast", "compute", "peek", "--id", "peek-1")
         run.wait_line("peeking")
-        for name in ("status", "tasks", "holds", "health", "doctor", "dump"):
+        for name in ("status", "tasks", "holds", "incidents", "health", "doctor", "dump"):
             says(name)
         says("tasks", "--stuck")
         says("tasks", "--state", "all")

@@ -1,0 +1,59 @@
+"""`gracekit incidents`: who ordered what, and what happened to requests beside their states."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+import click
+
+from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.records import StoreRecords
+from gracekit.cli.text import json_text, safe, table
+from gracekit.clock import age_s
+from gracekit.config.values import duration
+from gracekit.listings.incidents import list_incidents
+
+_HEADERS: Final = ("AGO", "WHAT", "RUN", "TASK", "DETAIL")
+_SHORT_ID: Final = 12
+_LONGEST_DETAIL: Final = 120
+_MOST: Final = 1_000_000
+
+
+@click.command()
+@click.option(
+    "--what", default="", metavar="KIND", help="Kinds that begin so: `operator` for all orders."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1, max=_MOST),
+    default=50,
+    show_default=True,
+    help="At most so many.",
+)
+@common
+def incidents(options: CommonOptions, /, *, what: str, limit: int) -> None:
+    """List the last incidents on record, newest first.
+
+    An operator's order is one: who asked for it, why, and which run or task it
+    was about (operator_drain, operator_cancel, ...). So are duplicates, rejected
+    requests, hand-overs, and replies that were given up.
+    """
+    with StoreRecords(options.settings) as records:
+        found = asyncio.run(list_incidents(records, what, limit=limit))
+    if options.as_json:
+        click.echo(json_text({"incidents": found}))
+    else:
+        click.echo(table(_HEADERS, [_row(one) for one in found]) if found else "no incidents")
+
+
+def _row(incident: dict[str, Any]) -> tuple[str, ...]:
+    """The run that did it; an order that the command line itself carried out has none."""
+    return (
+        duration(age_s(time.time(), incident["at"])),
+        safe(incident["what"]),
+        safe(incident["instance"] or "-"),
+        safe((incident["request_id"] or "-")[:_SHORT_ID]),
+        safe(incident["detail"] or "", longest=_LONGEST_DETAIL),
+    )

@@ -1,0 +1,84 @@
+"""Who ordered what is read from the record; and which runs ended last."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.kit import Running, gracekit, write_service
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write_service(tmp_path)
+    return tmp_path
+
+
+def test_orders_of_operators_are_listed_with_who_and_why(directory: Path):
+    """
+    Newest first, also of runs that have ended, and of orders that no run carried out.
+    """
+    with Running(directory, "--instance", "api-1") as run:
+        gracekit(directory, "cast", "compute", "work", "vm=vm-1", "--id", "order-1")
+        run.wait_line("at work")
+        gracekit(directory, "quiet", "--reason", "a look")
+        gracekit(directory, "resume", "--reason", "all is well")
+        gracekit(directory, "drain", "--timeout", "100ms", "--reason", "the host moves")
+        run.wait()
+    gracekit(directory, "tasks", "cancel", "order-1", "--reason", "too late", "--yes")
+
+    listed = gracekit(directory, "incidents", "--what", "operator", "--json").json["incidents"]
+    shown = gracekit(directory, "incidents", "--what", "operator", "--limit", "2").out
+    everything = gracekit(directory, "incidents", "--json").json["incidents"]
+    status = gracekit(directory, "status").out
+
+    assert [(one["what"], one["instance"]) for one in listed] == [
+        ("operator_cancel", None),
+        ("operator_drain", "api-1"),
+        ("operator_resume", "api-1"),
+        ("operator_quiet", "api-1"),
+    ]
+    reasons = ("too late", "the host moves", "all is well", "a look")
+    assert [reason in one["detail"] for one, reason in zip(listed, reasons, strict=True)] == [
+        *[True] * 4
+    ]
+    assert listed[0]["request_id"] == "order-1"
+    assert all("@" in one["detail"] for one in listed)
+    assert len(shown.splitlines()) == 3
+    assert "handed_over" in {one["what"] for one in everything}
+    assert "the host moves, by " in status.split("last exits")[1]
+
+
+def test_a_store_without_incidents_says_so(directory: Path):
+    """
+    An empty table would leave the question open.
+    """
+    with Running(directory) as run:
+        answer = gracekit(directory, "incidents")
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == 0
+
+    assert (answer.code, answer.out) == (0, "no incidents\n")
+
+
+def test_the_run_that_ended_last_is_shown_first(directory: Path):
+    """
+    It lived long, so others have begun after it; its crash is what an operator looks for.
+    """
+    with Running(directory, "--instance", "old") as old:
+        for _ in range(5):
+            with Running(directory, "--instance", "young") as young:
+                young.process.send_signal(signal.SIGTERM)
+                assert young.wait() == 0
+        old.kill()
+
+    exits = gracekit(directory, "status", "--json").json["last_exits"]
+
+    assert [(one["instance"], one["verdict"]) for one in exits[:2]] == [
+        ("old", "killed"),
+        ("young", "drained"),
+    ]
