@@ -201,10 +201,11 @@ class AdminApi:
         return await self._control.carry_out(name, self.run_id, args)
 
     async def _reports(self) -> Reports:
-        """Every task that this run has in flight."""
+        """Every task that this run has in flight; of others, that they were not asked."""
         answer = page = await self._verb("status")
         tasks = [*page["tasks"]]
         while page["next"] is not None:
             page = await self._verb("status", {"after": page["next"]})
             tasks += page["tasks"]
-        return {self.run_id: RunReport(answer=answer, tasks=tasks)}
+        others = {run.run_id: NOT_ASKED for run in await self._view.living()}
+        return {**others, self.run_id: RunReport(answer=answer, tasks=tasks)}

@@ -33,7 +33,7 @@ def dump(options: CommonOptions, /, *, name: str | None) -> None:
     the run's standard error, also while its event loop is blocked.
     """
     with StoreRecords(options.settings) as records:
-        (run,) = asyncio.run(find(records, options, name, everyone=False))
+        (run,) = asyncio.run(find(records, options, name, everyone=None))
         text = asyncio.run(_show(records, run, at_once=not options.as_json))
     if options.as_json:
         one = {"service": run.service, "instance": run.instance, "run_id": run.run_id}

@@ -96,9 +96,9 @@ def _say(
 
 
 async def find(
-    records: StoreRecords, options: CommonOptions, name: str | None, *, everyone: bool
+    records: StoreRecords, options: CommonOptions, name: str | None, *, everyone: bool | None
 ) -> list[Run]:
-    """The living runs that a verb is for; never empty.
+    """The living runs that a verb is for; never empty. See `choose`.
 
     Raises:
         click.UsageError: it is not clear which one is meant.

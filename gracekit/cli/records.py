@@ -121,8 +121,13 @@ def since_end(run: Run) -> str:
     return known + duration(age_s(time.time(), gone_at(run)))
 
 
-def choose(living: Sequence[Run], name: str | None, *, everyone: bool) -> list[Run]:
+def choose(living: Sequence[Run], name: str | None, *, everyone: bool | None) -> list[Run]:
     """The runs that a verb is for.
+
+    Args:
+        living: All that live.
+        name: INSTANCE or SERVICE@INSTANCE; None if none was given.
+        everyone: Whether `--all` was given; None for a command without that option.
 
     Raises:
         click.UsageError: it is not clear which one is meant.
@@ -131,8 +136,9 @@ def choose(living: Sequence[Run], name: str | None, *, everyone: bool) -> list[R
         return list(living)
     names = ", ".join(map(label, living))
     which = "run INSTANCE or SERVICE@INSTANCE" if name is None else "SERVICE@INSTANCE"
+    or_all = "" if everyone is None else ", or --all"
     raise click.UsageError(
-        f"{plural(len(living), 'run')} live ({names}): name one as {which}, or --all"
+        f"{plural(len(living), 'run')} live ({names}): name one as {which}{or_all}"
     )
 
 

@@ -8,6 +8,7 @@ from gracekit.errors import GracekitError
 from gracekit.exits import exit_code_of
 from gracekit.runtime.built import Ground, Wired
 from gracekit.runtime.ending import Ending
+from gracekit.telemetry.safe_text import Sentence
 from gracekit.upkeep import Starting
 
 
@@ -78,5 +79,8 @@ class Start:
 
     def _ask_stop(self, error: BaseException) -> None:
         reason = f"start failed: {error!r}"
+        if isinstance(error, Exception):
+            text = Sentence(f"{type(error).__name__}: {error}")
+            self._ground.telemetry.emit("service.start_failed", error=text)
         self._wired.coordinator.fail(reason, exit_code_of(error))
         self._ground.stops.ask(source="error", by="start", reason=reason)

@@ -60,6 +60,9 @@ _EVENTS: Final = (
         "allowed_s every_s",
     ),
     _event("service.serving", _I, "It is ready.", "service instance run took_s"),
+    _event(
+        "service.start_failed", _C, "The start failed; what it began is ended in order.", "error"
+    ),
     _event("service.reloaded", _I, "SIGHUP: the settings were read again.", "changed"),
     _event(
         "service.reload_failed",

@@ -593,3 +593,20 @@ async def test_tokens_without_tls_beyond_this_host_are_warned_of(tmp_path: Path)
         (doubt,) = site.told("service.doubted")
 
     assert "set GRACEKIT_ADMIN_TLS=cert.pem,key.pem" in doubt["text"]
+
+
+async def test_tasks_of_a_sibling_are_shown_as_the_record_has_them(tmp_path: Path):
+    """
+    An endpoint asks no other run, and says which ones it has not asked.
+    """
+    tokens = str(write_tokens(tmp_path))
+    settings = {"admin_token_file": tokens}
+    async with (
+        Site(tmp_path, Service("s"), instance="a", **settings) as asked,
+        Site(tmp_path, Service("s"), instance="b", **settings),
+    ):
+        listed = (await asked.ask("/api/v1/tasks", **ALICE)).json
+
+    assert listed["not_heard"] == {
+        "s@b": "not asked: its own endpoint or `gracekit status` answers"
+    }

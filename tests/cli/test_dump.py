@@ -103,3 +103,16 @@ def test_who_has_no_handler_for_the_signal_is_not_sent_it(directory):
 
     assert answer.code == 4
     assert f"but `py-spy dump --pid {process.pid}` shows its stacks" in answer.err
+
+
+def test_of_several_runs_one_has_to_be_named(directory):
+    """
+    The refusal names them, and no option that the command does not have.
+    """
+    with Running(directory, "--instance", "api-1"), Running(directory, "--instance", "api-2"):
+        answer = gracekit(directory, "dump")
+
+    assert answer.code == 2
+    assert answer.err.endswith(
+        "2 runs live (compute@api-1, compute@api-2): name one as run INSTANCE or SERVICE@INSTANCE\n"
+    )

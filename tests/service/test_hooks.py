@@ -85,6 +85,9 @@ async def test_a_start_hook_that_ignores_its_cancellation_fails_the_start(
         ):
             await life.start()
 
+    (failed,) = life.told("service.start_failed")
+    assert "GRACEKIT_START_TIMEOUT" in failed["error"]  # a log pipeline sees more than a drain
+
 
 async def test_a_stop_ends_a_start_whose_hook_ignores_its_cancellation(world: World, svc: Service):
     """
