@@ -104,6 +104,12 @@ class ListedTask:
         }
 
     @property
+    def waits_on_record(self) -> bool:
+        """Whether it names a resource, and no process reports that it works on it."""
+        has_resource = self.columns.get("resource_kind") is not None
+        return self.journaled and has_resource and self.is_transient and not self.runs_here
+
+    @property
     def is_transient(self) -> bool:
         """Whether it still has to end."""
         return TaskState(self.columns["state"]) in TRANSIENT

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from gracekit.config.values import duration
 from gracekit.life import Alive
 from gracekit.listings import listings_sql as sql
 from gracekit.listings import stuck
@@ -126,21 +127,39 @@ class _Listing:
         return [replace(entry, why_listed=why) for entry, why in judged if why is not None]
 
     async def _with_holder(self, entry: ListedTask) -> ListedTask:
-        """Name the holder of a lease that another run has; the task's own run does not know it."""
+        """Say who has the lease that a task waits for, also if no process works on the task.
+
+        The run of a task that waits does not know it, if another run has the lease.
+        """
         columns, said = entry.columns, entry.waits_for
-        if said is None or not said.endswith(ELSEWHERE):
+        is_waiting = entry.waits_on_record if said is None else said.endswith(ELSEWHERE)
+        if not is_waiting:
             return entry
         key = (columns["resource_kind"], columns["resource_id"])
-        for _, owner, request_id, _, _ in await self._view.engine.query(sql.LEASE, *key):
-            if owner is not None and owner != columns["owner"]:
-                run = self._runs.get(str(owner))
-                holder = f"held by task {short_id(str(request_id))}"
-                words = (
-                    said.removesuffix(ELSEWHERE) + holder + (f" on {run.instance}" if run else "")
-                )
-                why = entry.why_listed and entry.why_listed.replace(said, words)
+        for row in await self._view.engine.query(sql.LEASE, *key):
+            if (holder := self._holder(columns, row)) is not None:
+                words = f"lease {entry.resource} {holder}"
+                why = entry.why_listed
+                if why is not None:
+                    why = why.replace(said, words) if said else f"{why}; waits for {words}"
                 return replace(entry, waits_for=words, why_listed=why)
         return entry
+
+    def _holder(self, columns: Mapping[str, Any], lease: Row) -> str | None:
+        """What the task with *columns* waits for at a row of `LEASE`; None if it may go on."""
+        _, owner, request_id, _, not_before = lease
+        if owner is None:
+            left_s = float(not_before or 0.0) - self._now
+            if left_s <= 0:
+                return None
+            return f"that nobody gets for another {duration(left_s)}, because a process died"
+        if request_id == columns["request_id"]:
+            return None
+        holder = f"held by task {short_id(str(request_id))}"
+        if (run := self._runs.get(str(owner))) is None:
+            return holder
+        is_dead = self._judged[run.run_id].is_dead
+        return f"{holder} on {run.instance}" + (", which has ended" if is_dead else "")
 
     def _entry(self, row: Row, apart: Mapping[str, str]) -> ListedTask:
         columns = dict(zip(sql.TASK_NAMES, row, strict=True))

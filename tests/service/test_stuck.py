@@ -152,6 +152,36 @@ async def test_a_task_in_line_says_whom_it_waits_for(world: World, svc: Service)
     assert why["other"] == "not begun for 14m03s; waits for lease vm:1 held by task holder on api-1"
 
 
+async def test_after_a_crash_the_list_says_for_how_long_nobody_gets_the_lease(
+    world: World, svc: Service
+):
+    """
+    The task that was cut waits, although no process works on it; a new request stands behind it.
+    """
+    doors = Doors()
+
+    @svc.rpc(resource="vm", on_interrupt="retry")
+    async def work(ctx: Context, vm: str) -> None:
+        await doors.pass_(vm)
+
+    first = await world.start(svc, instance="api-1")
+    client = await world.client(svc)
+    await client.prepare(request_id="cut").cast(work, vm="1")
+    await first.hears("task.started")
+    await first.crash()
+    second = await world.start(svc, instance="api-2")
+    await client.prepare(request_id="next").cast(work, vm="1")
+    await asyncio.sleep(3)
+    found = {
+        task.columns["request_id"]: task.waits_for
+        for task in (await listed(world, second, stuck=False)).tasks
+    }
+    await second.hears("task.started")
+
+    words = "lease vm:1 that nobody gets for another 7s, because a process died"
+    assert found == {"cut": words, "next": "lease vm:1, behind others"}
+
+
 async def test_the_next_of_a_resource_names_the_task_that_has_it(world: World, svc: Service):
     """
     Within one process the task's own run knows which one holds the resource.
