@@ -24,6 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gracekit.admin.access import Access, access_of
 from gracekit.admin.application import BY_SOCKET, AdminApplication, Find
+from gracekit.admin.certificate import Certificate
 from gracekit.config.admin import AdminAddress, admin_address, files_of
 from gracekit.config.settings import Settings
 from gracekit.control.door import Asker
@@ -31,6 +32,7 @@ from gracekit.control.door_wire import LONGEST_ADDRESS
 from gracekit.errors import ConfigError
 from gracekit.life import LifeLock
 from gracekit.telemetry.run_metrics import RunMetrics
+from gracekit.telemetry.safe_text import Sentence
 from gracekit.telemetry.telemetry import Telemetry
 
 MAX_CONNECTIONS: Final = 512
@@ -91,7 +93,8 @@ class AdminServer:
         self._listener = listener = _bind(address)
         try:
             config = self._config(access)
-            self._server = _Server(config, listener.dup(), self._report_full)
+            look = self._watch_certificate(config)
+            self._server = _Server(config, listener.dup(), self._report_full, look)
             self._serving = asyncio.create_task(self._serve(), name="gracekit-admin")
         except BaseException:
             listener.close()
@@ -123,6 +126,23 @@ class AdminServer:
                 "its key, as PEM files that this user may read"
             ) from error
         return config
+
+    def _watch_certificate(self, config: Config) -> Callable[[], object]:
+        """What looks whether the certificate was renewed; without one it does nothing."""
+        certificate = self._settings.admin_tls
+        if certificate is None or config.ssl is None:
+            return lambda: None
+        return Certificate(config.ssl, files_of(certificate), self._report_renewal).read_changed
+
+    def _report_renewal(self, error: Exception | None) -> None:
+        if error is None:
+            self._telemetry.emit("admin.certificate_renewed")
+            return
+        text = (
+            f"admin_tls {self._settings.admin_tls} cannot be used any more: {error}; the one that "
+            "was read before stays in use until both files are a certificate and its key again"
+        )
+        self._telemetry.emit("admin.certificate_unusable", error=Sentence(text))
 
     def _report_full(self, limit: int) -> None:
         self._telemetry.emit("admin.full", limit=limit)
@@ -169,14 +189,20 @@ class _Server(Server):
     Args:
         listener: Belongs to this object.
         report_full: Called with the limit when it is reached, once until it is no longer.
+        look: Called each second.
     """
 
     def __init__(
-        self, config: Config, listener: socket.socket, report_full: Callable[[int], None]
+        self,
+        config: Config,
+        listener: socket.socket,
+        report_full: Callable[[int], None],
+        look: Callable[[], object],
     ) -> None:
         super().__init__(config)
         self._listener = listener
         self._report_full = report_full
+        self._look = look
         self._limit = _most_connections()
         self._is_full = False
         self._leaving = asyncio.Event()
@@ -209,6 +235,7 @@ class _Server(Server):
         while not await self.on_tick(0):
             # Each second, because `_accept` stops when it finds no free descriptor.
             asyncio.get_running_loop().add_reader(self._listener, self._accept)
+            self._look()
             connections: set[Any] = self.server_state.connections  # each a _Protocol
             stuck = {c for c in connections if c.transport.is_closing()}
             late = {c for c in connections if c.is_late()}

@@ -270,6 +270,13 @@ _EVENTS: Final = (
         "those that were read before are.",
         "error",
     ),
+    _event("admin.certificate_renewed", _I, "The endpoint's certificate was read again."),
+    _event(
+        "admin.certificate_unusable",
+        _E,
+        "The endpoint's certificate has changed and cannot be used; the old one stays in use.",
+        "error",
+    ),
     _event("run.ordered", _I, "An operator's word about the run.", "verb by reason"),
     # recovery
     _event(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import os
+import shutil
 import ssl
 import stat
 import sys
@@ -20,7 +21,8 @@ from gracekit import Context, RpcClient, Service
 from gracekit.admin.access import Access, ActionKeys, Asking, Need, RefusedError, Tokens
 from gracekit.errors import ConfigError
 from gracekit.phase import ServiceState
-from tests.admin.kit import ALICE, JSON, TOKEN, Site, write_tokens
+from tests.admin.kit import ALICE, JSON, PATIENCE_S, TOKEN, Site, write_tokens
+from tests.rabbit.broker import Tls
 from tests.rabbit.certificates import Certificates
 
 EVE = {"Authorization": f"Bearer {TOKEN[::-1]}"}
@@ -582,6 +584,48 @@ async def test_with_a_certificate_only_tls_is_spoken(tmp_path: Path, certificate
             await asyncio.to_thread(get, ssl.create_default_context())
         with pytest.raises((OSError, http.client.HTTPException)):
             await site.ask("/readyz")
+
+
+async def test_a_renewed_certificate_is_used_without_a_restart(
+    tmp_path: Path, certificates: Certificates
+):
+    """
+    While one file alone is new, or one is missing, the old certificate stays in use.
+    """
+    files = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def write(one: Tls) -> None:
+        for file, source in zip(files, (one.certificate, one.key), strict=True):
+            shutil.copyfile(source, file)
+
+    def shown() -> str:
+        host, _, port = site.address.rpartition(":")
+        return ssl.get_server_certificate((host, int(port)), timeout=20)
+
+    async def told(event: str, times: int = 1) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(site.told(event)) < times:
+                await asyncio.sleep(0.05)
+
+    write(certificates.good)
+    pair = ",".join(map(str, files))
+    async with Site(tmp_path, Service("s"), admin_tls=pair) as site:
+        before = await asyncio.to_thread(shown)
+        shutil.copyfile(certificates.wrong_host.certificate, files[0])
+        await told("admin.certificate_unusable")
+        half = await asyncio.to_thread(shown)
+        write(certificates.wrong_host)
+        await told("admin.certificate_renewed")
+        after = await asyncio.to_thread(shown)
+        files[1].unlink()
+        await told("admin.certificate_unusable", 2)
+        without = await asyncio.to_thread(shown)
+
+    assert [before, half, after, without] == [
+        *[certificates.good.certificate.read_text()] * 2,
+        *[certificates.wrong_host.certificate.read_text()] * 2,
+    ]
+    assert "stays in use" in site.told("admin.certificate_unusable")[0]["error"]
 
 
 async def test_tokens_without_tls_beyond_this_host_are_warned_of(tmp_path: Path):
