@@ -8,6 +8,8 @@ who held it may be dead, so recovery is asked to look, once a period.
 from __future__ import annotations
 
 import asyncio
+import enum
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -41,12 +43,23 @@ class PeriodicJob:
     singleton: bool
 
 
+class JobOutcome(enum.Enum):
+    """How one run of a periodic job ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"  # it raised, or its lease could not be taken
+    CUT = "cut"  # a drain cancelled it at the deadline: no failure
+
+
 class PeriodicJobs:
     """The jobs of one process.
 
     Args:
         suspects: No job begins beside one.
         trigger: Recovery is asked to look for runs that have died.
+
+    Attributes:
+        succeeded_at: Wall time of the last success of each job that has succeeded in this process.
     """
 
     def __init__(
@@ -65,6 +78,7 @@ class PeriodicJobs:
         self._suspects = suspects
         self._trigger = trigger
         self._paused = False
+        self.succeeded_at: dict[str, float] = {}
 
     def pause(self) -> None:
         """Start nothing more."""
@@ -109,22 +123,49 @@ class PeriodicJobs:
 
     async def _run_now(self, job: PeriodicJob) -> None:
         services = self._services
-        job_task = services.tracker.background(job.name, services.clock, lane=Lane.PERIODIC)
-        with job_task as task:
-            guard = None
-            if job.singleton:
-                guard = await services.leases.take(("periodic", job.name), job.name)
-                if guard is None:
-                    self._trigger.poke()  # a lease of the dead is free before the next period
+        tracked = services.tracker.background(job.name, services.clock, lane=Lane.PERIODIC)
+        try:
+            with tracked as task:
+                if not await self._run_alone(job, task):
                     return
-            try:
-                if not self._paused:  # a drain may have begun while the lease was taken
-                    task.token = guard.token if guard else None
-                    ctx = JobContext(task, services)
-                    await call_hook(job.handler, ctx, {}, self._threads)
-            finally:
-                if guard is not None:
-                    await self._release(guard, task)
+        except (asyncio.CancelledError, Exception):
+            if task.cut is None:
+                self._tell_ended(task, JobOutcome.FAILED)
+                raise
+            self._tell_ended(task, JobOutcome.CUT)
+        else:
+            self.succeeded_at[job.name] = services.clock.wall()
+            self._tell_ended(task, JobOutcome.SUCCEEDED)
+
+    async def _run_alone(self, job: PeriodicJob, task: TrackedTask) -> bool:
+        """Run *job*, a singleton with its lease; false if it was not called."""
+        guard = None
+        if job.singleton:
+            guard = await self._services.leases.take(("periodic", job.name), job.name)
+            if guard is None:
+                self._trigger.poke()  # a lease of the dead is free before the next period
+                return False
+        try:
+            if self._paused:  # a drain has begun while the lease was taken
+                return False
+            task.token = guard.token if guard else None
+            await call_hook(job.handler, JobContext(task, self._services), {}, self._threads)
+            return True
+        finally:
+            if guard is not None:
+                await self._release(guard, task)
+
+    def _tell_ended(self, task: TrackedTask, outcome: JobOutcome) -> None:
+        began_at = task.started_at or 0.0
+        self._telemetry.emit(
+            "job.finished",
+            # During a drain an operator wants to read what became of each task it waits for.
+            level=logging.INFO if self._services.phase.draining else None,
+            task_id=task.request_id,
+            method=task.method,
+            outcome=outcome.value,
+            ran_s=self._services.clock.loop() - began_at,
+        )
 
     async def _release(self, guard: Guard, task: TrackedTask) -> None:
         if task.cancel_cause is not None:

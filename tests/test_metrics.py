@@ -32,6 +32,9 @@ from gracekit.telemetry.samples import gauge_samples
 
 WORDS: Final = LabelWords(
     methods=frozenset({"resize", "copy"}),
+    jobs=frozenset({"sweep"}),
+    handlers=frozenset({"resize", "copy"}),
+    job_outcomes=frozenset({"succeeded", "cut"}),
     lanes=frozenset({"requests", "ops"}),
     outcomes=frozenset({"succeeded", "failed"}),
     decisions=frozenset({"errored"}),
@@ -78,6 +81,7 @@ NOT_MEASURED: Final = {
     ("task.apart", "crashes"): "of one task",
     ("task.apart", "for_s"): "of one task",
     ("task.failed", "ran_s"): "its task.finished has it too",
+    ("job.finished", "ran_s"): "of one run of a job, for who reads its line",
     ("broker.silent", "waited_s"): "a bound of gracekit's own",
     ("drain.started", "in_flight"): "a gauge: gracekit_tasks_in_flight",
     ("drain.started", "running"): "a gauge: gracekit_tasks_in_flight",
@@ -273,7 +277,7 @@ def test_a_service_with_many_methods_shows_0_for_each_lane_alone():
     """
     A scrape does not grow by thousands of samples that say nothing.
     """
-    many = dataclasses.replace(WORDS, methods=frozenset(f"m{n}" for n in range(1000)))
+    many = dataclasses.replace(WORDS, handlers=frozenset(f"m{n}" for n in range(1000)))
     seen = readings(in_flight={("m7", "requests"): 2})
 
     samples = gauge_samples(by_name("gracekit_tasks_in_flight"), seen, many)
@@ -290,6 +294,7 @@ def test_what_is_unknown_is_left_out():
     empty = {name for name in names if not gauge_samples(by_name(name), readings(), WORDS)}
 
     assert empty == {
+        "gracekit_job_last_success_time_seconds",
         "gracekit_intake_open",
         "gracekit_drain_left_seconds",
         "gracekit_drain_expected_seconds",
@@ -314,7 +319,9 @@ def test_the_words_of_a_service_are_all_that_its_code_can_say():
 
     words = label_words(svc)
 
-    assert words.methods == {"resize", "refresh"}
+    assert words.methods == {"resize"}
+    assert words.jobs == {"refresh"}
+    assert words.handlers == {"resize", "refresh"}
     assert words.lanes == {"requests", "ops", "periodic", "background"}
     assert words.states == {"accepted", "running", "pending", "handed_over"}
     assert {"run_again", "errored", "succeeded"} <= words.decisions
@@ -362,6 +369,7 @@ def test_opentelemetry_shows_every_row_of_the_table():
     shown = readings(
         in_flight={("resize", "requests"): 2},
         open_intakes={"ops": True},
+        job_successes={"sweep": 1.0},
         drain_left_s=5.0,
         drain_expected_s=4.0,
         broker_connected=True,

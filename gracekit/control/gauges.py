@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from gracekit.control.facts import StoreFacts
+from gracekit.periodic import PeriodicJobs
 from gracekit.phase import Phase, ServiceState
 from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import Transport
@@ -22,6 +23,7 @@ class Gauges:
         members: Knows when the run began.
         servers: Know whether the queues of their lanes are read.
         transport: Knows whether the broker is connected.
+        jobs: Know when each periodic job last succeeded.
         facts: What the last query of the store has shown.
         loop: The run's event loop: deadlines are in its time.
     """
@@ -33,6 +35,7 @@ class Gauges:
         members: Members,
         servers: Mapping[Lane, RpcServer],
         transport: Transport,
+        jobs: PeriodicJobs,
         facts: StoreFacts,
         *,
         loop: asyncio.AbstractEventLoop,
@@ -42,6 +45,7 @@ class Gauges:
         self._members = members
         self._servers = servers
         self._transport = transport
+        self._jobs = jobs
         self._facts = facts
         self._loop = loop
 
@@ -58,6 +62,7 @@ class Gauges:
             is_ready=phase.not_ready is None,
             in_flight=self._tracker.counts(),
             open_intakes={lane.value: server.is_open for lane, server in self._servers.items()},
+            job_successes=dict(self._jobs.succeeded_at),
             drain_left_s=None if deadline is None else max(0.0, deadline - now),
             drain_expected_s=max(0.0, max(known, default=now) - now) if is_known else None,
             drain_at_risk=0 if deadline is None else sum(end > deadline for end in known),

@@ -6,6 +6,7 @@ import importlib.util
 from typing import Final
 
 from gracekit.config.choices import RejectReason, choices_of
+from gracekit.periodic import JobOutcome
 from gracekit.phase import ServiceState
 from gracekit.recovery.decisions import Step
 from gracekit.service import Service
@@ -19,14 +20,18 @@ _ENDS: Final = frozenset(state.value for state in TERMINAL - {TaskState.REJECTED
 
 def label_words(service: Service) -> LabelWords:
     """Every value that a label of the service's metrics may have."""
-    names = (*(method.name for method in service.methods), *(job.name for job in service.jobs))
+    methods = frozenset(method.name for method in service.methods)
+    jobs = frozenset(job.name for job in service.jobs)
     return LabelWords(
-        methods=frozenset(names),
+        methods=methods,
+        jobs=jobs,
+        handlers=methods | jobs,
         lanes=frozenset(lane.value for lane in Lane),
         outcomes=_ENDS,
         decisions=_ENDS | {Step.RUN_AGAIN.value},
         reasons=frozenset(choices_of(RejectReason)),
         states=frozenset(state.value for state in TRANSIENT),
+        job_outcomes=frozenset(outcome.value for outcome in JobOutcome),
         phases=frozenset(state.value for state in ServiceState),
     )
 

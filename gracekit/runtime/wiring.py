@@ -96,7 +96,7 @@ def wire(ground: Ground) -> Wired:
     facts = StoreFacts(view, accounts, ground.telemetry, service=ground.service.topic)
     health = HealthCheck(ground.phase, coordinator, servers, ground.engine, facts, ground.clock)
     control = verbs.control = _control(ground, records, requests, coordinator, health)
-    gauges = _gauges(ground, records, servers, facts)
+    gauges = _gauges(ground, records, servers, jobs, facts)
     admin = _admin(ground, control, health, gauges, facts, view)
     return Wired(
         record=records.own,
@@ -377,7 +377,11 @@ def _view(ground: Ground) -> StoreView:
 
 
 def _gauges(
-    ground: Ground, records: Records, servers: Mapping[Lane, RpcServer], facts: StoreFacts
+    ground: Ground,
+    records: Records,
+    servers: Mapping[Lane, RpcServer],
+    jobs: PeriodicJobs,
+    facts: StoreFacts,
 ) -> Gauges:
     return Gauges(
         ground.phase,
@@ -385,6 +389,7 @@ def _gauges(
         records.members,
         servers,
         ground.transport,
+        jobs,
         facts,
         loop=asyncio.get_running_loop(),
     )

@@ -105,6 +105,9 @@ _EVENTS: Final = (
         kind="hook",
     ),
     _event(
+        "job.finished", _D, "A run of a periodic job has ended.", "task_id method outcome ran_s"
+    ),
+    _event(
         "background.failed",
         _E,
         "Work beside requests met a fault of gracekit itself; it begins again.",

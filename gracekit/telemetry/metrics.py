@@ -40,21 +40,27 @@ class LabelWords:
     """Every value that a label may have in one service.
 
     Attributes:
-        methods: Names of its RPC methods and periodic jobs.
+        methods: Names of its RPC methods.
+        jobs: Names of its periodic jobs.
+        handlers: Names of both.
         lanes: Where tasks come from.
         outcomes: How an attempt may end.
         decisions: What recovery may decide.
         reasons: Why a request may be refused.
         states: What a task on record may be in before its end.
+        job_outcomes: How a run of a periodic job may end.
         phases: States of the service.
     """
 
     methods: frozenset[str] = frozenset()
+    jobs: frozenset[str] = frozenset()
+    handlers: frozenset[str] = frozenset()
     lanes: frozenset[str] = frozenset()
     outcomes: frozenset[str] = frozenset()
     decisions: frozenset[str] = frozenset()
     reasons: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()
+    job_outcomes: frozenset[str] = frozenset()
     phases: frozenset[str] = frozenset()
 
     def of(self, label: Label) -> frozenset[str]:
@@ -149,6 +155,18 @@ _COUNTERS: Final = (
         labels=(_METHOD, Label("outcome", "outcome", "outcomes", "outcome")),
         events=("task.finished",),
         help="Tasks whose handler has ended in this run.",
+    ),
+    Metric(
+        name="gracekit_jobs_finished_total",
+        instrument="gracekit.jobs.finished",
+        kind=MetricKind.COUNTER,
+        # A label `job` would collide with the one that Prometheus adds.
+        labels=(
+            Label("method", "method", "jobs", "method"),
+            Label("outcome", "outcome", "job_outcomes", "outcome"),
+        ),
+        events=("job.finished",),
+        help="Runs of periodic jobs that have ended in this run of the service.",
     ),
     Metric(
         name="gracekit_tasks_handed_over_total",
@@ -271,10 +289,20 @@ _GAUGES: Final = (
         name="gracekit_tasks_in_flight",
         instrument="gracekit.tasks.in_flight",
         kind=MetricKind.GAUGE,
-        labels=(Label("method", "method", "methods"), _LANE),
+        labels=(Label("method", "method", "handlers"), _LANE),
         reading="in_flight",
         shows_zero=True,
         help="Tasks that are accepted, or about to be, and not answered yet.",
+    ),
+    Metric(
+        name="gracekit_job_last_success_time_seconds",
+        instrument="gracekit.job.last_success_time",
+        kind=MetricKind.GAUGE,
+        unit="s",
+        labels=(Label("method", "method", "jobs"),),
+        reading="job_successes",
+        together=Together.LARGEST,
+        help="When a periodic job last succeeded in this run, in seconds since the epoch.",
     ),
     Metric(
         name="gracekit_intake_open",

@@ -37,6 +37,7 @@ class Readings:
         is_ready: Whether new requests should be sent here.
         in_flight: Tasks by (method, lane), as the tracker names them.
         open_intakes: Whether each lane is read.
+        job_successes: Wall time of the last success by periodic job.
         drain_left_s: Seconds until the deadline; None outside of a drain.
         drain_expected_s: Seconds until all that holds the drain is expected to end.
         drain_at_risk: Tasks that are expected to end after the deadline; 0 outside of a drain.
@@ -49,6 +50,7 @@ class Readings:
     is_ready: bool
     in_flight: Mapping[tuple[str, str], int]
     open_intakes: Mapping[str, bool]
+    job_successes: Mapping[str, float] | None = None
     drain_left_s: float | None = None
     drain_expected_s: float | None = None
     drain_at_risk: int | None = 0

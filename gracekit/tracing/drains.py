@@ -51,7 +51,7 @@ class DrainTrace:
                 self._span.set_attribute(names.OUTCOME, "resumed")
             case "task.awaited":
                 self._await(fields)
-            case "task.finished" | "task.handed_over" | "task.given_back":
+            case "task.finished" | "task.handed_over" | "task.given_back" | "job.finished":
                 self._leave(str(fields.get("task_id")), event, fields)
             case "task.not_started":
                 self._note_task(event, fields)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gracekit.clock import Clock
-from gracekit.tracker.task import Lane, TaskState, TrackedTask
+from gracekit.tracker.task import Interruption, Lane, TaskState, TrackedTask
 
 FOLLOWING_WAIT_S: Final = 60.0
 """How long at a time the next task of a key waits for the one in flight to leave."""
@@ -118,6 +118,10 @@ class Tracker:
         self.started(task)
         try:
             yield task
+        except BaseException:
+            if task.cancel_cause is not None:
+                task.cut = Interruption.CANCELLED  # so it does not count as finished
+            raise
         finally:
             task.cancellable = False
             self.remove(task)

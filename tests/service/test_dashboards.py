@@ -32,7 +32,7 @@ DASHBOARD: Final = ROOT / "dashboards" / "gracekit.json"
 PAGE: Final = ROOT / "docs" / "observability.md"
 OF_PROMETHEUS: Final = {"job", "instance"}  # labels that every scrape adds
 KNOWN_WORDS: Final = {
-    *("sum", "min", "max", "rate", "increase", "changes", "abs", "histogram_quantile"),
+    *("sum", "min", "max", "rate", "increase", "changes", "abs", "histogram_quantile", "time"),
     *("and", "or", "unless", "by", "on"),
 }
 
@@ -45,6 +45,9 @@ async def rendering(world: World, svc: Service) -> str:
     @svc.rpc(on_interrupt="retry")
     async def resize(ctx: Context, vm: str) -> None:
         await doors.pass_(vm)
+
+    @svc.periodic(every=3600)
+    async def sweep(ctx: Context) -> None: ...
 
     life = world.life(svc)
     counted = RunMetrics(life.runtime.label_words)
@@ -59,7 +62,11 @@ async def rendering(world: World, svc: Service) -> str:
     await life.hears("drain.started")
     store = StoreNumbers(unfinished={"running": 1}, oldest_unfinished_s=3.0, accounts_off_by=0)
     shown = dataclasses.replace(
-        life.runtime.readings(), drain_expected_s=4.0, broker_connected=True, store=store
+        life.runtime.readings(),
+        drain_expected_s=4.0,
+        broker_connected=True,
+        job_successes={"sweep": 1.0},
+        store=store,
     )
     body, _ = Exposition(counted).write(shown)
     doors.open("b")

@@ -108,6 +108,86 @@ async def test_a_drain_starts_no_periodic_job_and_waits_for_a_running_one(
     assert doors.ended == ["job"]
 
 
+async def test_a_job_that_a_drain_cuts_has_neither_failed_nor_finished(
+    world: World, svc: Service, caplog: pytest.LogCaptureFixture
+):
+    """
+    The log says at INFO that it was cut, no error is logged, and the report does not count it.
+    """
+    caplog.set_level("INFO", "gracekit")
+
+    @svc.periodic(every="1s")
+    async def long_job(ctx: Context) -> None:
+        await asyncio.sleep(3600)
+
+    life = await world.start(svc, drain_timeout_s=5)
+    await asyncio.sleep(2)
+    report = await life.drain()
+
+    assert [fields["outcome"] for fields in life.told("job.finished")] == ["cut"]
+    assert "job.finished" in {record.__dict__["event"] for record in caplog.records}
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+    assert life.told("hook.failed") == []
+    assert (report.finished, report.exit_code) == (0, 0)
+
+
+async def test_a_job_that_fails_while_it_is_cut_counts_as_cut(world: World, svc: Service):
+    """
+    What its clean-up raises after the cancellation of a drain says nothing about the job.
+    """
+
+    @svc.periodic(every="1s")
+    async def long_job(ctx: Context) -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            raise LookupError
+
+    life = await world.start(svc, drain_timeout_s=5)
+    await asyncio.sleep(2)
+    report = await life.drain()
+
+    assert [fields["outcome"] for fields in life.told("job.finished")] == ["cut"]
+    assert life.told("hook.failed") == []
+    assert report.finished == 0
+
+
+async def test_a_job_that_ends_in_a_drain_counts_as_finished(world: World, svc: Service):
+    """
+    The drain waits for it, so its report has it and its log line is at INFO.
+    """
+
+    @svc.periodic(every="1s")
+    async def short_job(ctx: Context) -> None:
+        await asyncio.sleep(3)
+
+    life = await world.start(svc)
+    await asyncio.sleep(2)
+    report = await life.drain()
+
+    assert [fields["outcome"] for fields in life.told("job.finished")] == ["succeeded"]
+    assert report.finished == 1
+
+
+async def test_a_block_that_a_drain_cuts_has_not_finished(world: World, svc: Service):
+    """
+    Neither the block that a handler tracks nor its task counts as finished in the report.
+    """
+
+    @svc.rpc(on_interrupt="retry")
+    async def copy(ctx: Context) -> None:
+        async with ctx.track("blocks"):
+            await asyncio.sleep(3600)
+
+    life = await world.start(svc, drain_timeout_s=5)
+    await (await world.client(svc)).cast("copy")
+    await life.hears("task.started")
+    report = await life.drain()
+
+    assert len(report.handed_over) == 1
+    assert report.finished == 0
+
+
 async def test_a_periodic_job_never_overlaps_and_survives_its_faults(world: World, svc: Service):
     """
     The pause counts from the end; whatever a job raises, the next still comes.

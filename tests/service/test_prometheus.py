@@ -186,6 +186,73 @@ async def test_a_run_counts_what_it_has_done_itself(world: World, svc: Service, 
     assert again.value("gracekit_run_start_time_seconds") > began_at
 
 
+# -- periodic jobs --------------------------------------------------------------------------
+
+
+async def test_runs_of_periodic_jobs_are_counted_by_outcome(world: World, svc: Service):
+    """
+    A job that always fails is told from one that runs well, and the last success has its time.
+    """
+
+    @svc.periodic(every=1)
+    async def good(ctx: Context) -> None: ...
+
+    @svc.periodic(every=1)
+    async def bad(ctx: Context) -> None:
+        raise LookupError
+
+    _, seen = await scraped(world, svc)
+    assert set(seen.values("gracekit_jobs_finished_total").values()) == {0}
+    assert seen.values("gracekit_job_last_success_time_seconds") == {}
+    await asyncio.sleep(3.5)
+
+    assert seen.counted("gracekit_jobs_finished_total") == {
+        ("good", "succeeded"): 3,
+        ("bad", "failed"): 3,
+    }
+    ((name, at),) = seen.values("gracekit_job_last_success_time_seconds").items()
+    assert name == ("good",)
+    assert world.clock.wall() - at == pytest.approx(0.5, abs=0.1)
+
+
+async def test_a_periodic_job_has_no_series_among_the_tasks(
+    world: World, svc: Service, doors: Doors
+):
+    """
+    A counter of tasks that no job ever feeds would show 0 for a job that fails all the time.
+    """
+
+    @svc.periodic(every=1)
+    async def sweep(ctx: Context) -> None: ...
+
+    _, seen = await scraped(world, svc)
+    await asyncio.sleep(1.5)
+
+    names = {name for name, labels in seen.samples() if ("method", "sweep") in labels}
+    assert names == {
+        "gracekit_jobs_finished_total",
+        "gracekit_job_last_success_time_seconds",
+        "gracekit_tasks_in_flight",
+    }
+
+
+async def test_a_singleton_job_that_is_skipped_is_not_counted(world: World, svc: Service):
+    """
+    A process that never gets the lease has run the job neither well nor badly.
+    """
+
+    @svc.periodic(every=1, singleton=True)
+    async def sweep(ctx: Context) -> None:
+        await asyncio.sleep(100)
+
+    holder, _ = await scraped(world, svc, instance="a")
+    await world.until(lambda: holder.runtime.ground.tracker.running == 1)
+    _, seen = await scraped(world, svc, instance="b")
+    await asyncio.sleep(5)
+
+    assert seen.counted("gracekit_jobs_finished_total") == {}
+
+
 # -- what comes from the wire ---------------------------------------------------------------
 
 
@@ -242,6 +309,7 @@ async def test_every_row_of_the_table_is_rendered(world: World, svc: Service, do
         name = metric.name.removesuffix("_total")
         if name not in shown_now:
             assert metric.name in {
+                "gracekit_job_last_success_time_seconds",
                 "gracekit_drain_left_seconds",
                 "gracekit_drain_expected_seconds",
             }
