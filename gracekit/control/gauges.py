@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from gracekit.control.facts import StoreFacts
+from gracekit.control.health import LOST_S
 from gracekit.periodic import PeriodicJobs
 from gracekit.phase import Phase, ServiceState
 from gracekit.rpc.server import RpcServer
@@ -61,7 +62,9 @@ class Gauges:
             state=phase.state,
             is_ready=phase.not_ready is None,
             in_flight=self._tracker.counts(),
-            open_intakes={lane.value: server.is_open for lane, server in self._servers.items()},
+            open_intakes={
+                lane.value: _is_read(server, now) for lane, server in self._servers.items()
+            },
             job_successes=dict(self._jobs.succeeded_at),
             drain_left_s=None if deadline is None else max(0.0, deadline - now),
             drain_expected_s=max(0.0, max(known, default=now) - now) if is_known else None,
@@ -79,3 +82,13 @@ class Gauges:
             oldest_unfinished_s=facts.oldest_s or 0.0,
             accounts_off_by=None if accounts is None else accounts.off_by,
         )
+
+
+def _is_read(server: RpcServer, now: float) -> bool:
+    """Whether intake is open and its queues can be read, as the health checks see it.
+
+    A pause for want of places or of bytes counts as read: the service is busy, and the broker is
+    there. Each claim of a queue file takes a moment in which the file has not answered yet.
+    """
+    lost = server.lost
+    return server.is_open and (lost is None or now - lost.since < LOST_S)

@@ -174,7 +174,18 @@ class RpcServer:
         """Why an open intake reads nothing now; None also while it pauses for want of places."""
         if not self._open:
             return None
-        return self._failure if self._consumer is None else self._held or self._consumer.failure
+        return self._held or self.lost
+
+    @property
+    def lost(self) -> ReadFailure | None:
+        """Why an open intake cannot read its queues; None also while reading pauses.
+
+        May be asked from any thread.
+        """
+        if not self._open:
+            return None
+        consumer = self._consumer
+        return self._failure if consumer is None else consumer.failure
 
     # -- deliveries ------------------------------------------------------------------
 

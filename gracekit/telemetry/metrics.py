@@ -310,7 +310,7 @@ _GAUGES: Final = (
         kind=MetricKind.GAUGE,
         labels=(_LANE,),
         reading="open_intakes",
-        help="1 while the queues of the lane are read, else 0.",
+        help="1 while intake of the lane is open and its queues can be read, else 0.",
     ),
     Metric(
         name="gracekit_drain_left_seconds",

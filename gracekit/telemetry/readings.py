@@ -36,7 +36,7 @@ class Readings:
         state: The state of the service.
         is_ready: Whether new requests should be sent here.
         in_flight: Tasks by (method, lane), as the tracker names them.
-        open_intakes: Whether each lane is read.
+        open_intakes: Whether the queues of each lane are read, or could be.
         job_successes: Wall time of the last success by periodic job.
         drain_left_s: Seconds until the deadline; None outside of a drain.
         drain_expected_s: Seconds until all that holds the drain is expected to end.

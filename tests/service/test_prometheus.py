@@ -22,6 +22,7 @@ from gracekit.telemetry.prometheus import Exposition
 from gracekit.telemetry.readings import Readings, StoreNumbers
 from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.testing.faults import Fault
+from gracekit.tracker.task import Lane
 from tests.service.kit import Doors, Life, World
 
 pytestmark = pytest.mark.looptime
@@ -184,6 +185,52 @@ async def test_a_run_counts_what_it_has_done_itself(world: World, svc: Service, 
     assert again.counted("gracekit_tasks_reconciled_total") == {("run_again",): 1}
     assert again.counted("gracekit_tasks_finished_total") == {("resize", "succeeded"): 1}
     assert again.value("gracekit_run_start_time_seconds") > began_at
+
+
+# -- the queues -----------------------------------------------------------------------------
+
+
+async def test_an_intake_whose_queues_cannot_be_read_is_not_open(
+    world: World, svc: Service, doors: Doors
+):
+    """
+    While the broker cannot be reached the lane shows 0, although no operator has closed it.
+    """
+    life, seen = await scraped(world, svc)
+    await world.verb(life, "quiet")
+    life.faults.delay_s = 20
+    life.plan("consume", Fault.DELAY)
+    await world.verb(life, "resume")
+    assert seen.values("gracekit_intake_open") == {("requests",): 0, ("ops",): 1}
+
+    await life.hears("intake.opened", 3)
+
+    assert seen.values("gracekit_intake_open") == {("requests",): 1, ("ops",): 1}
+
+
+async def test_an_intake_that_pauses_is_open(world: World, svc: Service):
+    """
+    Neither a want of places nor too many bytes means that the queues cannot be read.
+    """
+    doors = Doors()
+
+    @svc.rpc
+    async def keep(ctx: Context, text: str) -> None:
+        await doors.pass_("keep")
+
+    life, seen = await scraped(world, svc, max_accepted=1, prefetch_bytes=1000)
+    client = await world.client(svc)
+    life.faults.delay_s = 20
+    life.plan(Point.ACCEPT_AND_BEGIN, Fault.DELAY)
+    await client.cast("keep", text="x" * 2000)
+    await asyncio.sleep(10)
+    assert life.runtime.wired.servers[Lane.REQUESTS].is_held
+    assert seen.values("gracekit_intake_open") == {("requests",): 1, ("ops",): 1}
+
+    await doors.wait(1)
+    await client.cast("keep", text="y")
+    await asyncio.sleep(60)
+    assert seen.values("gracekit_intake_open") == {("requests",): 1, ("ops",): 1}
 
 
 # -- periodic jobs --------------------------------------------------------------------------
