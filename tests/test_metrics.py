@@ -29,6 +29,7 @@ from gracekit.telemetry.metrics import (
 from gracekit.telemetry.readings import Readings, StoreNumbers
 from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.telemetry.samples import gauge_samples
+from gracekit.version import VERSION
 
 WORDS: Final = LabelWords(
     methods=frozenset({"resize", "copy"}),
@@ -41,6 +42,7 @@ WORDS: Final = LabelWords(
     reasons=frozenset({"arguments"}),
     states=frozenset({"accepted"}),
     phases=frozenset({"serving", "draining"}),
+    versions=frozenset({VERSION}),
 )
 
 
@@ -294,6 +296,8 @@ def test_what_is_unknown_is_left_out():
     empty = {name for name in names if not gauge_samples(by_name(name), readings(), WORDS)}
 
     assert empty == {
+        "gracekit_tasks_running",
+        "gracekit_tasks_running_limit",
         "gracekit_job_last_success_time_seconds",
         "gracekit_intake_open",
         "gracekit_drain_left_seconds",
@@ -368,6 +372,8 @@ def test_opentelemetry_shows_every_row_of_the_table():
     store = StoreNumbers(unfinished={"accepted": 3}, oldest_unfinished_s=9.0, accounts_off_by=0)
     shown = readings(
         in_flight={("resize", "requests"): 2},
+        running={"requests": 2},
+        running_limits={"requests": 8},
         open_intakes={"ops": True},
         job_successes={"sweep": 1.0},
         drain_left_s=5.0,
@@ -388,6 +394,7 @@ def test_opentelemetry_shows_every_row_of_the_table():
     in_flight = frozenset({("method", "resize"), ("channel", "requests")})
     assert seen["gracekit.tasks.in_flight"][in_flight] == 2
     assert sum(seen["gracekit.tasks.in_flight"].values()) == 2
+    assert seen["gracekit.build_info"] == {frozenset({("version", VERSION)}): 1}
     assert seen["gracekit.drain.left"] == {frozenset(): 7.0}
     assert seen["gracekit.broker.connected"] == {frozenset(): 0.0}
     assert seen["gracekit.phase"][frozenset({("phase", "serving")})] == 2

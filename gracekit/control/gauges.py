@@ -9,6 +9,7 @@ from gracekit.control.facts import StoreFacts
 from gracekit.control.health import LOST_S
 from gracekit.periodic import PeriodicJobs
 from gracekit.phase import Phase, ServiceState
+from gracekit.request.lanes import LaneGate
 from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import Transport
 from gracekit.runs.members import Members
@@ -22,6 +23,7 @@ class Gauges:
 
     Args:
         members: Knows when the run began.
+        gates: Know how many handlers of their lanes may run.
         servers: Know whether the queues of their lanes are read.
         transport: Knows whether the broker is connected.
         jobs: Know when each periodic job last succeeded.
@@ -34,6 +36,7 @@ class Gauges:
         phase: Phase,
         tracker: Tracker,
         members: Members,
+        gates: Mapping[Lane, LaneGate],
         servers: Mapping[Lane, RpcServer],
         transport: Transport,
         jobs: PeriodicJobs,
@@ -44,6 +47,7 @@ class Gauges:
         self._phase = phase
         self._tracker = tracker
         self._members = members
+        self._gates = gates
         self._servers = servers
         self._transport = transport
         self._jobs = jobs
@@ -62,6 +66,8 @@ class Gauges:
             state=phase.state,
             is_ready=phase.not_ready is None,
             in_flight=self._tracker.counts(),
+            running=self._running(),
+            running_limits={lane.value: gate.max_running for lane, gate in self._gates.items()},
             open_intakes={
                 lane.value: _is_read(server, now) for lane, server in self._servers.items()
             },
@@ -72,6 +78,10 @@ class Gauges:
             broker_connected=self._transport.is_connected,
             store=self._store(),
         )
+
+    def _running(self) -> Mapping[str, int]:
+        running = self._tracker.running_by_lane()
+        return {lane.value: running.get(lane, 0) for lane in self._gates}
 
     def _store(self) -> StoreNumbers:
         facts, accounts = self._facts.last, self._facts.accounts.last

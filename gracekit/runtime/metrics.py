@@ -14,6 +14,7 @@ from gracekit.telemetry.metrics import LabelWords
 from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import TERMINAL, TRANSIENT, Lane, TaskState
+from gracekit.version import VERSION
 
 _ENDS: Final = frozenset(state.value for state in TERMINAL - {TaskState.REJECTED})
 
@@ -33,6 +34,7 @@ def label_words(service: Service) -> LabelWords:
         states=frozenset(state.value for state in TRANSIENT),
         job_outcomes=frozenset(outcome.value for outcome in JobOutcome),
         phases=frozenset(state.value for state in ServiceState),
+        versions=frozenset({VERSION}),
     )
 
 

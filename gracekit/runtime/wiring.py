@@ -96,7 +96,7 @@ def wire(ground: Ground) -> Wired:
     facts = StoreFacts(view, accounts, ground.telemetry, service=ground.service.topic)
     health = HealthCheck(ground.phase, coordinator, servers, ground.engine, facts, ground.clock)
     control = verbs.control = _control(ground, records, requests, coordinator, health)
-    gauges = _gauges(ground, records, servers, jobs, facts)
+    gauges = _gauges(ground, records, requests, servers, jobs, facts)
     admin = _admin(ground, control, health, gauges, facts, view)
     return Wired(
         record=records.own,
@@ -379,6 +379,7 @@ def _view(ground: Ground) -> StoreView:
 def _gauges(
     ground: Ground,
     records: Records,
+    requests: Requests,
     servers: Mapping[Lane, RpcServer],
     jobs: PeriodicJobs,
     facts: StoreFacts,
@@ -387,6 +388,7 @@ def _gauges(
         ground.phase,
         ground.tracker,
         records.members,
+        requests.gates,
         servers,
         ground.transport,
         jobs,

@@ -50,6 +50,7 @@ class LabelWords:
         states: What a task on record may be in before its end.
         job_outcomes: How a run of a periodic job may end.
         phases: States of the service.
+        versions: The version of gracekit.
     """
 
     methods: frozenset[str] = frozenset()
@@ -62,6 +63,7 @@ class LabelWords:
     states: frozenset[str] = frozenset()
     job_outcomes: frozenset[str] = frozenset()
     phases: frozenset[str] = frozenset()
+    versions: frozenset[str] = frozenset()
 
     def of(self, label: Label) -> frozenset[str]:
         """Every value of *label*."""
@@ -261,6 +263,15 @@ _HISTOGRAMS: Final = (
 
 _GAUGES: Final = (
     Metric(
+        name="gracekit_build_info",
+        instrument="gracekit.build_info",
+        kind=MetricKind.GAUGE,
+        labels=(Label("version", "version", "versions"),),
+        reading="builds",
+        together=Together.LARGEST,
+        help="Always 1; its label is the version of gracekit.",
+    ),
+    Metric(
         name="gracekit_run_start_time_seconds",
         instrument="gracekit.run.start_time",
         kind=MetricKind.GAUGE,
@@ -293,6 +304,22 @@ _GAUGES: Final = (
         reading="in_flight",
         shows_zero=True,
         help="Tasks that are accepted, or about to be, and not answered yet.",
+    ),
+    Metric(
+        name="gracekit_tasks_running",
+        instrument="gracekit.tasks.running",
+        kind=MetricKind.GAUGE,
+        labels=(_LANE,),
+        reading="running",
+        help="Tasks whose handler runs now; the others in flight wait.",
+    ),
+    Metric(
+        name="gracekit_tasks_running_limit",
+        instrument="gracekit.tasks.running_limit",
+        kind=MetricKind.GAUGE,
+        labels=(_LANE,),
+        reading="running_limits",
+        help="How many handlers of the lane may run at one time.",
     ),
     Metric(
         name="gracekit_job_last_success_time_seconds",

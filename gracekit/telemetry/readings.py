@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gracekit.phase import ServiceState
 from gracekit.telemetry.metrics import LabelWords
+from gracekit.version import VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class Readings:
         state: The state of the service.
         is_ready: Whether new requests should be sent here.
         in_flight: Tasks by (method, lane), as the tracker names them.
+        running: Handlers that run now by lane, of the lanes that have a limit.
+        running_limits: How many handlers may run at one time by lane.
         open_intakes: Whether the queues of each lane are read, or could be.
         job_successes: Wall time of the last success by periodic job.
         drain_left_s: Seconds until the deadline; None outside of a drain.
@@ -50,12 +53,19 @@ class Readings:
     is_ready: bool
     in_flight: Mapping[tuple[str, str], int]
     open_intakes: Mapping[str, bool]
+    running: Mapping[str, int] | None = None
+    running_limits: Mapping[str, int] | None = None
     job_successes: Mapping[str, float] | None = None
     drain_left_s: float | None = None
     drain_expected_s: float | None = None
     drain_at_risk: int | None = 0
     broker_connected: bool | None = None
     store: StoreNumbers = StoreNumbers()
+
+    @property
+    def builds(self) -> Mapping[str, int]:
+        """The version of gracekit that runs, with the number 1."""
+        return {VERSION: 1}
 
     @property
     def phases(self) -> Mapping[str, bool]:

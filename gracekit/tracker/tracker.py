@@ -158,6 +158,10 @@ class Tracker:
         """Tasks in flight by (method, lane), for metrics."""
         return Counter((task.method, task.lane.value) for task in self)
 
+    def running_by_lane(self) -> Mapping[Lane, int]:
+        """Attempts under way by lane, for metrics; may be asked from any thread."""
+        return Counter(task.lane for task in (*self._running, *self._running_ops))
+
     @property
     def running(self) -> int:
         """Attempts under way that hold a drain."""

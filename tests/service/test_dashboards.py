@@ -32,7 +32,18 @@ DASHBOARD: Final = ROOT / "dashboards" / "gracekit.json"
 PAGE: Final = ROOT / "docs" / "observability.md"
 OF_PROMETHEUS: Final = {"job", "instance"}  # labels that every scrape adds
 KNOWN_WORDS: Final = {
-    *("sum", "min", "max", "rate", "increase", "changes", "abs", "histogram_quantile", "time"),
+    *(
+        "sum",
+        "min",
+        "max",
+        "count",
+        "rate",
+        "increase",
+        "changes",
+        "abs",
+        "histogram_quantile",
+        "time",
+    ),
     *("and", "or", "unless", "by", "on"),
 }
 

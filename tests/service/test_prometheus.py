@@ -23,6 +23,7 @@ from gracekit.telemetry.readings import Readings, StoreNumbers
 from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.testing.faults import Fault
 from gracekit.tracker.task import Lane
+from gracekit.version import VERSION
 from tests.service.kit import Doors, Life, World
 
 pytestmark = pytest.mark.looptime
@@ -185,6 +186,43 @@ async def test_a_run_counts_what_it_has_done_itself(world: World, svc: Service, 
     assert again.counted("gracekit_tasks_reconciled_total") == {("run_again",): 1}
     assert again.counted("gracekit_tasks_finished_total") == {("resize", "succeeded"): 1}
     assert again.value("gracekit_run_start_time_seconds") > began_at
+
+
+# -- saturation -----------------------------------------------------------------------------
+
+
+async def test_what_runs_is_shown_beside_how_much_may(world: World, svc: Service, doors: Doors):
+    """
+    Tasks that wait are in flight and do not run; a reload changes the limit that is shown.
+    """
+    life, seen = await scraped(world, svc, max_running=2, ops_max_running=5)
+    client = await world.client(svc)
+    for vm in ("a", "b", "c"):
+        await client.cast("resize", vm=vm)
+    await doors.wait(2)
+    await world.settle()
+
+    assert seen.counted("gracekit_tasks_in_flight") == {("requests", "resize"): 3}
+    assert seen.values("gracekit_tasks_running") == {("requests",): 2, ("ops",): 0}
+    assert seen.values("gracekit_tasks_running_limit") == {("requests",): 2, ("ops",): 5}
+
+    life.runtime.ground.live.take(replace(life.runtime.settings, max_running=7))
+    await doors.wait(3)
+
+    assert seen.values("gracekit_tasks_running") == {("requests",): 3, ("ops",): 0}
+    assert seen.values("gracekit_tasks_running_limit") == {("requests",): 7, ("ops",): 5}
+    doors.open("a", "b", "c")
+    await life.hears("task.finished", 3)
+    assert seen.values("gracekit_tasks_running") == {("requests",): 0, ("ops",): 0}
+
+
+async def test_the_version_is_a_label(world: World, svc: Service):
+    """
+    A dashboard shows which instances run which version, by joining with it.
+    """
+    _, seen = await scraped(world, svc)
+
+    assert seen.values("gracekit_build_info") == {(VERSION,): 1}
 
 
 # -- the queues -----------------------------------------------------------------------------
