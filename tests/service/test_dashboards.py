@@ -31,6 +31,7 @@ ALERTS: Final = ROOT / "dashboards" / "alerts.yml"
 DASHBOARD: Final = ROOT / "dashboards" / "gracekit.json"
 PAGE: Final = ROOT / "docs" / "observability.md"
 OF_PROMETHEUS: Final = {"job", "instance"}  # labels that every scrape adds
+MADE_BY_PROMETHEUS: Final = "up"  # whether it could scrape a target
 KNOWN_WORDS: Final = {
     *(
         "sum",
@@ -44,7 +45,7 @@ KNOWN_WORDS: Final = {
         "histogram_quantile",
         "time",
     ),
-    *("and", "or", "unless", "by", "on"),
+    *("and", "or", "unless", "by", "on", "last_over_time", MADE_BY_PROMETHEUS),
 }
 
 
@@ -226,8 +227,21 @@ def test_every_alert_says_what_to_do():
         "GracekitRestartLoop",
         "GracekitNotReady",
         "GracekitStoreSlow",
+        "GracekitGone",
+        "GracekitTasksFailing",
+        "GracekitTasksErrored",
+        "GracekitJobFailing",
     }
     assert all(f"`{name}`" in PAGE.read_text() for name in names)
+
+
+def test_an_alert_about_a_drain_fires_at_the_first_scrape_that_shows_it():
+    """
+    A default drain of 25 s is over before a second scrape may come, so it is not waited for.
+    """
+    (rule,) = (rule for rule in alerts() if rule["alert"] == "GracekitDrainWillCut")
+
+    assert "for" not in rule
 
 
 # -- the page -------------------------------------------------------------------------------
