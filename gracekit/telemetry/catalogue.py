@@ -49,17 +49,23 @@ _D, _I, _W, _E, _C = (
     logging.CRITICAL,  # a fault that ends the run
 )
 _TASK: Final = "task_id method channel resource attempt"
-_EVENTS: Final = (
-    # a service
+_SERVICE: Final = (
     _event("service.starting", _I, "A run begins.", "service instance host run hard_limit_s"),
-    _event("service.doubted", _W, "What it declares will not do what was meant.", "text"),
+    _event(
+        "service.doubted",
+        _W,
+        "Something that the service declares will not do what was meant.",
+        "text",
+    ),
     _event(
         "watchdog.short",
         _W,
         "systemd's WatchdogSec allows less time than can be kept: it may kill a healthy service.",
         "allowed_s every_s",
     ),
-    _event("service.serving", _I, "It is ready.", "service instance run took_s"),
+    _event(
+        "service.serving", _I, "The service is ready for requests.", "service instance run took_s"
+    ),
     _event(
         "service.start_failed", _C, "The start failed; what it began is ended in order.", "error"
     ),
@@ -79,8 +85,13 @@ _EVENTS: Final = (
     _event("service.quieted", _I, "Intake is closed, and may be resumed."),
     _event("service.stopped", _I, "The run is over.", "service instance run exit_code"),
     _event("signal.received", _I, "A signal came.", "signal"),
-    _event("signal.taken", _W, "Something had replaced its handler; ours is back.", "signal by"),
-    _event("signal.hint", _I, "What another signal would do.", "text"),
+    _event(
+        "signal.taken",
+        _W,
+        "Something had replaced gracekit's handler of a signal; it is back.",
+        "signal by",
+    ),
+    _event("signal.hint", _I, "What another signal would do now.", "text"),
     _event(
         "loop.left",
         _E,
@@ -95,8 +106,10 @@ _EVENTS: Final = (
         "or the process was stopped.",
         "blocked_s",
     ),
-    _event("service.deaf", _W, "It cannot read requests, and is not ready.", "channel error"),
-    _event("service.hears", _I, "It reads requests again, and is ready.", "channel"),
+    _event(
+        "service.deaf", _W, "The service cannot read requests, and is not ready.", "channel error"
+    ),
+    _event("service.hears", _I, "The service reads requests again, and is ready.", "channel"),
     _event(
         "hook.failed",
         _E,
@@ -119,10 +132,12 @@ _EVENTS: Final = (
         "Another process reads a shared queue into another store.",
         "queue by store",
     ),
-    # intake
+)
+_INTAKE: Final = (
     _event("intake.opened", _I, "Requests of a lane are taken.", "channel"),
     _event("intake.closed", _I, "Requests are no longer taken.", "channel given_back not_started"),
-    # a request
+)
+_REQUEST: Final = (
     _event("task.started", _D, "Its handler runs.", _TASK),
     _event(
         "task.apart",
@@ -168,12 +183,13 @@ _EVENTS: Final = (
     _event("reply.given_up", _W, "A reply found no way to its caller.", "queue error", kind=""),
     _event("heartbeat.lost", _W, "A heartbeat found no way to its caller.", "queue error", kind=""),
     _event("message.unreadable", _W, "A message was set aside unread.", "queue error", kind=""),
-    # a broker
+)
+_BROKER: Final = (
     _event("broker.lost", _W, "A connection to the broker ended.", "purpose error"),
     _event(
         "broker.silent",
         _W,
-        "It answered nothing and sent nothing; the connection is cut.",
+        "The broker answered nothing and sent nothing; the connection is cut.",
         "purpose what waited_s",
     ),
     _event("broker.unreachable", _W, "Connecting again failed.", "purpose tries error"),
@@ -186,8 +202,14 @@ _EVENTS: Final = (
     ),
     _event("binding.refused", _W, "A queue cannot be bound to its exchange.", "queue error"),
     _event("publish.repeated", _W, "A message was not confirmed and is sent again.", "queue error"),
-    # a drain
-    _event("drain.started", _I, "A stop was asked for.", "source by in_flight running timeout_s"),
+)
+_DRAIN: Final = (
+    _event(
+        "drain.started",
+        _I,
+        "A drain begins, as a stop was asked for.",
+        "source by in_flight running timeout_s",
+    ),
     _event(
         "task.awaited",
         _I,
@@ -218,17 +240,22 @@ _EVENTS: Final = (
         "waited_s finished handed_over not_started given_back open_holds holds unfinished "
         "exit_code",
     ),
-    _event("task.stuck", _W, "Cancelled, and did not return.", f"{_TASK} running_s safe_point_s"),
+    _event(
+        "task.stuck",
+        _W,
+        "A handler was cancelled at the deadline, and did not return.",
+        f"{_TASK} running_s safe_point_s",
+    ),
     _event(
         "task.handed_over",
         _I,
-        "Unfinished; the journal has it for the next run.",
+        "A task is unfinished; the journal has it for the next run.",
         f"{_TASK} cut running_s safe_point_s cursor",
     ),
     _event(
         "task.not_started",
         _I,
-        "The journal has it for the next run; no handler of this one works on it.",
+        "A task has not begun; the journal has it for the next run.",
         _TASK,
     ),
     _event(
@@ -237,14 +264,21 @@ _EVENTS: Final = (
         "Its handler was begun and cut; it has no row, and its message goes back to the queue.",
         f"{_TASK} cut running_s safe_point_s",
     ),
-    # operators
+)
+_OPERATORS: Final = (
     _event(
         "door.missing",
         _W,
         "The run has no door; commands reach it by a local queue, or not at all.",
         "path error",
     ),
-    _event("door.refused", _W, "Somebody came to it who may not ask.", "uid pid", kind="uid"),
+    _event(
+        "door.refused",
+        _W,
+        "A user who may not ask this run has connected to its door.",
+        "uid pid",
+        kind="uid",
+    ),
     _event("admin.opened", _I, "The HTTP endpoint listens.", "address"),
     _event(
         "admin.refused",
@@ -281,7 +315,8 @@ _EVENTS: Final = (
         "error",
     ),
     _event("run.ordered", _I, "An operator's word about the run.", "verb by reason"),
-    # recovery
+)
+_RECOVERY: Final = (
     _event(
         "run.classified",
         _I,
@@ -294,13 +329,29 @@ _EVENTS: Final = (
         "Nobody can prove whether an earlier run is dead; it is left alone.",
         "run instance reason",
     ),
-    _event("task.adopted", _I, "A task that nobody kept has a keeper.", _TASK),
-    _event("task.settled", _I, "Recovery decided.", f"{_TASK} verdict reason"),
+    _event("task.adopted", _I, "A run has taken over a task whose run is gone.", _TASK),
+    _event(
+        "task.settled",
+        _I,
+        "Recovery has decided what becomes of an unfinished task.",
+        f"{_TASK} verdict reason",
+    ),
     _event("task.row_lost", _E, "The store has lost its row; its outcome is dropped.", _TASK),
-    _event("task.errored", _W, "It will not be run again.", f"{_TASK} reason"),
-    _event("hold.ended", _I, "Not by a request: lapsed, or settled.", "hold key method reason"),
+    _event(
+        "task.errored",
+        _W,
+        "Recovery has given a task up; it will not be run again.",
+        f"{_TASK} reason",
+    ),
+    _event(
+        "hold.ended",
+        _I,
+        "A hold has ended without a request: it lapsed, or was settled.",
+        "hold key method reason",
+    ),
     _event("clock.set", _W, "The wall clock was set; what waits keeps its length.", "by_s"),
-    # the store
+)
+_STORE: Final = (
     _event(
         "store.error",
         _E,
@@ -330,7 +381,22 @@ _EVENTS: Final = (
     ),
     _event("store.broken", _C, "The disk under a file fails; the run ends.", "what error"),
 )
-CATALOGUE: Final = MappingProxyType({event.name: event for event in _EVENTS})
+GROUPS: Final = MappingProxyType(
+    {
+        "A service": _SERVICE,
+        "Intake": _INTAKE,
+        "A request": _REQUEST,
+        "A broker": _BROKER,
+        "A drain": _DRAIN,
+        "Operators": _OPERATORS,
+        "Recovery": _RECOVERY,
+        "The store": _STORE,
+    }
+)
+"""The events as docs/events.md shows them: what they are about, and each of these."""
+CATALOGUE: Final = MappingProxyType(
+    {event.name: event for events in GROUPS.values() for event in events}
+)
 
 
 class UnknownEventError(GracekitError):
