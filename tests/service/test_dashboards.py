@@ -264,6 +264,32 @@ def test_the_page_has_the_table():
     assert sorted(lines) == sorted(map(line_of, METRICS))
 
 
+def scrape_config() -> str:
+    """The file `prometheus.yml` that the page shows."""
+    (block,) = re.findall(r"```yaml\n# prometheus.yml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return str(block)
+
+
+def test_the_scrape_config_of_the_page_fits_the_endpoint():
+    """
+    It asks the default path by TLS with a token, as often as the alerts assume.
+    """
+    config = yaml.safe_load(scrape_config())
+
+    (job,) = config["scrape_configs"]
+    assert config["rule_files"] == [ALERTS.name]
+    assert job.keys() == {
+        *("job_name", "scrape_interval", "scheme"),
+        *("authorization", "tls_config", "static_configs"),
+    }
+    assert job["scheme"] == "https"
+    assert job["authorization"].keys() == {"credentials_file"}
+    assert f"scrape interval of {job['scrape_interval'].rstrip('s')} s" in ALERTS.read_text()
+    assert f"scrapes every {job['scrape_interval'].rstrip('s')} s" in PAGE.read_text()
+    (targets,) = job["static_configs"]
+    assert all(re.fullmatch(r"[\d.]+:9701", target) for target in targets["targets"])
+
+
 # -- promtool -------------------------------------------------------------------------------
 
 
@@ -271,9 +297,9 @@ def test_the_page_has_the_table():
     not os.environ.get(SOAK_VARIABLE), reason="its package is 100 MB: `make soak` runs it"
 )
 @pytest.mark.process
-async def test_promtool_accepts_metrics_and_alerts(rendering: str):
+async def test_promtool_accepts_metrics_alerts_and_scrape_config(rendering: str, tmp_path: Path):
     """
-    promtool, in Debian's package `prometheus`, checks names, help texts and rules.
+    promtool, in Debian's package `prometheus`, checks names, help texts, rules and the config.
     """
     promtool = shutil.which("promtool")
     assert promtool, "there is no promtool: apt-get install --no-install-recommends prometheus"
@@ -287,3 +313,11 @@ async def test_promtool_accepts_metrics_and_alerts(rendering: str):
 
     assert (metrics.returncode, metrics.stdout + metrics.stderr) == (0, "")
     assert rules.returncode == 0, rules.stderr
+    (tmp_path / "prometheus.yml").write_text(scrape_config())
+    config = subprocess.run(
+        [promtool, "check", "config", "--syntax-only", tmp_path / "prometheus.yml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert config.returncode == 0, config.stderr
