@@ -164,7 +164,7 @@ class PeriodicJobs:
             task_id=task.request_id,
             method=task.method,
             outcome=outcome.value,
-            ran_s=self._services.clock.loop() - began_at,
+            ran_s=round(self._services.clock.loop() - began_at, 3),
         )
 
     async def _release(self, guard: Guard, task: TrackedTask) -> None:
