@@ -66,9 +66,9 @@ def values(unit: str) -> dict[str, str]:
     return {line.partition("=")[0]: line.partition("=")[2] for line in lines}
 
 
-def findings(*words: str) -> list[dict[str, Any]]:
+def findings(*words: str, **env: str) -> list[dict[str, Any]]:
     """What doctor finds wrong in a deployment."""
-    shown = json.loads(gracekit("doctor", *words, "--json").stdout)["findings"]
+    shown = json.loads(gracekit("doctor", *words, "--json", **env).stdout)["findings"]
     found = [one for one in shown if one["area"] == "platform"]
     assert any(one["level"] == "ok" for one in found), shown
     return [one for one in found if one["level"] in {"warn", "fail"}]
@@ -222,6 +222,20 @@ def test_a_password_is_not_printed(shop, words):
     assert result.exit_code == 0, result.stderr
     assert "canary" not in result.stdout + result.stderr
     assert "amqp://***@broker/vhost" in result.stdout
+
+
+@pytest.mark.parametrize("words", [OF_SYSTEMD, ("k8s", "--image", "i")])
+def test_a_deployment_with_a_password_elsewhere_is_right_for_doctor(tmp_path, shop, words):
+    """
+    Doctor finds no fault in it, and does not say that its queue is the default's file.
+    """
+    url = "amqp://rider:canary@127.0.0.1:1/vhost"
+    named = ("shop:svc", "--name", "shop")
+    file, option = ("u.service", "--unit") if words == OF_SYSTEMD else ("m.yaml", "--manifest")
+    printed = gracekit("init", *words, *named, GRACEKIT_TRANSPORT_URL=url).stdout
+    (tmp_path / file).write_text(printed)
+
+    assert findings("shop:svc", option, file) == []
 
 
 @pytest.mark.parametrize(

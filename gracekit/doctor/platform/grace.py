@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
 
-from gracekit.config.settings import Settings, shorter_drain
+from gracekit.config.settings import Settings, shorter_drain, variable_name
 from gracekit.config.values import format_duration
 from gracekit.doctor.configuration import last_breath_s
-from gracekit.doctor.finding import Finding, fail, ok, warn
+from gracekit.doctor.finding import Finding, Level, fail, ok, skip, told, warn
+from gracekit.doctor.platform.start_command import StartCommand
+from gracekit.errors import ConfigError
+
+TIMES: Final = ("drain_timeout_s", "handover_grace_s", "handover_flush_s", "exit_margin_s")
+"""The settings of which the hard limit is the sum."""
 
 
 def compare(
@@ -48,3 +56,39 @@ def compare(
             needed,
         )
     return ok(check, f"{ours}, alarm at {format_duration(alarm)}, is below {theirs}")
+
+
+def hidden_time(check: str, given: StartCommand, unknown: Mapping[str, str]) -> Finding | None:
+    """A `skip` if the hard limit needs a variable whose value is kept elsewhere; else None."""
+    for name in TIMES:
+        variable = variable_name(name)
+        if name in unknown and variable in given.sources:
+            return not_known(check, name, unknown[name], "whether the drain is short enough")
+    return None
+
+
+def doubted(finding: Finding, given: StartCommand, unknown: Mapping[str, str]) -> Finding:
+    """*finding* about the hard limit; no FAIL if a source that is hidden here may set its times."""
+    if finding.level is not Level.FAIL or not any(name in unknown for name in TIMES):
+        return finding
+    seen = f"{finding.seen}; {' or '.join(given.hidden)} may set other times"
+    return replace(finding, level=Level.WARN, seen=seen)
+
+
+def refused(check: str, given: StartCommand, error: ConfigError) -> list[Finding]:
+    """Why a start with the settings of *given* is refused; no FAIL if some are hidden here."""
+    found = told(check, error)
+    if not given.hidden:
+        return found
+    more = f"; {' or '.join(given.hidden)} may set what is missing"
+    return [replace(one, level=Level.WARN, seen=one.seen + more) for one in found]
+
+
+def not_known(check: str, name: str, source: str, what: str) -> Finding:
+    """A `skip`: *what* depends on field *name*, whose value is kept in *source*."""
+    variable = variable_name(name)
+    return skip(
+        check,
+        f"{variable} comes from {source}, and its value is not known here, nor {what}",
+        f"to have it judged, run doctor with {variable} as that run has it",
+    )

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from gracekit.config.settings import Settings, variable_name
 from gracekit.config.urls import UrlKind, file_of, kind_of
 from gracekit.doctor.finding import Finding, fail, ok, warn
+from gracekit.doctor.platform.grace import not_known
 from gracekit.doctor.platform.shells import hides_signals
 from gracekit.doctor.platform.start_command import given_by
 from gracekit.doctor.platform.units import begins_drain, judged_by
@@ -57,7 +58,7 @@ def check_dockerfile(settings: Settings, path: Path) -> Iterator[Finding]:
     yield _check_command(image, path.name)
     yield _check_signal(image, path.name)
     yield _check_user(image, path.name)
-    yield from _check_files(settings, image, path.name)
+    yield from _check_files(settings, image, path.name, given.unknown(settings))
 
 
 def read_dockerfile(text: str) -> ImagePlan:
@@ -163,11 +164,16 @@ def _check_user(image: ImagePlan, name: str) -> Finding:
     return warn("USER", seen, "make a user, and name it by number, as in USER 10001:10001")
 
 
-def _check_files(settings: Settings, image: ImagePlan, name: str) -> Iterator[Finding]:
+def _check_files(
+    settings: Settings, image: ImagePlan, name: str, unknown: Mapping[str, str]
+) -> Iterator[Finding]:
     """Whether journal and queue outlive the container."""
     volumes = [PurePosixPath(volume) for volume in image.volumes]
     for what, field_name in (("journal", "store_url"), ("queue", "transport_url")):
         url = getattr(settings, field_name)
+        if field_name in unknown:
+            yield not_known(what, field_name, unknown[field_name], f"where the {what} is")
+            continue
         if kind_of(url) is not UrlKind.FILE:
             continue
         path = PurePosixPath(image.directory or "/", file_of(url))

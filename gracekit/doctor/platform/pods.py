@@ -11,13 +11,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any, Final
 
 from gracekit.config.settings import Settings
 from gracekit.config.urls import UrlKind, file_of, file_url, kind_of
 from gracekit.config.values import PREFIX, format_duration, parse_duration
 from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
-from gracekit.doctor.platform.grace import compare
+from gracekit.doctor.platform.grace import compare, doubted, hidden_time, not_known, refused
 from gracekit.doctor.platform.shells import hides_signals
 from gracekit.doctor.platform.start_command import given_by
 from gracekit.errors import ConfigError
@@ -125,18 +126,51 @@ def _ours(pod: Pod) -> Sequence[Mapping[str, Any]]:
     ours = [
         one
         for one in containers
-        if any(name.startswith(PREFIX) for name in _environment(one)) or "gracekit" in _words(one)
+        if any(name.startswith(PREFIX) for name in (*_environment(one), *_sources(one)))
+        or "gracekit" in _words(one)
     ]
     return ours or containers
 
 
 def _environment(container: Mapping[str, Any]) -> dict[str, str]:
-    """Variables with a literal value; others are not known before the pod runs."""
+    """Variables with a literal value; `_sources` has the others."""
     return {
         str(entry["name"]): str(entry["value"])
         for entry in container.get("env") or ()
         if isinstance(entry, dict) and "name" in entry and "value" in entry
     }
+
+
+def _sources(container: Mapping[str, Any]) -> dict[str, str]:
+    """Variables whose values are kept elsewhere, and where: `Secret images`."""
+    return {
+        str(entry["name"]): _source_of(entry["valueFrom"])
+        for entry in container.get("env") or ()
+        if isinstance(entry, dict) and "name" in entry and "valueFrom" in entry
+    }
+
+
+def _open_sources(container: Mapping[str, Any]) -> list[str]:
+    """What may set any variable, by `envFrom`; `env` wins over it."""
+    return [_source_of(entry) for entry in container.get("envFrom") or ()]
+
+
+def _source_of(entry: Any) -> str:
+    for key, reference in entry.items() if isinstance(entry, dict) else ():
+        kind = _KINDS_OF_SOURCES.get(key)
+        if kind is not None and isinstance(reference, dict):
+            return f"{kind} {reference.get('name', '?')}"
+    return "valueFrom"
+
+
+_KINDS_OF_SOURCES: Final = MappingProxyType(
+    {
+        "secretKeyRef": "Secret",
+        "secretRef": "Secret",
+        "configMapKeyRef": "ConfigMap",
+        "configMapRef": "ConfigMap",
+    }
+)
 
 
 def _words(container: Mapping[str, Any]) -> list[str]:
@@ -150,15 +184,21 @@ def _check_container(
     name = f"{pod.name}, container {container.get('name', '?')}"
     environment = _environment(container)
     kill_after = environment.pop(KILL_AFTER, None)  # compared here, with a sentence of its own
-    given = given_by(_words(container), environment, str(container.get("workingDir", "")))
+    given = given_by(
+        _words(container),
+        environment,
+        str(container.get("workingDir", "")),
+        sources=_sources(container),
+        open_sources=_open_sources(container),
+    )
     if given.has_hidden_file:
         seen = f"it names the settings file {given.file}, which is not here"
         yield skip(f"{name}: settings", seen, "run doctor with its options")
     if given.says:
         try:
-            settings = given.load(settings.service_defaults)
+            settings = given.load(settings)
         except ConfigError as error:
-            yield from told(name, error)
+            yield from refused(name, given, error)
             return
     grace = pod.spec.get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
     if not isinstance(grace, int | float):
@@ -166,24 +206,12 @@ def _check_container(
             name, f"terminationGracePeriodSeconds = {grace!r} is no number", "write a whole number"
         )
         return
-    before = _pre_stop_s(container)
-    if math.isnan(before):
-        yield warn(
-            name,
-            "its preStop hook takes an unknown time of the grace period, before SIGTERM comes",
-            "use preStop.sleep.seconds, or leave it out: a drain closes the intake by itself",
-        )
-    yield compare(
-        settings,
-        check=name,
-        limit_s=float(grace),
-        said="terminationGracePeriodSeconds"
-        + ("" if "terminationGracePeriodSeconds" in pod.spec else " (its default)"),
-        knob="terminationGracePeriodSeconds",
-        spent_s=0.0 if math.isnan(before) else before,
-    )
-    yield _check_kill_after(name, kill_after, float(grace))
-    yield from check_files(settings, pod, container, name)
+    unknown = given.unknown(settings)
+    yield from _check_pre_stop(container, name)
+    in_time = _check_grace(settings, pod, container, name, float(grace))
+    yield hidden_time(name, given, unknown) or doubted(in_time, given, unknown)
+    yield _check_kill_after(name, kill_after, float(grace), unknown.get("kill_after_s"))
+    yield from check_files(settings, pod, container, name, unknown)
     if hides_signals(_words(container)):
         yield fail(
             name,
@@ -191,6 +219,29 @@ def _check_container(
             "service is killed at the end of the grace period",
             'use the exec form: command: ["gracekit", "run", "MODULE:ATTR"]',
         )
+
+
+def _check_pre_stop(container: Mapping[str, Any], name: str) -> Iterator[Finding]:
+    if math.isnan(_pre_stop_s(container)):
+        yield warn(
+            name,
+            "its preStop hook takes an unknown time of the grace period, before SIGTERM comes",
+            "use preStop.sleep.seconds, or leave it out: a drain closes the intake by itself",
+        )
+
+
+def _check_grace(
+    settings: Settings, pod: Pod, container: Mapping[str, Any], name: str, grace_s: float
+) -> Finding:
+    field, before = "terminationGracePeriodSeconds", _pre_stop_s(container)
+    return compare(
+        settings,
+        check=name,
+        limit_s=grace_s,
+        said=field if field in pod.spec else f"{field} (its default)",
+        knob=field,
+        spent_s=0.0 if math.isnan(before) else before,
+    )
 
 
 def _pre_stop_s(container: Mapping[str, Any]) -> float:
@@ -217,8 +268,11 @@ def _number(word: object) -> float:
         return math.nan
 
 
-def _check_kill_after(name: str, value: str | None, grace_s: float) -> Finding:
+def _check_kill_after(name: str, value: str | None, grace_s: float, source: str | None) -> Finding:
     check = f"{name}: {KILL_AFTER}"
+    if value is None and source is not None:
+        what = f"whether it is the pod's grace period, {grace_s:g} s"
+        return not_known(check, "kill_after_s", source, what)
     if value is None:
         return warn(
             check,
@@ -246,18 +300,27 @@ _ABSENT: Final = "(absent)"  # of a mount that names no volume of its pod
 
 
 def check_files(
-    settings: Settings, pod: Pod, container: Mapping[str, Any], name: str
+    settings: Settings,
+    pod: Pod,
+    container: Mapping[str, Any],
+    name: str,
+    unknown: Mapping[str, str],
 ) -> Iterator[Finding]:
     """Whether journal and queue outlive the container and the pod, and who shares them."""
     is_own = True
-    for what, url in (("journal", settings.store_url), ("queue", settings.transport_url)):
+    for what, field in (("journal", "store_url"), ("queue", "transport_url")):
+        url = getattr(settings, field)
+        if field in unknown:
+            yield not_known(f"{name}: {what}", field, unknown[field], f"where the {what} is")
+            continue
         if kind_of(url) is not UrlKind.FILE:
             continue
         path = PurePosixPath(str(container.get("workingDir", ""))) / file_of(url)
         volume = _volume_of(pod, container, path)
         yield _check_volume(f"{name}: {what}", what, path, volume)
         is_own = is_own and (volume is None or _is_own(volume))
-    if pod.replicas > 1 and UrlKind.FILE in _kinds(settings):
+    is_known = not unknown.keys() & {"store_url", "transport_url"}
+    if is_known and pod.replicas > 1 and UrlKind.FILE in _kinds(settings):
         yield _check_replicas(settings, pod, name, is_own=is_own)
 
 

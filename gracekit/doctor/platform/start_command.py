@@ -5,18 +5,19 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from gracekit.config.loading import load
-from gracekit.config.settings import Settings, option_name
+from gracekit.config.settings import BY_VARIABLE, SETTINGS, Settings, option_name, variable_name
 from gracekit.config.values import PREFIX
 
 _FIELDS: Final = MappingProxyType(
     {option_name(f.name): f for f in fields(Settings) if f.metadata["parse"]}
 )
+_UNSET: Final = frozenset({"default", "service"})  # origins
 _SHORT: Final = MappingProxyType({"store": "store_url", "transport": "transport_url"})
 
 
@@ -28,11 +29,16 @@ class StartCommand:
         flags: Settings by option, without `--config`.
         variables: Those of gracekit.
         file: The settings file; None for none.
+        sources: Variables whose values are kept elsewhere, and where: `Secret images`.
+        open_sources: Where any other variable may be set, such as an `EnvironmentFile=` that
+            cannot be read.
     """
 
     flags: Mapping[str, object]
     variables: Mapping[str, str]
     file: Path | None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    open_sources: Sequence[str] = ()
 
     @property
     def says(self) -> list[str]:
@@ -46,21 +52,65 @@ class StartCommand:
         """Whether a settings file is named that is not here: it may be on another machine."""
         return self.file is not None and not self.file.is_file()
 
-    def load(self, defaults: Mapping[str, object]) -> Settings:
-        """The settings of such a run, but for a hidden file.
+    @property
+    def hidden(self) -> list[str]:
+        """Everything that gives the run settings and cannot be read here."""
+        named = sorted(set(self.sources.values()))
+        return [*named, *(source for source in self._open() if source not in named)]
+
+    def load(self, settings: Settings) -> Settings:
+        """The settings of such a run.
 
         Args:
-            defaults: Those of the service.
+            settings: Those of doctor. They have the service's defaults, and the values that the
+                operator gave for what is hidden here.
 
         Raises:
             ConfigError: a start would be refused.
         """
         file = None if self.has_hidden_file else self.file
-        return load(self.flags, self.variables, file, defaults=defaults)
+        variables = {**self.variables, **self._replaced(settings)}
+        return load(self.flags, variables, file, defaults=settings.service_defaults)
+
+    def unknown(self, settings: Settings) -> dict[str, str]:
+        """Fields whose value is hidden here, and where it is.
+
+        Args:
+            settings: As `load` returned them.
+        """
+        unset = {name for name in SETTINGS if settings.origin(name) in _UNSET}
+        found = dict.fromkeys(unset, " or ".join(self._open())) if self._open() else {}
+        named = {BY_VARIABLE[one]: said for one, said in self.sources.items() if one in BY_VARIABLE}
+        return found | {name: said for name, said in named.items() if name in unset}
+
+    def _replaced(self, settings: Settings) -> dict[str, str]:
+        """What the operator gave for hidden variables, as variables."""
+        found = {}
+        for name, (_, shown, origin) in zip(SETTINGS, settings.describe(), strict=True):
+            variable = variable_name(name)
+            is_hidden = variable in self.sources or (
+                self._open() and variable not in self.variables
+            )
+            # The operator's own platform may have another kill_after.
+            if is_hidden and origin not in _UNSET and name != "kill_after_s":
+                is_url = name.endswith("_url")  # shown without its password
+                found[variable] = str(getattr(settings, name)) if is_url else shown
+        return found
+
+    def _open(self) -> list[str]:
+        config = f"{PREFIX}CONFIG"
+        file = [f"the settings file {self.file}"] if self.has_hidden_file else []
+        file += [self.sources[config]] if config in self.sources else []
+        return [*self.open_sources, *file]
 
 
 def given_by(
-    words: Sequence[str], environment: Mapping[str, str], directory: str = ""
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    directory: str = "",
+    *,
+    sources: Mapping[str, str] = MappingProxyType({}),
+    open_sources: Sequence[str] = (),
 ) -> StartCommand:
     """What *words*, a command line, and *environment* say.
 
@@ -68,12 +118,18 @@ def given_by(
         words: Options count behind `gracekit run` alone, as other programs have such too.
         environment: Of the command.
         directory: Where the command runs.
+        sources: Variables whose values are kept elsewhere, and where.
+        open_sources: Where any variable may be set.
     """
     flags = dict(_options(_words_of_run(words)))
     ours = {name: value for name, value in environment.items() if name.startswith(PREFIX)}
     file = flags.pop("config", None) or ours.pop(f"{PREFIX}CONFIG", None)
     return StartCommand(
-        flags=flags, variables=ours, file=Path(directory) / str(file) if file is not None else None
+        flags=flags,
+        variables=ours,
+        file=Path(directory) / str(file) if file is not None else None,
+        sources={name: said for name, said in sources.items() if name.startswith(PREFIX)},
+        open_sources=open_sources,
     )
 
 

@@ -19,8 +19,8 @@ from typing import Final
 
 from gracekit.config.settings import Settings
 from gracekit.config.values import format_duration
-from gracekit.doctor.finding import Finding, fail, ok, skip, told, warn
-from gracekit.doctor.platform.grace import compare
+from gracekit.doctor.finding import Finding, fail, ok, skip, warn
+from gracekit.doctor.platform.grace import compare, doubted, refused
 from gracekit.doctor.platform.shells import hides_signals
 from gracekit.doctor.platform.start_command import StartCommand, given_by
 from gracekit.errors import ConfigError
@@ -149,11 +149,12 @@ def show_unit(name: str) -> Directives | None:
 def check_directives(settings: Settings, name: str, unit: Directives) -> Iterator[Finding]:
     """Everything in a unit that changes how a stop, a crash or a start ends."""
     environment, hidden = _environment(unit)
-    given = given_by(_words(unit), environment, unit.get("WorkingDirectory", ""))
+    directory = unit.get("WorkingDirectory", "")
+    given = given_by(_words(unit), environment, directory, open_sources=hidden)
     for file in hidden:
         yield skip("settings", f"{name} reads {file}, which is not here", "run doctor where it is")
     settings = yield from judged_by(settings, given, name)
-    yield _check_stop(settings, name, unit)
+    yield doubted(_check_stop(settings, name, unit), given, given.unknown(settings))
     yield _check_kill_mode(name, unit)
     yield _check_command(name, unit)
     yield _check_restart(name, unit)
@@ -171,9 +172,10 @@ def judged_by(
     if not given.says:
         return settings
     try:
-        settings = given.load(settings.service_defaults)
+        settings = given.load(settings)
     except ConfigError as error:
-        yield from (replace(one, seen=f"{where}: {one.seen}") for one in told("settings", error))
+        found = refused("settings", given, error)
+        yield from (replace(one, seen=f"{where}: {one.seen}") for one in found)
         return settings
     yield ok("settings", f"{where} says {', '.join(given.says)}, and is judged by that")
     return settings
