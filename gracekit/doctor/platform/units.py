@@ -23,6 +23,7 @@ from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.doctor.platform.grace import compare, doubted, refused
 from gracekit.doctor.platform.shells import hides_signals
 from gracekit.doctor.platform.start_command import StartCommand, given_by
+from gracekit.doctor.platform.unit_user import check_user, directory_of
 from gracekit.errors import ConfigError
 from gracekit.exits import ExitCode
 from gracekit.upkeep import SHORTEST_FEED_S
@@ -34,7 +35,13 @@ CALM_WATCHDOG_S: Final = 2.0  # a busy machine may hold a process up for a secon
 
 Directives = Mapping[str, str]
 
-_ADDED: Final = frozenset({"Environment", "EnvironmentFile"})
+_ADDED: Final = frozenset(
+    {
+        *("Environment", "EnvironmentFile", "SupplementaryGroups", "AmbientCapabilities"),
+        *("StateDirectory", "CacheDirectory", "LogsDirectory", "RuntimeDirectory"),
+        *("BindPaths", "BindReadOnlyPaths", "ReadWritePaths"),
+    }
+)
 _SPECIFIER: Final = re.compile(r"%(.)")
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _SPAN_UNITS: Final = {
@@ -149,8 +156,7 @@ def show_unit(name: str) -> Directives | None:
 def check_directives(settings: Settings, name: str, unit: Directives) -> Iterator[Finding]:
     """Everything in a unit that changes how a stop, a crash or a start ends."""
     environment, hidden = _environment(unit)
-    directory = unit.get("WorkingDirectory", "")
-    given = given_by(_words(unit), environment, directory, open_sources=hidden)
+    given = given_by(_words(unit), environment, directory_of(unit), open_sources=hidden)
     for file in hidden:
         yield skip("settings", f"{name} reads {file}, which is not here", "run doctor where it is")
     settings = yield from judged_by(settings, given, name)
@@ -160,6 +166,7 @@ def check_directives(settings: Settings, name: str, unit: Directives) -> Iterato
     yield _check_restart(name, unit)
     yield _check_start(settings, name, unit)
     yield from _check_watchdog(settings, name, unit)
+    yield from check_user(settings, name, unit, given, _words(unit))
 
 
 def judged_by(

@@ -1,0 +1,140 @@
+"""Whether another user may use a file, calculated from modes and owners.
+
+Doctor does not become that user, because only root could. Modes are not all that a kernel asks: if
+a file has an access control list, and its mode alone would refuse the user, we assume that the
+list lets the user in.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+READ: Final = 4
+WRITE: Final = 2
+SEARCH: Final = 1
+"""Of a directory; of a file the right to execute it."""
+MOST_LINKS: Final = 40  # as the kernel follows
+_LIST: Final = "system.posix_acl_access"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A user with all groups that its processes have.
+
+    Attributes:
+        name: As it was given: a name, or a number.
+        uid: Its number.
+        groups: Numbers of its groups.
+    """
+
+    name: str
+    uid: int
+    groups: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """What keeps a user from a file.
+
+    Attributes:
+        place: The file itself, or the first directory above it that may not be searched.
+        info: Of that place.
+    """
+
+    place: Path
+    info: os.stat_result
+
+    def __str__(self) -> str:
+        """`/srv/store (mode 0700, owner root)`."""
+        mode = stat.S_IMODE(self.info.st_mode)
+        return f"{self.place} (mode {mode:04o}, owner {_name_of(self.info.st_uid)})"
+
+
+def account_of(user: str, group: str = "", more_groups: tuple[str, ...] = ()) -> Account | None:
+    """The user of that name or number, with its groups; None if this machine has no such user.
+
+    Args:
+        user: A name or a number.
+        group: Replaces the user's own group, unless it is empty.
+        more_groups: Groups beside those of the user.
+    """
+    try:
+        entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+        own = _group(group) if group else entry.pw_gid
+        groups = {own, *os.getgrouplist(entry.pw_name, own), *map(_group, more_groups)}
+    except KeyError:
+        return None
+    return Account(name=user, uid=entry.pw_uid, groups=frozenset(groups))
+
+
+def _group(name: str) -> int:
+    return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def obstacle(account: Account, path: Path, bits: int) -> Obstacle | None:
+    """What keeps *account* from *path*; None if nothing does, or if there is no such file.
+
+    Args:
+        account: The user.
+        path: Absolute. Links in it are followed, and the directories above their targets count.
+        bits: READ, WRITE and SEARCH, added up.
+
+    Raises:
+        OSError: this process itself may not look at the place.
+    """
+    parts, here, links = deque(path.parts[1:]), Path("/"), 0
+    while parts:
+        if found := _refused(account, here, SEARCH):
+            return found
+        part = parts.popleft()
+        there = here.parent if part == ".." else here / part
+        try:
+            is_link = there.is_symlink()
+            target = there.readlink() if is_link else there
+            there.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if not is_link:
+            here = there
+            continue
+        links += 1
+        if links > MOST_LINKS:
+            return None
+        parts.extendleft(reversed(target.parts[target.is_absolute() :]))
+        here = Path("/") if target.is_absolute() else here
+    return _refused(account, here, bits)
+
+
+def _refused(account: Account, place: Path, bits: int) -> Obstacle | None:
+    info = place.stat()
+    if account.uid == 0 or _granted(account, info) & bits == bits or _has_list(place):
+        return None
+    return Obstacle(place=place, info=info)
+
+
+def _granted(account: Account, info: os.stat_result) -> int:
+    """The bits that the mode gives: the kernel asks the first class that fits, and no other."""
+    if info.st_uid == account.uid:
+        return info.st_mode >> 6 & 7
+    return (info.st_mode >> 3 if info.st_gid in account.groups else info.st_mode) & 7
+
+
+def _has_list(place: Path) -> bool:
+    try:
+        return bool(os.getxattr(place, _LIST))
+    except OSError:
+        return False
