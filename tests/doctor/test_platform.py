@@ -210,6 +210,53 @@ def test_a_unit_is_judged_by_the_service_s_own_defaults(tmp_path):
     assert "64s must be below TimeoutStopSec" in found.seen
 
 
+@pytest.mark.parametrize(
+    ("stop", "kill_after", "level"),
+    [
+        ("190", "200", Level.FAIL),
+        ("200", "200", Level.OK),
+        ("210", "200", Level.OK),
+        ("infinity", "200", Level.OK),
+        ("", "100", Level.FAIL),  # 90 s
+        ("190", "", None),
+        ("soon", "200", None),
+    ],
+)
+def test_a_unit_must_give_the_time_that_its_kill_after_promises(unit, stop, kill_after, level):
+    """
+    A start compares its hard limit with GRACEKIT_KILL_AFTER, so systemd must not be faster.
+    """
+    variable = f"Environment=GRACEKIT_KILL_AFTER={kill_after}\n" if kill_after else ""
+    lines = f"{variable}TimeoutStopSec={stop}" if stop else variable
+
+    found = unit(("TimeoutStopSec=35", lines))
+
+    assert found.get("GRACEKIT_KILL_AFTER") is level
+
+
+def test_a_kill_after_of_the_operator_is_not_that_of_a_unit(tmp_path):
+    """
+    The variable of doctor's own shell says nothing about the unit.
+    """
+    path = tmp_path / "compute.service"
+    path.write_text(UNIT)
+    settings = load(env={"GRACEKIT_KILL_AFTER": "200"})
+
+    assert "GRACEKIT_KILL_AFTER" not in levels(check_unit(settings, str(path)))
+
+
+@pytest.mark.parametrize(("wait", "level"), [("190", Level.FAIL), ("200", Level.OK)])
+def test_a_program_must_give_the_time_that_its_kill_after_promises(tmp_path, wait, level):
+    """
+    As for a unit, with stopwaitsecs of supervisord.
+    """
+    path = tmp_path / "compute.conf"
+    command = "gracekit run compute --kill-after 200"
+    path.write_text(f"[program:compute]\ncommand={command}\nstopwaitsecs={wait}\n")
+
+    assert levels(check_unit(SETTINGS, str(path)))["GRACEKIT_KILL_AFTER"] is level
+
+
 def test_an_empty_line_of_a_unit_takes_back_what_was_set(unit):
     """
     As systemd reads it; and what other programs are told is not ours.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -56,6 +56,33 @@ def compare(
             needed,
         )
     return ok(check, f"{ours}, alarm at {format_duration(alarm)}, is below {theirs}")
+
+
+def check_promise(
+    settings: Settings, given: StartCommand, *, limit_s: float, said: str, knob: str
+) -> Iterator[Finding]:
+    """Whether the `kill_after` of a run is at most what its platform gives it.
+
+    Args:
+        settings: Of the run.
+        given: Its command. If it says nothing, `kill_after` is not the run's but the operator's.
+        limit_s: Seconds from the platform's stop request to its kill; infinite for never.
+        said: Where that number stands.
+        knob: What to raise.
+    """
+    promised = settings.kill_after_s
+    if promised is None or not given.says:
+        return
+    check, shown = variable_name("kill_after_s"), format_duration(promised)
+    if promised > limit_s:
+        yield fail(
+            check,
+            f"{shown} must be at most {said} = {format_duration(limit_s)}: a start would accept a "
+            "drain that the platform ends by SIGKILL",
+            f"set {check}={limit_s:g}, or {knob} to {promised:g}",
+        )
+    else:
+        yield ok(check, f"{shown} is not more than {said}")
 
 
 def hidden_time(check: str, given: StartCommand, unknown: Mapping[str, str]) -> Finding | None:

@@ -7,6 +7,7 @@ and defaults. Names and values are the directives'.
 from __future__ import annotations
 
 import configparser
+import contextlib
 import math
 import re
 import shlex
@@ -20,7 +21,7 @@ from typing import Final
 from gracekit.config.settings import Settings
 from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
-from gracekit.doctor.platform.grace import compare, doubted, refused
+from gracekit.doctor.platform.grace import check_promise, compare, doubted, refused
 from gracekit.doctor.platform.shells import hides_signals
 from gracekit.doctor.platform.start_command import StartCommand, given_by
 from gracekit.doctor.platform.unit_user import check_user, directory_of
@@ -161,6 +162,9 @@ def check_directives(settings: Settings, name: str, unit: Directives) -> Iterato
         yield skip("settings", f"{name} reads {file}, which is not here", "run doctor where it is")
     settings = yield from judged_by(settings, given, name)
     yield doubted(_check_stop(settings, name, unit), given, given.unknown(settings))
+    limit, said = _stop_limit(unit), f"TimeoutStopSec of {name}"
+    if limit is not None:
+        yield from check_promise(settings, given, limit_s=limit, said=said, knob="TimeoutStopSec")
     yield _check_kill_mode(name, unit)
     yield _check_command(name, unit)
     yield _check_restart(name, unit)
@@ -224,16 +228,21 @@ def _split(text: str) -> list[str]:
 
 
 def _check_stop(settings: Settings, name: str, unit: Directives) -> Finding:
-    value = unit.get("TimeoutStopSec", "")
-    limit = time_span(value) if value else DEFAULT_STOP_S
+    value, limit = unit.get("TimeoutStopSec", ""), _stop_limit(unit)
     if limit is None:
         return fail("TimeoutStopSec", f"{value!r} of {name} is no time span", "write 35s")
     default = "" if value else " (the default of systemd)"
     said = f"TimeoutStopSec of {name}{default}"
-    limit = limit or math.inf  # 0 turns the limit off
     return compare(
         settings, check="TimeoutStopSec", limit_s=limit, said=said, knob="TimeoutStopSec"
     )
+
+
+def _stop_limit(unit: Directives) -> float | None:
+    """Seconds from SIGTERM to SIGKILL; None if the unit's text is no time span."""
+    value = unit.get("TimeoutStopSec", "")
+    limit = time_span(value) if value else DEFAULT_STOP_S
+    return math.inf if limit == 0 else limit  # 0 turns the limit off
 
 
 def _check_kill_mode(name: str, unit: Directives) -> Finding:
@@ -375,6 +384,9 @@ def check_program(settings: Settings, name: str, program: Directives) -> Iterato
     given = given_by(words, _pairs(program), program.get("directory", ""))
     settings = yield from judged_by(settings, given, f"program {name}")
     yield _check_wait(settings, name, program)
+    with contextlib.suppress(ValueError):  # which `_check_wait` reports
+        limit, said = _wait_limit(program), f"stopwaitsecs of program {name}"
+        yield from check_promise(settings, given, limit_s=limit, said=said, knob="stopwaitsecs")
 
 
 def _pairs(program: Directives) -> dict[str, str]:
@@ -397,10 +409,14 @@ def _check_wait(settings: Settings, name: str, program: Directives) -> Finding:
             "name the program itself, or begin the shell's command with exec",
         )
     try:
-        limit = float(program.get("stopwaitsecs", DEFAULT_STOPWAIT_S))
+        limit = _wait_limit(program)
     except ValueError:
         value = program["stopwaitsecs"]
         return fail("supervisord", f"{said} = {value!r} is no number", "set stopwaitsecs=30")
     if "stopwaitsecs" not in program:
         said += " (its default)"
     return compare(settings, check="supervisord", limit_s=limit, said=said, knob="stopwaitsecs")
+
+
+def _wait_limit(program: Directives) -> float:
+    return float(program.get("stopwaitsecs", DEFAULT_STOPWAIT_S))
