@@ -84,7 +84,8 @@ def test_an_operator_ends_an_errored_hook_that_kills_its_process(tmp_path):
     assert "its errored hook is not called any more" in cancelled.out
     assert "kept      args" in shown.out  # for a retry
     assert lives(tmp_path)
-    assert "nothing was at work" in gracekit(tmp_path, "doctor", "compute:svc").out
+    found = gracekit(tmp_path, "doctor", "compute:svc").out
+    assert "no task, hook or probe was running in two or more processes when they died" in found
 
 
 def test_an_operator_ends_a_hold_whose_probe_kills_its_process(tmp_path):

@@ -254,11 +254,12 @@ def check_suspects(look: ReadOnlyDatabase, runs: Runs) -> Finding:
         if (times := int(str(crashes)) + (owner not in {None, *living})) >= SUSPECTED
     ]
     if not suspects:
-        return ok("suspects", f"nothing was at work in {SUSPECTED} processes as they died")
+        seen = "no task, hook or probe was running in two or more processes when they died"
+        return ok("suspects", seen)
     more = f" and {len(suspects) - SHOWN} more" if len(suspects) > SHOWN else ""
     return warn(
         "suspects",
-        f"at work in processes as they died: {', '.join(suspects[:SHOWN])}{more}",
+        f"running in processes when they died: {', '.join(suspects[:SHOWN])}{more}",
         "each runs apart from others until it is known which kills; to end one by hand: "
         "`gracekit tasks cancel ID --reason TEXT`, `gracekit holds end NAME KEY --reason TEXT`",
     )
