@@ -55,9 +55,9 @@ def foreign_seen(readers: Sequence[QueueReader], store: str, methods: Sequence[s
     }
     queues = sorted({reader.queue for reader in readers})
     return (
-        f"queue {' and '.join(queues)} is also read by {_listed(others)} into another store than "
-        f"{store}, and {_listed(methods)} must not run twice or beside each other: dedupe, "
-        f"resources and recovery hold within one store"
+        f"services with different stores read queue {' and '.join(queues)}: this one, with the "
+        f"store {store}, and {_listed(others)}. {_listed(methods)} must not run twice, or at the "
+        "same time for one resource, and only a common store prevents that"
     )
 
 

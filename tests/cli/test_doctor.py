@@ -177,7 +177,7 @@ def test_a_start_beside_a_foreign_reader_ends_with_78_until_that_one_is_dead(dir
         pass
 
     assert (refused.code, seen.code, after.code) == (78, 78, 0)
-    assert "into another store than sqlite:///other.db" in refused.err
+    assert "this one, with the store sqlite:///other.db, and compute@" in refused.err
     assert "GRACEKIT_ACCEPT_UNSHARED_STORE=true" in refused.err
     (found,) = findings(seen, "fail")
     assert (found["area"], found["check"]) == ("transport", "foreign readers")

@@ -697,7 +697,8 @@ async def test_a_foreign_reader_fails_before_any_start(settings, svc, tmp_path, 
     assert levels(known)[check] is Level.WARN
     found = one(theirs, check)
     assert (found.level, found.code) == (Level.FAIL, ExitCode.CONFIG)
-    assert "a service with another store into another store than sqlite:///" in found.seen
+    assert "with the store sqlite:///" in found.seen
+    assert ", and a service with another store. " in found.seen
     assert "create must not run twice" in found.seen
     assert "GRACEKIT_ACCEPT_UNSHARED_STORE" in found.remedy
 

@@ -59,7 +59,9 @@ async def test_a_start_beside_a_foreign_reader_is_refused(place, options):
     async with Runtime(service(**options), settings(place, "one")) as first:
         second = Runtime(service(**options), settings(place, "two"))
 
-        with pytest.raises(ConfigError, match="into another store") as caught:
+        with pytest.raises(
+            ConfigError, match="services with different stores read queue"
+        ) as caught:
             await second.__aenter__()
 
         said = str(caught.value)
