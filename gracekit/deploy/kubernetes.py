@@ -12,6 +12,7 @@ from typing import Final
 
 from gracekit.config.settings import variable_name
 from gracekit.config.urls import UrlKind, kind_of
+from gracekit.config.values import words_in
 from gracekit.deploy.plan import NUMBERS, WATCHDOG_S, Plan, commented
 from gracekit.deploy.yaml_text import Noted, comment, yaml_text
 from gracekit.errors import ConfigError
@@ -171,6 +172,7 @@ def _environment(plan: Plan) -> list[object]:
         variables[variable_name("admin")] = str(plan.admin)
     variables |= {name: SECRETS[name] for name in plan.host_files(with_file=True)}
     variables[variable_name("kill_after_s")] = str(plan.stop_s)
+    hosts = variables.pop(_HOSTS, "") if _has_names(plan) else ""
     entries: list[object] = [{"name": name, "value": value} for name, value in variables.items()]
     if kind_of(plan.settings.transport_url) is UrlKind.FILE:
         entries[0] = Noted(entries[0], _OWN_QUEUE)
@@ -179,6 +181,8 @@ def _environment(plan: Plan) -> list[object]:
         entries.append({"name": name, "valueFrom": source})
     if not plan.has_files:
         entries += _names_of_pods(plan, variables)
+    if _has_names(plan):
+        entries += _hosts(plan, hosts)
     return entries
 
 
@@ -194,7 +198,40 @@ def _names_of_pods(plan: Plan, variables: dict[str, str]) -> Iterator[object]:
     if host not in variables:
         yield Noted({"name": host, "value": plan.name}, "Queues are named for the host: one name.")
     if instance not in variables:
-        yield {"name": instance, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+        yield {"name": instance, "valueFrom": _field("metadata.name")}
+
+
+_HOSTS: Final = variable_name("admin_hosts")
+_CLUSTER: Final = ("svc", "cluster.local")
+_WHY_HOSTS: Final = (
+    "The names that the headless Service gives. Without them the HTTP endpoint answers requests\n"
+    "by name with 403. If your cluster's domain is not cluster.local, change it here."
+)
+
+
+def _has_names(plan: Plan) -> bool:
+    """Whether the HTTP endpoint can be asked by a name of the cluster."""
+    return plan.admin is not None and not plan.admin.is_local
+
+
+def _hosts(plan: Plan, given: str) -> Iterator[object]:
+    """The names of the endpoint: *given*, the Service's, and the pod's own in a StatefulSet.
+
+    Kubernetes puts variables that are defined above into `$(NAME)`.
+    """
+    names = [plan.name]
+    if plan.has_files:
+        names.append(f"$(POD_NAME).{plan.name}")
+        yield {"name": "POD_NAME", "valueFrom": _field("metadata.name")}
+    yield {"name": "POD_NAMESPACE", "valueFrom": _field("metadata.namespace")}
+    parts = ("$(POD_NAMESPACE)", *_CLUSTER)
+    ends = ["".join(f".{part}" for part in parts[:count]) for count in range(len(parts) + 1)]
+    found = [*words_in(given), *(name + end for name in names for end in ends)]
+    yield Noted({"name": _HOSTS, "value": ",".join(found)}, _WHY_HOSTS)
+
+
+def _field(path: str) -> dict[str, object]:
+    return {"fieldRef": {"fieldPath": path}}
 
 
 # -- probes -----------------------------------------------------------------------------

@@ -13,7 +13,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gracekit.admin.access import Access, Asking, Need, RefusedError
 from gracekit.config.loading import load
+from gracekit.config.values import words_in
 from gracekit.deploy.docker import dockerfile
 from gracekit.deploy.kubernetes import check_socket, manifests
 from gracekit.deploy.plan import Plan, name_for
@@ -286,6 +288,61 @@ def test_probes_go_by_http_where_the_kubelet_can_ask(admin, how):
     assert [how in container[f"{one}Probe"] for one in ("startup", "readiness", "liveness")] == [
         True
     ] * 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shop",
+        "shop-0.shop",
+        "shop-0.shop.web",
+        "shop-0.shop.web.svc",
+        "shop-0.shop.web.svc.cluster.local",
+        "shop.web.svc.cluster.local",
+        "shop.example.org",
+    ],
+)
+def test_the_endpoint_of_a_pod_admits_its_names_in_the_cluster(name):
+    """
+    Operators ask by the names that the headless Service gives, or by those that they set.
+    """
+    one = plan(admin="0.0.0.0:9701", admin_token_file="t", admin_hosts="shop.example.org")
+    access = Access(hosts=words_in(expanded(one, "shop-0", "web")["GRACEKIT_ADMIN_HOSTS"]))
+
+    assert access.admit(Asking(host=f"{name}:9701"), Need.PROBE) == ""
+    with pytest.raises(RefusedError):
+        access.admit(Asking(host="shop-1.shop:9701"), Need.PROBE)
+
+
+def test_a_pod_without_files_has_no_name_of_its_own():
+    """
+    The headless Service names the pods of a StatefulSet alone; those of a Deployment share its.
+    """
+    admin = {"admin": "0.0.0.0:9701", "admin_token_file": "t"}
+    one = plan(store_url="memory://", transport_url="amqp://broker/v", **admin)
+
+    assert expanded(one, "shop-x", "web")["GRACEKIT_ADMIN_HOSTS"] == (
+        "shop,shop.web,shop.web.svc,shop.web.svc.cluster.local"
+    )
+
+
+@pytest.mark.parametrize("admin", [{}, {"admin": "unix:/tmp/admin.sock"}])
+def test_a_pod_without_a_port_names_no_hosts(admin):
+    """
+    Nobody can ask it by a name.
+    """
+    assert not {"GRACEKIT_ADMIN_HOSTS", "POD_NAME", "POD_NAMESPACE"} & env_of(plan(**admin)).keys()
+
+
+def expanded(one: Plan, pod: str, namespace: str) -> dict[str, str]:
+    """The environment of a pod, as Kubernetes makes it: `$(NAME)` is a variable from above."""
+    fields, found = {"metadata.name": pod, "metadata.namespace": namespace}, dict[str, str]()
+    for entry in pod_of(one)["containers"][0]["env"]:
+        value = entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        for name, known in found.items():
+            value = value.replace(f"$({name})", known)
+        found[entry["name"]] = value
+    return found
 
 
 def test_a_service_without_files_is_a_deployment():
