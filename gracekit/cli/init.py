@@ -111,8 +111,9 @@ def systemd(
 def k8s(plan: Plan, /, *, image: str) -> None:
     """Print manifests of Kubernetes for MODULE:ATTR, in one file.
 
-    These are a StatefulSet if store or queue are files, because the pod then needs its own volume,
-    or else a Deployment; a Service that names the pods; and a PodDisruptionBudget.
+    These are a StatefulSet, because the pod needs a volume of its own for its files (a Deployment
+    only if the store is memory and the queue is on a broker, so that there is no file); a Service
+    that names the pods; and a PodDisruptionBudget.
     """
     click.echo(manifests(plan, image), nl=False)
 

@@ -1,7 +1,8 @@
 """The manifests that run a service on Kubernetes: `gracekit init k8s`.
 
 The pod is in a StatefulSet if store or queue are files: it then gets the same volume at each
-start, and its successor begins only after it has ended. Otherwise it is in a Deployment.
+start, and its successor begins only after it has ended. Otherwise it is in a Deployment, which
+today means that its store is memory.
 """
 
 from __future__ import annotations

@@ -170,6 +170,15 @@ def test_the_times_of_a_manifest_follow_from_the_service(tmp_path, service):
     assert startup["periodSeconds"] * startup["failureThreshold"] >= START_S[service]
 
 
+def test_help_says_which_store_makes_a_deployment():
+    """
+    A store is a file or memory today, and a reader should not expect a Deployment for a journal.
+    """
+    said = " ".join(gracekit("init", "k8s", "--help").stdout.split())
+
+    assert "a Deployment only if the store is memory and the queue is on a broker" in said
+
+
 def env_of(pod: dict[str, Any]) -> dict[str, Any]:
     (container,) = pod["containers"]
     return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
