@@ -244,6 +244,28 @@ def test_a_container_is_known_by_its_group_its_environment_or_its_root(tmp_path)
     assert kinds == ["docker", "kubernetes", "podman", None, "docker"]
 
 
+@pytest.mark.parametrize(
+    ("root", "kind"),
+    [
+        ("27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw", None),
+        ("27 1 254:0 / / rw,relatime - xfs /dev/sda1 rw", None),
+        ("27 1 0:50 / / rw,relatime - overlay overlay rw,lowerdir=/l", "docker"),
+        ("27 1 0:50 / / rw,relatime - zfs pool/docker/1 rw", "docker"),
+        ("27 1 254:0 /var/lib/docker/vfs/dir/1 / rw - ext4 /dev/vda rw", "docker"),
+    ],
+)
+def test_the_file_of_docker_on_a_whole_disk_is_a_stray(tmp_path, root, kind):
+    """
+    A machine that was made from the image of a container has the file, and runs in none.
+    """
+    process(tmp_path, 1, "x")
+    (tmp_path / "1" / "root").mkdir()
+    (tmp_path / "1" / "root" / ".dockerenv").touch()
+    (tmp_path / "1" / "mountinfo").write_text(f"22 27 0:21 / /proc rw - proc proc rw\n{root}\n")
+
+    assert proc.container_of(1, tmp_path) == kind
+
+
 def test_a_clock_that_was_never_set_fails():
     """
     After a boot without time the store's moments mean nothing.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 PROC: Final = Path("/proc")
+_OF_DISKS: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +95,27 @@ def container_of(pid: int, proc: Path = PROC) -> str | None:
     text, root = _read(proc / str(pid) / "cgroup"), proc / str(pid) / "root"
     if "kubepods" in text or environment_of(pid, proc).get("KUBERNETES_SERVICE_HOST"):
         return "kubernetes"
-    if "docker" in text or _exists(root / ".dockerenv"):
+    if "docker" in text:
         return "docker"
-    if "libpod" in text or _exists(root / "run" / ".containerenv"):
+    if "libpod" in text:
         return "podman"
-    return None
+    # The files are also left on machines that were made from the image of a container.
+    if _has_whole_disk(pid, proc):
+        return None
+    if _exists(root / ".dockerenv"):
+        return "docker"
+    return "podman" if _exists(root / "run" / ".containerenv") else None
+
+
+def _has_whole_disk(pid: int, proc: Path) -> bool:
+    """Whether its root directory is that of a disk; in a container it is one of its storage."""
+    is_whole = False
+    for line in _read(proc / str(pid) / "mountinfo").splitlines():
+        mount, _, source = line.partition(" - ")
+        words = mount.split()
+        if words[4:5] == ["/"]:  # the last one counts, which is mounted over the others
+            is_whole = words[3] == "/" and source.partition(" ")[0] in _OF_DISKS
+    return is_whole
 
 
 def _exists(path: Path) -> bool:
