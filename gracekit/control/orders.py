@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from gracekit.dispatcher import Dispatcher
 from gracekit.errors import ConflictError, GracekitError, UnknownCommitError
@@ -61,9 +62,10 @@ class Orders:
         self._telemetry = telemetry
         self._dispatcher = dispatcher
         self._trigger = trigger
+        self._one_at_a_time = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
 
     async def carry_out(self, request_id: str, recipient: str, order: Order) -> VerbAnswer:
-        """Carry out one order.
+        """Carry out one order; those about one task one after the other.
 
         Returns:
             `{"state": …}` as it is now; with `"asked": True` if it ends later, when its handler
@@ -73,6 +75,12 @@ class Orders:
             GracekitError: it cannot be; the message says why.
             StoreError: it could not be recorded, and was not done.
         """
+        # Otherwise two orders of one moment would both be on record, and one of them be refused.
+        lock = self._one_at_a_time.setdefault((request_id, recipient), asyncio.Lock())
+        async with lock:
+            return await self._carry_out(request_id, recipient, order)
+
+    async def _carry_out(self, request_id: str, recipient: str, order: Order) -> VerbAnswer:
         noted = False
         for _ in range(LOOKS):
             task = self._tracker.get(request_id, recipient)
@@ -80,7 +88,7 @@ class Orders:
                 pass  # its acceptance is not committed yet, and may not be
             elif task is not None and task.state in {TaskState.ACCEPTED, TaskState.RUNNING}:
                 self._check(task, order)
-                if not noted:
+                if not noted and task.order is None:  # asked twice, it is on record once
                     # First the record: whoever reads the outcome must find who wanted it.
                     await self._note(task, order)
                     noted = True

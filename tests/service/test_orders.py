@@ -150,7 +150,7 @@ async def test_what_a_handler_returns_all_the_same_counts(world: World, svc: Ser
 
 async def test_a_second_order_does_not_cut_the_clean_up(world: World, svc: Service):
     """
-    Asked twice is asked once; another verb is refused, and both are on record.
+    Asked twice is asked once; another verb is refused. What changes nothing is not on record.
     """
     cuts = []
 
@@ -176,6 +176,36 @@ async def test_a_second_order_does_not_cut_the_clean_up(world: World, svc: Servi
 
     assert (again["asked"], cuts) == (True, [])
     assert world.task("w")["detail"] == "ann@desk: wrong host"
+    assert len(world.incidents("operator_cancel")) == 1
+    assert world.incidents("operator_fail") == []
+
+
+async def test_of_two_orders_of_one_moment_the_refused_one_is_not_on_record(
+    world: World, svc: Service
+):
+    """
+    Both find the task at work; the second waits until the first is on record, and is refused.
+    """
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await asyncio.sleep(5)
+
+    life = await world.start(svc)
+    await (await world.client(svc)).prepare(request_id="w").cast(work)
+    await life.hears("task.started")
+    answers = await asyncio.gather(
+        *(order(world, life, verb, "w") for verb in ("fail", "cancel")), return_exceptions=True
+    )
+    await life.hears("task.finished")
+
+    assert [isinstance(answer, GracekitError) for answer in answers] == [False, True]
+    assert len(world.incidents("operator_fail")) == 1
+    assert world.incidents("operator_cancel") == []
+    assert len(life.told("task.ordered")) == 1
 
 
 async def test_fail_marks_a_running_task_failed_and_a_waiting_one_errored(
