@@ -363,7 +363,8 @@ async def _conclude(records: StoreRecords, watch: DrainWatch) -> None:
     if report is None:
         rows = (await records.unfinished()).get(run.run_id, {})
         left = plural(sum(rows.values()), "unfinished task")
-        watch.say(f"verdict: {verdict.value}: it left no stop record, and {left}")
+        known = "" if run.exit_code is None else f" (it noted exit code {run.exit_code})"
+        watch.say(f"verdict: {verdict.value}: it left no stop record{known}, and {left}")
         return
     handed_over = [*report.get("handed_over", ()), *report.get("unclean", ())]
     not_started = list(report.get("not_started", ()))

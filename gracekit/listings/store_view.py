@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from gracekit.exits import Verdict, classify
 from gracekit.life import Liveness
 from gracekit.listings import listings_sql as sql
 from gracekit.process import Process
-from gracekit.runs.run import Run, judge_run, list_runs
+from gracekit.runs.run import Run, evidence_of, judge_run, list_runs
 from gracekit.store.batch import Row
 from gracekit.store.engine import Queries
 from gracekit.tracker.task import TERMINAL, TRANSIENT, TaskState
@@ -130,8 +130,14 @@ class StoreView:
 
     async def runs(self, name: str | None = None) -> list[Run]:
         """Runs on record, newest first; of one INSTANCE or SERVICE@INSTANCE, or of all."""
-        runs = await list_runs(self.engine, limit=self._most_runs)
+        runs = [self._with_note(r) for r in await list_runs(self.engine, limit=self._most_runs)]
         return runs if name is None else [run for run in runs if is_named(run, name)]
+
+    def _with_note(self, run: Run) -> Run:
+        """*run* with the exit code that it noted in its lock file, if the store did not take it."""
+        if run.exit_code is not None or run.adopted_at is not None:
+            return run
+        return replace(run, exit_code=evidence_of(run, self._run_directory).exit_code)
 
     async def living(self, name: str | None = None) -> list[Run]:
         """Runs that are proven alive, by name."""
@@ -143,7 +149,7 @@ class StoreView:
         for limit in (NEAR_RUNS, ALL_RUNS):
             for found in await list_runs(self.engine, service=run.service, limit=limit):
                 if found.run_id == run.run_id:
-                    return found
+                    return self._with_note(found)
         return run
 
     def judge(self, run: Run) -> Liveness:

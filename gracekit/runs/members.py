@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config.choices import StopSource
-from gracekit.exits import ExitEvidence, Verdict, classify
-from gracekit.life import Alive, Liveness, read_note
+from gracekit.exits import Verdict, classify
+from gracekit.life import Alive, Liveness
 from gracekit.process import Point, Process
 from gracekit.runs import runs_sql as sql
-from gracekit.runs.files import door_name, lock_name
-from gracekit.runs.run import Run, judge_run, list_open, run_of
-from gracekit.runs.seat import ENDED, STOPPING, Seat
+from gracekit.runs.files import door_name
+from gracekit.runs.run import Run, evidence_of, judge_run, list_open, lock_of, run_of
+from gracekit.runs.seat import Seat
 from gracekit.store.batch import Batch
 from gracekit.store.engine import Engine
 from gracekit.store.wakeup import pipe_of
@@ -259,7 +258,7 @@ class Members:
 
     def forget(self, run: Run) -> None:
         """Remove what a run that was adopted has left beside the store: lock, door, wake-ups."""
-        if (lock := self._lock_of(run)) is not None:
+        if (lock := lock_of(run, self._lock_directory)) is not None:
             for path in (
                 lock,
                 lock.with_name(door_name(run.run_id)),
@@ -268,24 +267,9 @@ class Members:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def _evidence_of(self, run: Run) -> ExitEvidence:
-        """What its row says; where that says nothing of a stop, the note in its lock file."""
-        path = self._lock_of(run)
-        note = "" if path is None or run.exit_code is not None else read_note(path)
-        code = note.removeprefix(ENDED)
-        if note.startswith(ENDED) and code.isdecimal():
-            return replace(run.evidence, exit_code=int(code))
-        return replace(run.evidence, stop_begun=run.evidence.stop_begun or note == STOPPING)
-
-    def _lock_of(self, run: Run) -> Path | None:
-        """Its own lock file, as this process sees it; an older gracekit wrote none."""
-        if self._lock_directory is None or run.lock_path.name != lock_name(run.run_id):
-            return None
-        return self._lock_directory / run.lock_path.name
-
     def add_adoption(self, batch: Batch, run: Run) -> Verdict:
         """Write the verdict on a dead run, once; a second adopter's batch rolls back."""
-        verdict = classify(self._evidence_of(run))
+        verdict = classify(evidence_of(run, self._lock_directory))
         batch.add(
             sql.ADOPT,
             self._clock.wall(),

@@ -7,14 +7,15 @@ declared dead by a clock.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from gracekit.exits import ExitEvidence, Verdict
-from gracekit.life import Alive, Identity, Liveness, LockFile, RecordedLife
+from gracekit.life import Alive, Identity, Liveness, LockFile, RecordedLife, read_note
 from gracekit.process import Point, Process
 from gracekit.runs import runs_sql as sql
+from gracekit.runs.files import lock_name
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Engine, Queries
 
@@ -78,6 +79,9 @@ class Run:
         return ExitEvidence(stop_begun=self.stop_at is not None, exit_code=self.exit_code)
 
 
+# Notes in a lock file.
+STOPPING: Final = "stopping"
+ENDED: Final = "ended with "
 _IDENTITY: Final = ("boot_id", "pid_ns", "time_ns", "pid", "start_ticks")
 
 
@@ -107,6 +111,23 @@ def judge_run(run: Run, process: Process, directory: Path | None) -> Liveness:
     if run.gone_by is not None:
         return Liveness(Alive.DEAD, f"{run.gone_by} said that it is gone: {run.gone_reason}")
     return process.judge(run.life, directory)
+
+
+def lock_of(run: Run, directory: Path | None) -> Path | None:
+    """Its own lock file, as this process sees it; an older gracekit wrote none."""
+    if directory is None or run.lock_path.name != lock_name(run.run_id):
+        return None
+    return directory / run.lock_path.name
+
+
+def evidence_of(run: Run, directory: Path | None) -> ExitEvidence:
+    """What its row says; where that says nothing of a stop, the note in its lock file."""
+    path = lock_of(run, directory)
+    note = "" if path is None or run.exit_code is not None else read_note(path)
+    code = note.removeprefix(ENDED)
+    if note.startswith(ENDED) and code.isdecimal():
+        return replace(run.evidence, exit_code=int(code))
+    return replace(run.evidence, stop_begun=run.evidence.stop_begun or note == STOPPING)
 
 
 async def list_runs(engine: Queries, *, service: str | None = None, limit: int = 100) -> list[Run]:

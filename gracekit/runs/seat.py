@@ -10,14 +10,11 @@ from gracekit.errors import AlreadyRunningError
 from gracekit.life import Identity, LifeLock
 from gracekit.process import Process
 from gracekit.runs.files import instance_lock_name, lock_name
-from gracekit.runs.run import judge_run, list_open
+from gracekit.runs.run import ENDED, STOPPING, judge_run, list_open
 from gracekit.store.engine import Engine
 from gracekit.store.files import make_directory
 
 MAX_INSTANCES: Final = 1000
-# Notes in a lock file.
-STOPPING: Final = "stopping"
-ENDED: Final = "ended with "
 
 
 class Seat:

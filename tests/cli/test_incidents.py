@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 
+import apsw
 import pytest
 
 from tests.cli.kit import Running, gracekit, write_service
@@ -63,6 +65,22 @@ def test_a_store_without_incidents_says_so(directory: Path):
         assert run.wait() == 0
 
     assert (answer.code, answer.out) == (0, "no incidents\n")
+
+
+def test_an_end_that_the_store_did_not_take_is_read_from_the_lock_file(directory: Path):
+    """
+    Another process keeps the store locked: the run drains and notes its exit code beside it.
+    """
+    with Running(directory) as run:
+        with contextlib.closing(apsw.Connection(str(directory / "gracekit-store.db"))) as store:
+            store.execute("BEGIN IMMEDIATE")
+            drained = gracekit(directory, "drain")
+            code = run.wait()
+        (last,) = gracekit(directory, "status", "--json").json["last_exits"]
+
+    assert code == 0
+    assert (drained.code, "verdict: drained" in drained.out) == (0, True), drained
+    assert (last["verdict"], last["exit_code"]) == ("drained", 0)
 
 
 def test_the_run_that_ended_last_is_shown_first(directory: Path):
