@@ -34,6 +34,7 @@ from gracekit.telemetry.logs import said, take_hooks
 from gracekit.version import VERSION
 
 ERROR: Final = 1
+USAGE: Final = 2
 UNREACHABLE: Final = 4
 DETACHED: Final = 130
 """As a shell says for a command that Ctrl-C has ended; what it watched goes on."""
@@ -126,6 +127,8 @@ class LazyGroup(click.Group):
             if not ctx.meta[_AS_JSON]:
                 raise
             end(error.format_message(), error.exit_code)
+        except UnicodeEncodeError:  # Python keeps bytes that are no UTF-8 as half characters
+            end("an argument is not UTF-8, and no name on record is written otherwise", USAGE)
         except KeyboardInterrupt:
             # What waits for this process, a shell for one, knows by it that somebody wants to end.
             signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -18,7 +18,7 @@ from gracekit.config.values import duration
 from gracekit.process import Process
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
-from tests.cli.kit import GRACEKIT, PATIENCE_S, ROOT, environment, gracekit
+from tests.cli.kit import GRACEKIT, PATIENCE_S, ROOT, Running, environment, gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -234,3 +234,21 @@ def make_store(path: Path) -> None:
 
     path.parent.chmod(0o700)
     asyncio.run(make())
+
+
+def test_an_argument_that_is_no_utf_8_is_refused_with_a_sentence(tmp_path: Path):
+    """
+    No name on record is written so; with --json the sentence is a line of JSON.
+    """
+    write_service(tmp_path)
+    with Running(tmp_path) as run:
+        run.kill()
+    for words in (
+        *(("tasks", "show", "\udcff\udcfe\udcfd"), ("tasks", "--resource", "\udcff")),
+        ("tasks", "cancel", "\udcff\udcfe\udcfd\udcfc", "--reason", "r"),
+    ):
+        answer = gracekit(tmp_path, *words)
+        as_json = gracekit(tmp_path, *words, "--json")
+        assert (answer.code, as_json.code) == (2, 2), answer
+        assert answer.err.startswith("Error: an argument is not UTF-8"), words
+        assert json.loads(as_json.err)["message"].startswith("an argument is not UTF-8")
