@@ -64,8 +64,9 @@ def extend(
     """Move the deadline later, of a drain that a command has asked for.
 
     Running tasks then have more time before they are handed over. If `kill_after`
-    is set, the whole drain stays below it. The deadline of a drain by a signal
-    cannot be moved, because the sender of the signal will not wait longer.
+    is set, the whole drain stays below it; so one that was begun with a longer
+    `--timeout` cannot be extended. The deadline of a drain by a signal cannot be
+    moved, because the sender of the signal will not wait longer.
     """
     parse_duration(more)
     _say("extend", options, name, everyone=everyone, reason=reason, more=more)

@@ -20,7 +20,7 @@ from gracekit.clock import Clock
 from gracekit.config.values import did_you_mean, format_duration, parse_duration
 from gracekit.control.dumps import Dumps
 from gracekit.control.health import HealthCheck, Probe
-from gracekit.control.orders import Orders, VerbAnswer
+from gracekit.control.orders import BETWEEN_LOOKS_S, Orders, VerbAnswer
 from gracekit.control.reload import Reload
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.drain.report import StopRequest
@@ -63,6 +63,7 @@ class Control:
         self,
         *,
         run_id: str,
+        service: str,
         instance: str,
         phase: Phase,
         tracker: Tracker,
@@ -76,6 +77,7 @@ class Control:
         clock: Clock,
     ) -> None:
         self._run_id = run_id
+        self._service = service
         self._instance = instance
         self._phase = phase
         self._tracker = tracker
@@ -211,7 +213,8 @@ class Control:
                 f"{did_you_mean(str(asked)[:50], probes)}"
             )
         health = await self._health.ask(probes[str(asked)])
-        return {"run_id": self._run_id, "instance": self._instance, **health.as_json()}
+        names = {"service": self._service, "instance": self._instance}
+        return {"run_id": self._run_id, **names, **health.as_json()}
 
     def _expectation(self, now: float) -> VerbAnswer:
         """Of the tasks that run: which has run longest, and when all are expected to have ended.
@@ -291,8 +294,12 @@ class Control:
         if known_s is None or abs(known_s - timeout_s) > SAME_TIME_S:
             raise GracekitError(
                 f"the service is draining already, asked for by {first.by}, and its deadline "
-                f"stands: {format_duration(timeout_s)} is not taken; `gracekit extend --by 5m` "
-                "moves the deadline of a drain that a command has asked for"
+                f"stands: {format_duration(timeout_s)} is not taken; "
+                + (
+                    "it is final since a signal, and cannot be extended"
+                    if first.final
+                    else "`gracekit extend --by 5m` moves the deadline"
+                )
             )
 
     async def _extend(self, args: Mapping[str, Any]) -> VerbAnswer:
@@ -313,8 +320,16 @@ class Control:
         }
 
     async def _quiet(self, args: Mapping[str, Any]) -> VerbAnswer:
-        self._quieted_by_signal = False  # also if it is quiet already: it has to stay so
-        return await self._close_intake(args)
+        is_quiet = self._is_quiet_by_signal()
+        before, self._quieted_by_signal = self._quieted_by_signal, False  # no signal opens it
+        if is_quiet:
+            await self._note("quiet", args)
+            return {"run_id": self._run_id, "phase": self._phase.state.value}
+        try:
+            return await self._close_intake(args)
+        except GracekitError:
+            self._quieted_by_signal = before
+            raise
 
     async def _resume(self, args: Mapping[str, Any]) -> VerbAnswer:
         self._quieted_by_signal = False
@@ -323,12 +338,27 @@ class Control:
     async def _close_intake(self, args: Mapping[str, Any]) -> VerbAnswer:
         await self._soon(self._coordinator.quiet())
         await self._note("quiet", args)
+        if self._phase.state is not ServiceState.QUIET:
+            raise GracekitError(
+                f"the intake was closed, and now the service is {self._phase.state.value}; its log "
+                "says why"
+            )
         return {"run_id": self._run_id, "phase": self._phase.state.value}
 
     async def _open_intake(self, args: Mapping[str, Any]) -> VerbAnswer:
-        await self._soon(self._coordinator.resume())
+        await self._soon(self._resume_drain_or_quiet())
         await self._note("resume", args)
         return {"run_id": self._run_id, "phase": ServiceState.SERVING.value}
+
+    async def _resume_drain_or_quiet(self) -> None:
+        """Resume, and wait until a drain has obeyed, unless it has become final meanwhile."""
+        request = self._coordinator.stop_request
+        await self._coordinator.resume()
+        for _ in range(int(INTAKE_ANSWER_S / BETWEEN_LOOKS_S)):
+            is_undone = self._coordinator.stop_request in {None, request}
+            if self._phase.state is not ServiceState.DRAINING or not is_undone:
+                return
+            await asyncio.sleep(BETWEEN_LOOKS_S)
 
     async def _soon(self, step: Coroutine[Any, Any, None]) -> None:
         """Wait for a change of the intake, `INTAKE_ANSWER_S` at most: it then goes on by itself.
@@ -367,6 +397,8 @@ class Control:
         task_id = args.get("task_id")
         if not isinstance(task_id, str):
             raise InvalidArgumentsError(f"verb {verb.value!r} needs task_id, the task's request id")
+        if _writable(task_id) != task_id:
+            raise InvalidArgumentsError("task_id has half of a character: send the whole id")
         order = Order(
             verb=verb,
             by=_words(args, "by", LONGEST_WORD),

@@ -27,6 +27,24 @@ from tests.service.kit import Doors, Fault, Systemd, World, now, run_row, start_
 pytestmark = pytest.mark.looptime
 
 
+async def test_a_resume_is_answered_when_the_service_serves(world: World, svc: Service):
+    """
+    So the next command finds it serving, and a second resume is refused.
+    """
+    life, doors = await start_with_work(world, svc)
+    for _ in range(3):
+        await world.verb(life, "drain")
+        await life.hears("intake.closed")
+        await world.verb(life, "resume")
+        assert life.runtime.state is ServiceState.SERVING
+        await world.verb(life, "quiet")
+        await world.verb(life, "resume")
+        with pytest.raises(GracekitError, match="nothing to resume"):
+            await world.verb(life, "resume")
+    doors.open("work")
+    assert (await life.drain()).exit_code == 0
+
+
 async def test_quiet_closes_intake_and_resume_opens_it(world: World, svc: Service):
     """
     What runs goes on; what waits for its turn is let go and taken again.
@@ -685,9 +703,11 @@ async def test_cont_undoes_what_tstp_has_done_and_nothing_else(world: World, svc
     await state_after(signal.SIGTSTP)
     assert await state_after(signal.SIGCONT) == "serving"
     await state_after(signal.SIGTSTP)
-    with pytest.raises(GracekitError, match="no intake to close"):
-        await world.verb(life, "quiet")  # the operator too wants it to stay so
+    await world.verb(life, "quiet", by="ann")  # the operator too wants it to stay so
     assert await state_after(signal.SIGCONT) == "quiet"
+    assert world.incidents("operator_quiet")[-1]["detail"] == "ann: no reason given"
+    with pytest.raises(GracekitError, match="no intake to close"):
+        await world.verb(life, "quiet", by="bob")
 
     await world.verb(life, "resume")
     await state_after(signal.SIGTSTP)
