@@ -75,18 +75,25 @@ def _ask(options: CommonOptions, name: str | None, probe: str) -> dict[str, Any]
             f"{place.url} is in one process's memory and has no door; name a file with --store"
         )
     heard, silent = _hear(place.run_directory, probe)
-    meant = [answer for answer in heard if name in {None, answer.get("instance")}]
+    meant = [answer for answer in heard if name in {None, answer.get("instance"), _label(answer)}]
     if len(meant) == 1 and (name is not None or not silent):
         return meant[0]
-    known = sorted(str(answer.get("instance")) for answer in heard)
+    known = sorted(map(_label, heard))
     if len(meant) > 1 or (meant and silent):
         listed = [*map(safe, known), *[f"{silent} that did not answer"] * bool(silent)]
-        raise click.UsageError(f"several runs live ({', '.join(listed)}): name one as INSTANCE")
+        which = "INSTANCE or SERVICE@INSTANCE" if name is None else "SERVICE@INSTANCE"
+        raise click.UsageError(f"several runs live ({', '.join(listed)}): name one as {which}")
     if silent:
         raise DependencyError(f"a run is alive and did not answer within {PATIENCE_S:g} s")
     wanted = "no run" if name is None else f"no run of instance {name!r}"
-    hint = did_you_mean(name or "", known) if name else ""
+    names = [*known, *(str(answer.get("instance")) for answer in heard)]
+    hint = did_you_mean(name, names) if name else ""
     raise DependencyError(f"{wanted} of {place.name} answers{hint}")
+
+
+def _label(answer: dict[str, Any]) -> str:
+    """`service@instance`; an older run does not report its service."""
+    return "@".join(str(answer[key]) for key in ("service", "instance") if key in answer)
 
 
 @dataclass(slots=True)

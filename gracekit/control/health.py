@@ -32,6 +32,9 @@ BLOCKED_COMMIT_S: Final = 5.0
 LOST_S: Final = 1.0
 """If requests cannot be read for less, nobody needs to look: a queue may be busy for a moment."""
 
+ENDED_S: Final = 10.0
+"""If the run has ended for longer and its process goes on, a new process may help."""
+
 HealthStatus = Literal["pass", "warn", "fail"]
 
 
@@ -91,6 +94,7 @@ class HealthCheck:
         self._engine = engine
         self._facts = facts
         self._clock = clock
+        self._seen_ended_at: float | None = None  # by a probe
 
     async def ask(self, probe: Probe) -> Health:
         """Whether *probe* passes now; within 1 second, also when the store hangs."""
@@ -104,8 +108,16 @@ class HealthCheck:
 
     def _live(self) -> Health:
         """The answer itself proves that the loop runs; a broken store needs a new process."""
-        broken = self._engine.status.state is StoreState.BROKEN
-        return Health.judged(self._phase.state, ["the store is broken"] if broken else [], [])
+        failures = []
+        if self._engine.status.state is StoreState.BROKEN:
+            failures.append("the store is broken")
+        if self._phase.state is ServiceState.STOPPED:
+            now = self._clock.loop()
+            if self._seen_ended_at is None:
+                self._seen_ended_at = now
+            if now - self._seen_ended_at >= ENDED_S:
+                failures.append("the run has ended, and its process goes on")
+        return Health.judged(self._phase.state, failures, [])
 
     def _started(self) -> Health:
         starting = [] if self._phase.has_served else ["it is starting"]
@@ -130,7 +142,8 @@ class HealthCheck:
             yield "it has stopped"
         elif request is not None:  # the phase changes later, when the stop is on record
             by = request.by if request.source == "signal" else request.source
-            yield f"drain by {by}{self._left()}"
+            is_taken_over = request.final and request.source == "operator"
+            yield f"drain by {by}{', final by a signal' * is_taken_over}{self._left()}"
         elif state is not ServiceState.SERVING:
             yield f"it is {state.value}"
 

@@ -339,6 +339,7 @@ def _control(
     tracker = requests.services.tracker
     return Control(
         run_id=ground.seat.run_id,
+        service=ground.service.topic,
         instance=ground.seat.instance,
         phase=ground.phase,
         tracker=tracker,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.kit import Running, environment, gracekit, write_service
+from tests.cli.kit import SERVICE, Running, Started, environment, gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -33,8 +33,26 @@ def test_a_run_that_serves_passes_every_probe(directory):
         seen = gracekit(directory, "health", "api-1", "--json")
 
     assert seen.code == 0
-    assert seen.json.keys() == {"run_id", "instance", "status", "phase", "why"}
+    assert seen.json.keys() == {"run_id", "service", "instance", "status", "phase", "why"}
     assert (seen.json["instance"], seen.json["phase"], seen.json["why"]) == ("api-1", "serving", [])
+
+
+def test_of_two_services_of_one_instance_name_one_is_named_with_its_service(directory):
+    """
+    Both run on one store: SERVICE@INSTANCE means one of them, as for every other command.
+    """
+    other = SERVICE.replace('Service("compute")', 'Service("other")')
+    (directory / "other.py").write_text(other)
+    words = ("run", "other:svc", "--instance", "api-1")
+    with Running(directory, "--instance", "api-1"), Started(directory, *words) as second:
+        second.wait_line("service.serving")
+        both = gracekit(directory, "health", "api-1")
+        one = gracekit(directory, "health", "other@api-1", "--json")
+
+    assert both.code == 2
+    assert "several runs live (compute@api-1, other@api-1)" in both.err
+    assert "name one as SERVICE@INSTANCE" in both.err
+    assert (one.code, one.json["service"]) == (0, "other")
 
 
 def test_a_quiet_run_fails_readiness_alone(directory):
@@ -82,8 +100,10 @@ def test_of_several_runs_one_must_be_named(directory):
         by_variable = gracekit(directory, "health", GRACEKIT_INSTANCE="api-2")
         wrong = gracekit(directory, "health", "api-3")
 
-    assert (several.code, several.err.splitlines()[-1]) == (
-        *(2, "Error: several runs live (api-1, api-2): name one as INSTANCE"),
+    assert several.code == 2
+    assert several.err.endswith(
+        "several runs live (compute@api-1, compute@api-2): name one as INSTANCE or "
+        "SERVICE@INSTANCE\n"
     )
     assert (named.code, by_variable.code) == (0, 1)
     assert (wrong.code, "did you mean api-" in wrong.err) == (4, True)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gracekit import Context, Service
+from gracekit import Context, GracekitError, Service
+from gracekit.control.health import Probe
 from gracekit.control.verbs import INTAKE_ANSWER_S
 from gracekit.errors import InvalidArgumentsError
 from gracekit.process import Point
@@ -165,6 +166,48 @@ async def test_a_request_that_is_unfinished_for_hours_is_worth_a_look(
 
     assert await probe(life, "ready") == ("warn", ["the oldest unfinished request is 2h old"])
     doors.open("work")
+
+
+async def test_a_program_that_outlives_its_run_is_not_alive_for_long(world: World, svc: Service):
+    """
+    An operator's drain ends the run and not the program around it: a new process may help.
+    """
+    life = await world.start(svc)
+    report = await life.drain()
+    check = life.runtime.wired.control._health
+
+    async def alive() -> tuple[str, tuple[str, ...]]:
+        health = await check.ask(Probe.LIVE)
+        return health.status, health.why
+
+    assert report.exit_code == 0
+    assert await alive() == ("pass", ())  # a process that ends with its run is gone soon
+    await asyncio.sleep(9)
+    assert await alive() == ("pass", ())
+    await asyncio.sleep(2)
+    assert await alive() == ("fail", ("the run has ended, and its process goes on",))
+
+
+async def test_a_drain_that_a_signal_has_made_final_says_so(
+    world: World, svc: Service, doors: Doors
+):
+    """
+    It can be neither resumed nor extended any more.
+    """
+    life = await world.start(svc)
+    await (await world.client(svc)).cast("work")
+    await doors.wait(1)
+    await world.verb(life, "drain", timeout="20s")
+    await life.hears("intake.closed")
+    assert await probe(life, "ready") == ("fail", ["drain by operator, 20s left"])
+    life.ask_to_stop()
+    assert await probe(life, "ready") == (
+        *("fail", ["drain by operator, final by a signal, 20s left"]),
+    )
+    with pytest.raises(GracekitError, match="it is final since a signal"):
+        await world.verb(life, "drain", timeout="5m")
+    doors.open("work")
+    await life.wait_end()
 
 
 async def test_a_store_that_has_become_slow_is_worth_a_look(
