@@ -30,8 +30,9 @@ from gracekit.request.waits import LEASE_BEAT_S
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
 from gracekit.store.batch import Batch
-from gracekit.tracker.task import Reason, TaskState
+from gracekit.tracker.task import Interruption, Reason, TaskState
 
+PROBED: Final = "its probe answered Retry"
 MOST_WAITS: Final = 10_000
 """Rows whose wait for their truth is counted here; of further ones by wall time."""
 
@@ -166,17 +167,23 @@ class Settling:
                 await self._ends.end(row, errored_row(row, reason), method)
             case Step.RUN_AGAIN:
                 await self._gates.enter(row.resource)
-                await self._run_again(row, None)
+                is_at_safe_point = row.cut is Interruption.SAFE_POINT
+                why = "it stopped at a safe point" if is_at_safe_point else "its method says so"
+                await self._run_again(row, why)
             case Step.PROBE:
                 await self._gates.enter(row.resource)
                 await self._probe(row, method)
 
-    async def _run_again(self, row: TaskRow, guard: Guard | None) -> None:
+    async def _run_again(self, row: TaskRow, why: str, guard: Guard | None = None) -> None:
         """ACCEPTED again: started at once if the claim limit allows, else claimed later."""
         claimed_ahead = self._starts.take_seat(row.lane)
         try:
             batch = Batch(Point.SETTLE)
             self._claims.add_run_again(batch, row)
+            if why == PROBED:
+                # The row of the next attempt does not say that somebody was asked before it.
+                detail = f"Retry, after attempt {row.attempts}"
+                self._journal.add_note(batch, "probe_answered", row.request_id, row.method, detail)
             if not claimed_ahead:
                 self._claims.add_let_go(batch, row)
             self._ends.add_release(batch, guard)
@@ -185,7 +192,7 @@ class Settling:
             if claimed_ahead:
                 self._starts.give_seat(row.lane)
             raise
-        self._ends.tell(row, "run_again")
+        self._ends.tell(row, "run_again", why)
         if not claimed_ahead:
             self._gates.leave(row.resource)
             return
@@ -209,7 +216,7 @@ class Settling:
             case Done(result):
                 await self._ends.end(row, succeeded("the probe's Done", result), method, guard)
             case Retry():
-                await self._run_again(row, guard)
+                await self._run_again(row, PROBED, guard)
             case Fail(reason):
                 await self._ends.end(row, failed_row(row, reason), method, guard)
             case Wait(seconds):

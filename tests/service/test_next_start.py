@@ -144,9 +144,14 @@ async def test_a_probe_decides(
     job.probe_answers = lambda n: answer
     life, call = await job.begin()
     await end(life, how)
-    await world.start(svc)
+    second = await world.start(svc)
     result = await asyncio.gather(call, return_exceptions=True)
 
+    noted = [one["detail"] for one in world.incidents("probe_answered")]
+    (settled,) = second.told("task.settled")
+    is_retry = isinstance(answer, Retry)
+    assert noted == (["Retry, after attempt 1"] if is_retry else [])
+    assert (settled["reason"] == "its probe answered Retry") == is_retry
     assert (job.row()["state"], job.row()["reason"]) == (state, reason)
     match answer:
         case Done(value):
