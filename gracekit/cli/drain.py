@@ -194,7 +194,7 @@ async def _drain(
         "run_id": watch.run.run_id,
     }
     try:
-        await _ask(control, watch, asked)
+        await _ask(control, watch, asked, wait=wait)
     except GracekitError as error:
         ended = isinstance(error, RunEndedError)
         watch.code = UNREACHABLE if ended or isinstance(error, DependencyError) else ERROR
@@ -211,7 +211,9 @@ async def _drain(
         watch.result["phase"] = ServiceState.DRAINING.value
 
 
-async def _ask(control: ControlClient, watch: DrainWatch, asked: Mapping[str, str]) -> None:
+async def _ask(
+    control: ControlClient, watch: DrainWatch, asked: Mapping[str, str], *, wait: bool
+) -> None:
     before = (await control.hear(watch.run, limit=TOLD_TASKS)).answer
     under_way = before is not None and before.get("phase") == ServiceState.DRAINING.value
     await control.ask(watch.run, "drain", asked)
@@ -220,7 +222,8 @@ async def _ask(control: ControlClient, watch: DrainWatch, asked: Mapping[str, st
         watch.say(f"{label(watch.run)} was draining already; its deadline stands")
     else:
         watch.say("intake of new requests closes, that of the ops lane stays open")
-    watch.say("(Ctrl-C detaches; the drain goes on. Undo before the deadline: gracekit resume)")
+    detaches = "Ctrl-C detaches; the drain goes on. " if wait else ""
+    watch.say(f"({detaches}Undo before the deadline: gracekit resume)")
 
 
 # -- watching -------------------------------------------------------------------------

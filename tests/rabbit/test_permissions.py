@@ -16,6 +16,7 @@ from pamqp.commands import Basic
 
 from gracekit import Context, GracekitError, RpcClient, Runtime, Service, Settings
 from gracekit.clock import Clock
+from gracekit.errors import ConfigError
 from gracekit.process import Process
 from gracekit.rpc.amqp.url import FRAMES
 from gracekit.rpc.connect import open_transport
@@ -186,6 +187,20 @@ async def test_a_client_sends_requests_to_its_service_alone(rabbit_url: str, log
         for queue in others:
             with pytest.raises(GracekitError, match="refused"):
                 await client.publish(queue, Message(body=b"{}"))
+
+
+async def test_the_login_of_a_service_is_no_client_s_and_the_error_says_so(
+    rabbit_url: str, login
+) -> None:
+    """
+    It may neither send requests nor read answers: the remedy is the login of a client.
+    """
+    async with transport_to(rabbit_url) as owner:
+        await owner.declare([shared_queue("compute")])
+        async with RpcClient(login(SERVICE), "compute") as client:
+            for send in (client.cast, client.prepare(timeout=20).call):
+                with pytest.raises(ConfigError, match="use the login of a client"):
+                    await send("double", n=1)
 
 
 @pytest.mark.parametrize("exchange", ["gracekit", "compute_fanout"])

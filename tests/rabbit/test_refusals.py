@@ -185,7 +185,7 @@ async def test_who_may_not_write_to_an_exchange_is_told_and_replies_do_not_hear_
 
     assert outcomes[::2] == [None] * 20
     assert {type(error) for error in outcomes[1::2]} == {ConfigError}
-    assert "exchange 'gracekit' cannot be used" in str(outcomes[1])
+    assert "does not let this login send to exchange 'gracekit'" in str(outcomes[1])
     assert set(sender.arrived(ANSWERS)) == {one.body for one in replies}
     # aiormq's own way may write behind the close, which costs the connection.
     assert sender.frames == "plain" or ANSWERS.name not in sender.repeated

@@ -31,7 +31,7 @@ from gracekit.rpc.amqp.bounds import bounded, close_channel, said
 from gracekit.rpc.amqp.intake import Intake
 from gracekit.rpc.amqp.link import Link, is_told
 from gracekit.rpc.amqp.profiles import Topology
-from gracekit.rpc.transport import OnDelivery, Queue, ReadFailure
+from gracekit.rpc.transport import OnDelivery, Queue, QueueKind, ReadFailure
 from gracekit.telemetry.telemetry import Telemetry
 
 OPEN_TIMEOUT_S: Final = 10.0
@@ -186,6 +186,12 @@ class Declarer:
                     f"the broker takes no queue like {queue.name!r} of profile {profile!r}: "
                     f"{said(error)}; RabbitMQ 4.3 and later refuse transient queues: use profile "
                     "durable, quorum or oslo-quorum-all"
+                )
+            case ChannelAccessRefused() if queue.kind is QueueKind.REPLY:
+                return ConfigError(
+                    f"the broker does not let this login read answers: {said(error)}; use the "
+                    "login of a client (docs/rabbitmq.md has its permissions), or give this one "
+                    f"configure, write and read on {queue.name!r}"
                 )
             case ChannelAccessRefused():
                 return ConfigError(

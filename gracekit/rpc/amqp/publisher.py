@@ -254,6 +254,12 @@ class Publisher:
         )
 
     def _refused(self, exchange: str, error: AMQPError) -> ConfigError:
+        if isinstance(error, ChannelAccessRefused):
+            return ConfigError(
+                f"the broker does not let this login send to exchange {exchange!r}: {said(error)}; "
+                "use the login of a client (docs/rabbitmq.md has its permissions), or give this "
+                "one the permission"
+            )
         return ConfigError(
             f"exchange {exchange!r} cannot be used with profile "
             f"{self._topology.profile.name!r}: {said(error)}; choose the profile and the exchange "
