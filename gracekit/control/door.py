@@ -15,6 +15,7 @@ import select
 import socket
 import struct
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,8 @@ from gracekit.telemetry.telemetry import Telemetry
 
 LINE_TIMEOUT_S: Final = 5.0
 """For a line to come whole, and for one to be taken."""
+LOOK_EVERY_S: Final = 5.0
+"""It is looked whether the socket's file is still there."""
 MAX_ASKS: Final = 64
 """Connections at one time. Further ones are refused before their line is read."""
 LONGEST_BY: Final = 200
@@ -86,37 +89,58 @@ class Door:
         self._telemetry = telemetry
         self._clock = clock
         self._listening: tuple[socket.socket, asyncio.Task[None]] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._answering: set[asyncio.Task[None]] = set()
         self._admitted: set[asyncio.Task[Any]] = set()  # those that are carrying out a verb
 
     async def start(self) -> None:
         """Open the door. A run whose door cannot be made goes on without it, and says so."""
-        if self._path is None or self._listening is not None:
+        if self._path is None or self._looking is not None:
             return
+        self._listen(self._path)
+        self._looking = self._begin(partial(self._look_after, self._path), "gracekit-door-look")
+
+    def _listen(self, path: Path) -> None:
         try:
-            listener = _listener(self._path)
+            listener = _listener(path)
         except OSError as error:
-            self._telemetry.emit("door.missing", path=str(self._path), error=str(error))
+            self._telemetry.emit("door.missing", path=str(path), error=str(error))
             return
+        self._listening = listener, self._begin(partial(self._take_asks, listener), "gracekit-door")
 
-        async def take_asks() -> None:
-            await self._take_asks(listener)
+    def _begin(self, work: background.Work, name: str) -> asyncio.Task[None]:
+        return background.start(work, name, telemetry=self._telemetry, clock=self._clock)
 
-        work = background.start(
-            take_asks, "gracekit-door", telemetry=self._telemetry, clock=self._clock
-        )
-        self._listening = listener, work
+    async def _look_after(self, path: Path) -> None:
+        """Make a socket again that somebody has removed, a cleaner of old files for example."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            is_there = path.exists()  # noqa: ASYNC240 - of its own directory, which the run uses
+            if self._listening is not None and not is_there:
+                why = "its file was removed; it is made again"
+                self._telemetry.emit("door.missing", path=str(path), error=why)
+                self._close()
+                self._listen(path)
 
-    async def stop(self) -> None:
-        """Close the door: it takes no new ask, and cuts answers that take too long."""
+    def _close(self) -> None:
         if self._listening is not None:
             (listener, work), self._listening = self._listening, None
             work.cancel()
+            self._answering.add(work)
+            work.add_done_callback(self._answering.discard)
+            work.add_done_callback(lambda _: listener.close())
+
+    async def stop(self) -> None:
+        """Close the door: it takes no new ask, and cuts answers that take too long."""
+        if self._looking is not None:
+            looking, self._looking = self._looking, None
+            looking.cancel()
+            self._answering.add(looking)
+        if self._listening is not None:
+            self._close()
             assert self._path is not None
             with contextlib.suppress(OSError):
                 self._path.unlink()
-            self._answering.add(work)
-            work.add_done_callback(lambda _: listener.close())
         if self._admitted:  # answer a verb that was already accepted, if that is quick
             await asyncio.wait(self._admitted, timeout=LAST_ANSWERS_S)
         for task in self._answering:

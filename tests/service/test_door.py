@@ -285,6 +285,27 @@ print(asker.makefile().readline())
     assert refused["uid"] == 65534
 
 
+async def test_a_door_whose_file_was_removed_is_made_again(
+    tmp_path: Path, svc: Service, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    The run has no other way to be asked on a broker; its log says that the file was gone.
+    """
+    monkeypatch.setattr(door, "LOOK_EVERY_S", 0.02)
+    async with open_house(tmp_path, svc) as house:
+        for _ in range(2):
+            house.path.unlink()
+            async with asyncio.timeout(PATIENCE_S):
+                while not house.path.exists():
+                    await asyncio.sleep(0.01)
+            assert (await house.ask("status"))["phase"] == "serving"
+            assert house.path.stat().st_mode & 0o777 == 0o600
+
+    said = [fields["error"] for name, fields in house.events if name == "door.missing"]
+    assert said == ["its file was removed; it is made again"] * 2
+    assert not house.path.exists()
+
+
 async def test_a_run_whose_door_cannot_be_made_goes_on_and_says_so(tmp_path: Path):
     """
     A file system without sockets, for example: requests matter more.
