@@ -75,9 +75,8 @@ def run(
         trace = "".join(traceback.format_exception(error.with_traceback(_from_app(error))))
         tell(f"{target}: the module raised {type(error).__name__} when it was imported:", trace)
         ctx.exit(ExitCode.CONFIG if isinstance(error, ImportError) else ExitCode.INTERNAL)
-    live = LiveSettings(
-        settings, read=partial(load, flags, os.environ, file, defaults=service.defaults)
-    )
+    read = partial(load, flags, os.environ, file, defaults=service.defaults)
+    live = LiveSettings(settings, read=read, file=file)
     live.on_change(_change_log)
     ctx.exit(run_service(service, live))
 

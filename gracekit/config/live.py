@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -52,14 +53,22 @@ class LiveSettings:
     Args:
         settings: The settings at the start.
         read: Reads them again from where they came from, in a thread; None if they cannot be.
+        file: The file that *read* reads, if there is one.
 
     Attributes:
         now: The present settings. `take` replaces them as a whole; any thread may read them.
     """
 
-    def __init__(self, settings: Settings, *, read: Callable[[], Settings] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        read: Callable[[], Settings] | None = None,
+        file: Path | None = None,
+    ) -> None:
         self.now = settings
         self.read = read
+        self.file = file
         self._on_change: list[OnChange] = []
 
     def on_change(self, step: OnChange) -> None:

@@ -1,10 +1,16 @@
 """Settings that are read again while the service runs, as SIGHUP asks for it.
 
 Settings that may change are changed. For every other setting whose value differs, one log line
-says that it needs a restart. If the settings are wrong, nothing changes.
+says that it needs a restart. If the settings are wrong, or cannot be read in time, nothing changes.
 """
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from gracekit.config.live import LiveSettings
 from gracekit.config.settings import Settings
@@ -16,13 +22,103 @@ from gracekit.process import Threads
 from gracekit.telemetry.safe_text import Sentence
 from gracekit.telemetry.telemetry import Telemetry
 
+READ_S: Final = 10.0
+"""The longest time that a reload waits for the settings."""
+READERS: Final = 2
+"""Threads that read settings: one may be stuck for ever, and another one still reads."""
+
+
+class FileIdentity(NamedTuple):
+    """What tells a file from another one that replaces it."""
+
+    device: int
+    inode: int
+
+
+class SettingsReader:
+    """Reads the settings in a thread, and does not wait for them without a limit.
+
+    A file may never end: a FIFO without a writer, a disk that does not answer. No thread that
+    reads it can be stopped. It is left behind, and the same file is not read again before its end.
+
+    Args:
+        settings: Say how and where to read.
+        threads: At most `READERS`.
+    """
+
+    def __init__(self, settings: LiveSettings, threads: Threads) -> None:
+        self._settings = settings
+        self._threads = threads
+        self._stuck: dict[asyncio.Task[Settings], FileIdentity | None] = {}
+        self._latest: FileIdentity | None = None  # of the file that was opened last
+
+    async def read(self) -> Settings:
+        """The settings as they are now.
+
+        Raises:
+            ConfigError: they are wrong, or were not read in time.
+        """
+        self._stuck = {task: file for task, file in self._stuck.items() if not task.done()}
+        if len(self._stuck) >= READERS:
+            raise ConfigError(
+                f"{self._what} were not read again: {READERS} earlier reloads still wait for them; "
+                "restart the service"
+            )
+        self._latest, unread = None, frozenset(self._stuck.values())
+        reading = asyncio.create_task(
+            self._threads.run(partial(self._read, unread)), name="gracekit-settings"
+        )
+        # Not `wait_for`, whose cancellation would wait for the thread.
+        done, _ = await asyncio.wait({reading}, timeout=READ_S)
+        if done:
+            return reading.result()
+        self._stuck[reading] = self._latest
+        reading.add_done_callback(_forget)
+        raise ConfigError(
+            f"{self._what} were not read within {READ_S:g} s: this may be a FIFO without a writer, "
+            "or a disk that does not answer; nothing has changed"
+        )
+
+    def _read(self, unread: Collection[FileIdentity | None]) -> Settings:
+        """What the thread does; *unread* are the files that earlier ones still wait for."""
+        file = self._settings.file
+        present = None if file is None else _identity(file)
+        if present is not None and present in unread:
+            raise ConfigError(
+                f"{self._what} were not read again: an earlier reload still waits for this file; "
+                "put another one in its place, and send SIGHUP again"
+            )
+        self._latest = present
+        assert self._settings.read is not None
+        return self._settings.read()
+
+    @property
+    def _what(self) -> str:
+        file = self._settings.file
+        return "the settings" if file is None else f"the settings in {file}"
+
+
+def _identity(file: Path) -> FileIdentity | None:
+    """Of what is at *file* now; None if nothing is."""
+    try:
+        found = file.stat()
+    except OSError:  # whatever it is, reading the file says it better
+        return None
+    return FileIdentity(found.st_dev, found.st_ino)
+
+
+def _forget(reading: asyncio.Task[Settings]) -> None:
+    """Take the outcome of a reader that was given up, or asyncio would log it."""
+    if not reading.cancelled():
+        reading.exception()
+
 
 class Reload:
     """Reads the settings of one run again.
 
     Args:
         coordinator: Knows whether a drain is under way: its times must not change.
-        threads: One thread reads the file, because its disk may not answer.
+        threads: At most `READERS` of them read the file, because its disk may not answer.
     """
 
     def __init__(
@@ -38,7 +134,7 @@ class Reload:
         self._coordinator = coordinator
         self._phase = phase
         self._notify = notify
-        self._threads = threads
+        self._reader = SettingsReader(settings, threads)
         self._telemetry = telemetry
         self._is_asked = False
         self._is_busy = False
@@ -53,29 +149,34 @@ class Reload:
             while self._is_asked:
                 self._is_asked = False
                 # systemd waits for both messages (Type=notify-reload), also if the reload fails.
-                # During a start the second one would say that the service is ready.
-                is_told = self._phase.has_served
+                # During a start the second one would say that the service is ready, and in a final
+                # drain, which may begin meanwhile, both would contradict STOPPING=1.
+                is_told = self._phase.has_served and not self._is_final
                 if is_told:
                     self._notify.reloading()
                 try:
                     await self._reload()
                 finally:
-                    if is_told:
+                    if is_told and not self._is_final:
                         self._notify.ready()
         finally:
             self._is_busy = False
 
+    @property
+    def _is_final(self) -> bool:
+        request = self._coordinator.stop_request
+        return request is not None and request.final
+
     async def _reload(self) -> None:
-        read = self._settings.read
-        if read is None:
+        if self._settings.read is None:
             self._hint(
                 "SIGHUP is ignored: this program does not read its settings again, as `gracekit "
                 "run` does; SIGTERM drains"
             )
             return
         try:
-            found = await self._threads.run(read)
-            if self._coordinator.stop_requested:
+            found = None if self._coordinator.stop_requested else await self._reader.read()
+            if found is None or self._coordinator.stop_requested:
                 self._hint("SIGHUP is ignored in a drain: the next start reads the settings")
                 return
             self._take(found)

@@ -17,7 +17,7 @@ from gracekit.control.facts import StoreFacts
 from gracekit.control.gauges import Gauges
 from gracekit.control.health import HealthCheck
 from gracekit.control.orders import Orders
-from gracekit.control.reload import Reload
+from gracekit.control.reload import READERS, Reload
 from gracekit.control.verbs import Control
 from gracekit.dispatcher import Dispatcher
 from gracekit.drain.coordinator import ShutdownCoordinator
@@ -358,7 +358,7 @@ def _control(
             coordinator,
             ground.phase,
             ground.process.notify,
-            ground.process.threads(1),
+            ground.process.threads(READERS),
             ground.telemetry,
         ),
         dumps=Dumps(ground.stacks, ground.process.threads(1), ground.clock),

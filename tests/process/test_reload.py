@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -29,6 +31,15 @@ class Platform:
         heard: list[str] = []
         while not heard or what not in heard[-1]:
             heard.append(self._socket.recv(4096).decode())
+        return heard
+
+    def left(self) -> list[str]:
+        """The messages that nobody has read yet."""
+        self._socket.setblocking(False)
+        heard: list[str] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                heard.append(self._socket.recv(4096).decode())
         return heard
 
     def close(self) -> None:
@@ -124,6 +135,33 @@ async def test_a_file_that_is_wrong_changes_nothing(
     assert await service.stop() == 0
 
 
+async def test_a_file_that_cannot_be_read_to_its_end_holds_up_no_later_reload(
+    site: Site, config: Path, platform: Platform
+) -> None:
+    """
+    After a limit the reload fails and says so. As long as the same file is there, the next one
+    fails at once; another file in its place is read. systemd gets both messages of each reload.
+    """
+    service = await site.start_cli(config=config, log_format="text").serving()
+    platform.wait("READY=1")
+    config.unlink()
+    os.mkfifo(config, 0o600)
+
+    await hang_up(service, "were not read within 10 s")
+    assert "READY=1" in platform.wait("READY=1")[-1]
+    began_at = asyncio.get_running_loop().time()
+    await hang_up(service, "an earlier reload still waits for this file")
+    assert asyncio.get_running_loop().time() - began_at < 5
+    assert "READY=1" in platform.wait("READY=1")[-1]
+    config.unlink()
+    config.write_text('drain_timeout = "60s"\nmax_running = 3\nlog_level = "info"\n')
+    await hang_up(service, "max_running 2 -> 3")
+    assert "READY=1" in platform.wait("READY=1")[-1]
+
+    assert service.log.count("service.reload_failed") == 2
+    assert await service.stop() == 0
+
+
 async def test_the_log_changes_its_format_before_the_line_that_says_so(
     site: Site, config: Path, platform: Platform
 ) -> None:
@@ -149,10 +187,11 @@ async def test_the_log_changes_its_format_before_the_line_that_says_so(
 
 
 async def test_in_a_drain_a_reload_is_put_off_to_the_next_start(
-    site: Site, client: RpcClient, config: Path
+    site: Site, client: RpcClient, config: Path, platform: Platform
 ) -> None:
     """
-    A drain's times are fixed, and it goes on to its end.
+    A drain's times are fixed, and it goes on to its end; systemd, which was told that the service
+    stops, does not hear that it reloads or is ready.
     """
     service = await site.start_cli(config=config, log_format="text").serving()
     await client.cast(served.held, key="k", vm="v")
@@ -166,6 +205,8 @@ async def test_in_a_drain_a_reload_is_put_off_to_the_next_start(
 
     assert await service.exit_code() == 0
     assert site.seen("done", "k")
+    platform.wait("STOPPING=1")
+    assert not [one for one in platform.left() if "RELOADING=1" in one or "READY=1" in one]
 
 
 async def test_tstp_closes_the_intake_and_cont_opens_it_again(
