@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gracekit import Service, Wait
 from gracekit.config.live import LiveSettings
-from gracekit.config.loading import load
+from gracekit.config.loading import load, load_for_log
 from gracekit.config.settings import Settings, option_name, variable_name
 from gracekit.config.urls import file_of, redact_url, shown_url
 from gracekit.config.values import check_topic, format_duration, parse_duration
@@ -234,6 +234,113 @@ def test_everything_wrong_is_told_at_once(tmp_path):
         "unknown variable GRACEKIT_DRAIN_TIMOUT; did you mean GRACEKIT_DRAIN_TIMEOUT?",
         "prefetch = 0 must be more than 0; set GRACEKIT_PREFETCH",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ('drain_timeout = "zzz"\n', "drain_timeout in"),
+        ('drain_timout = "5s"\n', "did you mean drain_timeout?"),
+        ('[gracekit]\ndrain_timeout = "5s"\n', "settings stand in no table"),
+        ("drain_timeout =\n", "cannot read the settings in"),
+    ],
+)
+def test_a_rule_is_not_judged_if_one_of_its_values_could_not_be_read(tmp_path, text, wrong):
+    """
+    Otherwise the default would be compared, and an error would name a value that nobody gave.
+    """
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+
+    (problem,) = problems(file=file, env={"GRACEKIT_KILL_AFTER": "14s"})
+
+    assert wrong in problem
+
+
+def test_a_rule_is_judged_if_a_stronger_place_gives_what_could_not_be_read(tmp_path):
+    """
+    The variable would have won over the line of the file that is wrong.
+    """
+    file = tmp_path / "settings.toml"
+    file.write_text('drain_timeout = "zzz"\n')
+
+    found = problems(file=file, env={"GRACEKIT_DRAIN_TIMEOUT": "50s"}, flags={"kill_after": "14s"})
+
+    assert found[0].startswith("drain_timeout in ")
+    assert found[1].startswith("drain_timeout 50s + handover_grace 2s")
+    assert len(found) == 2
+
+
+def test_of_settings_that_are_wrong_together_only_those_that_were_read_are_judged():
+    """
+    Two files that are the same, a token that is missing, and what one of them could not say.
+    """
+    same = {"transport_url": "sqlite:///x.db", "store_url": "sqlite:///x.db"}
+    remote = {"admin": "0.0.0.0:9701"}
+
+    assert len(problems(flags=same | remote)) == 2
+    assert len(problems(flags=same | {"store_url": ""})) == 1
+    assert len(problems(flags=remote | {"admin_token_file": 3})) == 1
+
+
+JUDGED_TOGETHER: Final = """\
+drain_timeout = "60s"
+handover_grace = "2s"
+handover_flush = "1s"
+exit_margin = "1s"
+kill_after = "30s"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "env", "said"),
+    [
+        ('kill_after = "zz"\nmax_accepted = 0\n', {}, ["'zz' is not a", "max_accepted = 0 must"]),
+        ("foo = 1\nmax_accepted = 0\n", {}, ["unknown setting foo", "max_accepted = 0 must"]),
+        (
+            "",
+            {"DRAIN_TIMEOUT": "3x", "MAX_RUNNIN": "2", "THREADS": "-1"},
+            ["'3x' is not a", "did you mean GRACEKIT_MAX_RUNNING", "threads = -1 must"],
+        ),
+        (
+            JUDGED_TOGETHER + 'log_level = "loud"\nhost = ""\n',
+            {},
+            ["'' is not a text", "log_level = 'loud' must", "must be below kill_after = 30s"],
+        ),
+    ],
+    ids=["unreadable", "unknown", "variables", "rules"],
+)
+def test_before_the_service_is_imported_all_is_told_that_its_defaults_cannot_change(
+    tmp_path, text, env, said
+):
+    """
+    An operator who mends one line at a time would have to start the service once for each.
+    """
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError) as early:
+        load_for_log({}, {f"GRACEKIT_{name}": value for name, value in env.items()}, file)
+
+    lines = str(early.value).splitlines()
+    assert len(lines) == len(said)
+    assert all(words in line for words, line in zip(said, lines, strict=True))
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"GRACEKIT_KILL_AFTER": "14s"},  # the service may drain within 5 s
+        {"GRACEKIT_DRAIN_TIMEOUT": "60s", "GRACEKIT_KILL_AFTER": "64s"},  # and hand over in 1 s
+        {"GRACEKIT_ADMIN": "0.0.0.0:9701"},  # and have a token file
+    ],
+)
+def test_what_a_service_s_defaults_may_mend_is_not_refused_before_they_are_known(env):
+    """
+    The log begins with what is known; the settings are judged when the service is imported.
+    """
+    assert problems(env=env)
+    assert load_for_log({}, env, None).log_level == "info"
 
 
 def test_variables_of_others_are_left_alone():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gracekit.config.problems import Problem, problem
 from gracekit.errors import ConfigError
 
 OFF: Final = "off"
@@ -115,8 +116,8 @@ def files_of(certificate: str) -> tuple[str, ...]:
     return tuple(name for part in certificate.split(",") if (name := part.strip()))
 
 
-def admin_problems(text: str, *, token_file: str | None, needs_token: bool) -> Iterator[str]:
-    """What is wrong with an address and the settings that it requires, a sentence each.
+def admin_problems(text: str, *, token_file: str | None, needs_token: bool) -> Iterator[Problem]:
+    """What is wrong with an address and the settings that it requires.
 
     Args:
         text: The address, as in `GRACEKIT_ADMIN`.
@@ -126,20 +127,22 @@ def admin_problems(text: str, *, token_file: str | None, needs_token: bool) -> I
     try:
         address = admin_address(text)
     except ConfigError as error:
-        yield f"admin: {error}"
+        yield problem(f"admin: {error}", "admin")
         return
     if address is None or token_file is not None:
         return
     if not address.is_local:
-        yield (
+        yield problem(
             f"admin = {text} can be reached from other hosts, so it needs tokens: set "
             "GRACEKIT_ADMIN_TOKEN_FILE to a file of `name:token` lines with mode 0600, or "
-            "GRACEKIT_ADMIN=127.0.0.1:9701"
+            "GRACEKIT_ADMIN=127.0.0.1:9701",
+            *("admin", "admin_token_file"),
         )
     if needs_token:
-        yield (
+        yield problem(
             "admin_open = nothing demands a token of every client, and there is no token: set "
-            "GRACEKIT_ADMIN_TOKEN_FILE, or GRACEKIT_ADMIN_OPEN=probes"
+            "GRACEKIT_ADMIN_TOKEN_FILE, or GRACEKIT_ADMIN_OPEN=probes",
+            *("admin", "admin_open", "admin_token_file"),
         )
 
 

@@ -20,10 +20,11 @@ from gracekit.config.settings import (
     SETTINGS,
     Settings,
     option_name,
+    problems_of,
     variable_name,
 )
 from gracekit.config.urls import holds_password
-from gracekit.config.values import PREFIX, did_you_mean
+from gracekit.config.values import PREFIX, did_you_mean, nearest
 from gracekit.errors import ConfigError
 
 LOG_SETTINGS: Final = frozenset({"log_format", "log_level"})
@@ -59,8 +60,7 @@ def load(
     Raises:
         ConfigError: at least one value is wrong or unknown; names them all.
     """
-    reader = _read(flags, env, file, defaults, oslo)
-    return reader.finish()
+    return _read(flags, env, file, defaults, oslo).finish()
 
 
 def load_for_log(
@@ -68,12 +68,13 @@ def load_for_log(
 ) -> Settings:
     """What the log of a process needs before its service is imported, and with it its defaults.
 
-    All values are read, but they are not judged together: with the service's defaults they may fit.
+    All values are read, and what no default of the service can mend is refused here, so that it is
+    reported in one go.
 
     Raises:
-        ConfigError: as `load`, of single values.
+        ConfigError: as `load`, of values that were given and of rules between them.
     """
-    return _read(flags, env, file, {}).finish(only=LOG_SETTINGS)
+    return _read(flags, env, file, {}).finish_for_log()
 
 
 def _read(
@@ -130,6 +131,7 @@ class _Reader:
         self._values: dict[str, Any] = {}
         self._origins: dict[str, str] = {}
         self._problems: list[str] = []
+        self._unread: set[str] = set()  # given at some place, and not known for that
         self._doubts: list[str] = []
         self._defaults: Mapping[str, object] = MappingProxyType({})
 
@@ -138,6 +140,7 @@ class _Reader:
         for key, value in defaults.items():
             name = BY_OPTION.get(key, key)
             if name in _NEEDED_BEFORE:
+                self._unread.add(name)
                 self._problems.append(
                     f"{key} is no default of a service: it is needed before the service is "
                     f"imported; set {variable_name(name)}"
@@ -149,6 +152,7 @@ class _Reader:
         try:
             found = read_oslo(conf)
         except ConfigError as error:
+            self._unread |= set(SETTINGS)
             self._problems.append(f"oslo.config: {error}")
             return
         self._doubts += found.doubts
@@ -156,6 +160,19 @@ class _Reader:
             self._take(name, value, found.origins[name], found.origins[name])
 
     def read_file(self, file: Path) -> None:
+        text, entries = self._contents(file)
+        for key, value in entries.items():
+            if isinstance(value, dict):
+                self._unread |= {BY_OPTION.get(name, name) for name in value}
+                self._problems.append(
+                    f"[{key}] in {file}: settings stand in no table, one `name = value` a line; "
+                    f"take the line [{key}] away"
+                )
+                continue
+            self._take_option(key, value, f"{file}:{_line_of(key, text)}", f"{key} in {file}")
+
+    def _contents(self, file: Path) -> tuple[str, dict[str, Any]]:
+        """The text of *file*, and what it sets; if it is refused, it may set everything."""
         try:
             with file.open(encoding="utf-8") as opened:
                 who = _who_may_write(opened.fileno(), file)
@@ -164,19 +181,12 @@ class _Reader:
                 raise ValueError(f"it has more than {LONGEST_FILE:,} characters")  # noqa: TRY301
             entries = tomllib.loads(text)
         except (OSError, ValueError) as error:
-            self._problems.append(f"cannot read the settings in {file}: {error}")
-            return
+            who = f"cannot read the settings in {file}: {error}"
         if who:
+            self._unread |= set(SETTINGS)
             self._problems.append(who)
-            return
-        for key, value in entries.items():
-            if isinstance(value, dict):
-                self._problems.append(
-                    f"[{key}] in {file}: settings stand in no table, one `name = value` a line; "
-                    f"take the line [{key}] away"
-                )
-                continue
-            self._take_option(key, value, f"{file}:{_line_of(key, text)}", f"{key} in {file}")
+            return "", {}
+        return text, entries
 
     def read_environment(self, env: Mapping[str, str]) -> None:
         ours = (key for key in sorted(env) if key.startswith(PREFIX))
@@ -184,6 +194,7 @@ class _Reader:
             if key in BY_VARIABLE:
                 self._take(BY_VARIABLE[key], env[key], key, key)
             elif not NOT_OURS.fullmatch(key):
+                self._miss(key, BY_VARIABLE)
                 self._problems.append(f"unknown variable {key}{did_you_mean(key, BY_VARIABLE)}")
 
     def read_flags(self, flags: Mapping[str, object]) -> None:
@@ -191,6 +202,7 @@ class _Reader:
             if value is not None:
                 label = f"--{option_name(key).replace('_', '-')}"
                 if key.endswith("_url") and holds_password(str(value)):
+                    self._unread.add(key)
                     self._problems.append(
                         f"{label} holds a password, which everybody sees who lists processes: set "
                         f"{variable_name(key)}, or write it into a settings file"
@@ -201,32 +213,45 @@ class _Reader:
     def _take_option(self, key: str, value: object, origin: str, label: str) -> None:
         name = key if key in SETTINGS else BY_OPTION.get(key)
         if name is None:
-            hint = did_you_mean(key, BY_OPTION)
-            self._problems.append(f"unknown setting {label}{hint}")
+            self._miss(key, BY_OPTION)
+            self._problems.append(f"unknown setting {label}{did_you_mean(key, BY_OPTION)}")
         else:
             self._take(name, value, origin, label)
+
+    def _miss(self, key: str, known: Mapping[str, str]) -> None:
+        """Nobody knows what a misspelt *key* sets, so the setting that it may mean is not known."""
+        meant = nearest(key, known)
+        self._unread |= set() if meant is None else {known[meant]}
 
     def _take(self, name: str, value: object, origin: str, label: str) -> None:
         try:
             self._values[name] = SETTINGS[name].metadata["parse"](value)
         except ConfigError as error:
+            self._unread.add(name)
             self._problems.append(f"{label}: {error}")
         else:
+            self._unread.discard(name)  # of a weaker place, over which this one wins
             self._origins[name] = origin
 
-    def finish(self, only: Collection[str] = frozenset(SETTINGS)) -> Settings:
-        values = {name: value for name, value in self._values.items() if name in only}
-        try:
-            settings = Settings(
-                **values,
-                origins=MappingProxyType(self._origins),
-                service_defaults=self._defaults,
-                doubts=tuple(self._doubts),
-            )
-        except ConfigError as error:
-            self._problems.append(str(error))
+    def finish(self) -> Settings:
+        """The settings, if nothing is wrong with them."""
+        return self._finish(known=SETTINGS.keys(), only=SETTINGS)
+
+    def finish_for_log(self) -> Settings:
+        """What the log needs, judged without the settings that a service's defaults may give."""
+        return self._finish(known=self._values.keys() | _NEEDED_BEFORE, only=LOG_SETTINGS)
+
+    def _finish(self, *, known: Collection[str], only: Collection[str]) -> Settings:
+        judged = set(known) - self._unread
+        found = problems_of(self._values)
+        self._problems += [problem.text for problem in found if problem.about <= judged]
         self.complain()
-        return settings
+        return Settings(
+            **{name: value for name, value in self._values.items() if name in only},
+            origins=MappingProxyType(self._origins),
+            service_defaults=self._defaults,
+            doubts=tuple(self._doubts),
+        )
 
     def complain(self) -> None:
         if self._problems:

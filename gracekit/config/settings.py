@@ -25,6 +25,7 @@ from gracekit.config.choices import (
     LogLevel,
     choices_of,
 )
+from gracekit.config.problems import Problem, problem
 from gracekit.config.urls import (
     STORE,
     STORES,
@@ -275,7 +276,7 @@ class Settings:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        problems = list(_wrong_types(self)) or list(_problems(self))
+        problems = list(_wrong_types(self)) or [found.text for found in _problems(self)]
         if problems:
             raise ConfigError("\n".join(problems))
 
@@ -393,8 +394,21 @@ def _kind_of(setting: Field[Any]) -> tuple[type | tuple[type, ...], str]:
     return str, "a text"
 
 
-def _problems(settings: Settings) -> Iterator[str]:
-    """What is wrong with *settings*, one sentence each."""
+class _Draft(Settings):
+    """Settings that may be wrong."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Refuse nothing."""
+
+
+def problems_of(values: Mapping[str, Any]) -> list[Problem]:
+    """What is wrong with settings that have these *values*, by field name, each of its type."""
+    return list(_problems(_Draft(**values)))
+
+
+def _problems(settings: Settings) -> Iterator[Problem]:
     yield from _numbers(settings)
     yield from _names(settings)
     yield from _urls(settings)
@@ -406,7 +420,7 @@ def _problems(settings: Settings) -> Iterator[str]:
     )
 
 
-def _numbers(settings: Settings) -> Iterator[str]:
+def _numbers(settings: Settings) -> Iterator[Problem]:
     for name, setting in SETTINGS.items():
         value = getattr(settings, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -414,58 +428,65 @@ def _numbers(settings: Settings) -> Iterator[str]:
         shown, zero = _shown(name, value, setting), setting.metadata.get("zero", False)
         if not 0 <= value < math.inf or (value == 0 and not zero):
             rule = "not negative" if zero else "more than 0"
-            yield f"{option_name(name)} = {shown} must be {rule}; set {variable_name(name)}"
+            yield problem(
+                f"{option_name(name)} = {shown} must be {rule}; set {variable_name(name)}", name
+            )
 
     if 0 < settings.max_body_bytes < LEAST_BODY_BYTES:
-        yield (
+        yield problem(
             f"max_body_bytes = {settings.max_body_bytes} must be at least {LEAST_BODY_BYTES}: "
-            "otherwise hardly a request is small enough to be taken; set GRACEKIT_MAX_BODY_BYTES"
+            "otherwise hardly a request is small enough to be taken; set GRACEKIT_MAX_BODY_BYTES",
+            "max_body_bytes",
         )
 
 
-def _names(settings: Settings) -> Iterator[str]:
+def _names(settings: Settings) -> Iterator[Problem]:
     for name in ("host", "instance"):
         value = getattr(settings, name)
         if value is not None and not HOST.fullmatch(value):
-            yield (
+            yield problem(
                 f"{name} = {value!r} must be 1 to {LONGEST_QUEUE} of A-Z a-z 0-9 space and _ . : "
-                f"@ # , / + - because queues are named for it; set {variable_name(name)}"
+                f"@ # , / + - because queues are named for it; set {variable_name(name)}",
+                name,
             )
         elif value is not None and is_pattern(value):
-            yield f"{name} = {value!r} {PATTERN_SAID}; set {variable_name(name)}"
+            yield problem(f"{name} = {value!r} {PATTERN_SAID}; set {variable_name(name)}", name)
     if settings.ops_topic == "{topic}" or not TOPIC.fullmatch(
         settings.ops_topic.replace("{topic}", "topic")
     ):
-        yield (
+        yield problem(
             f"ops_topic = {settings.ops_topic!r} must be a name of its own such as "
-            "'{topic}-ops' or 'compute-alt'; set GRACEKIT_OPS_TOPIC"
+            "'{topic}-ops' or 'compute-alt'; set GRACEKIT_OPS_TOPIC",
+            "ops_topic",
         )
     for name, setting in SETTINGS.items():
         words = setting.metadata.get("choices")
         if words and (given := getattr(settings, name)) not in words:
             rule = f"{', '.join(words[:-1])} or {words[-1]}"
-            yield f"{name} = {given!r} must be {rule}{did_you_mean(given, words)}"
+            yield problem(f"{name} = {given!r} must be {rule}{did_you_mean(given, words)}", name)
 
 
-def _urls(settings: Settings) -> Iterator[str]:
+def _urls(settings: Settings) -> Iterator[Problem]:
     paths: list[Path] = []
     for name, schemes in (("transport_url", TRANSPORTS), ("store_url", STORES)):
         try:
             path = checked_file(getattr(settings, name), schemes)
             paths += [] if path is None else [path]
         except ConfigError as error:
-            yield f"{option_name(name)}: {error}"
+            yield problem(f"{option_name(name)}: {error}", name)
     if len(paths) == 2 and _same_file(*paths):  # noqa: PLR2004 - the two URLs
-        yield (
+        yield problem(
             f"transport_url and store_url both name {paths[0]}: the journal needs a file of its "
-            "own, with other durability and mode; set GRACEKIT_STORE_URL to another one"
+            "own, with other durability and mode; set GRACEKIT_STORE_URL to another one",
+            *("transport_url", "store_url"),
         )
     kinds = kind_of(settings.store_url), kind_of(settings.transport_url)
     if kinds == (UrlKind.MEMORY, UrlKind.FILE):
-        yield (
+        yield problem(
             f"store_url = {settings.store_url} forgets at exit what it accepted from "
             f"{shown_url(settings.transport_url)}; set GRACEKIT_STORE_URL to a file, or both "
-            "to memory://"
+            "to memory://",
+            *("transport_url", "store_url"),
         )
 
 
@@ -473,10 +494,11 @@ def _same_file(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def _deadlines(settings: Settings) -> Iterator[str]:
+def _deadlines(settings: Settings) -> Iterator[Problem]:
     for rule in rules(settings):
         if rule.refused and not rule.holds:
-            yield f"{rule.said('must be')}: {rule.because}; {rule.remedy}"
+            text = f"{rule.said('must be')}: {rule.because}; {rule.remedy}"
+            yield problem(text, *rule.about)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -490,6 +512,7 @@ class Rule:
         holds: Whether it is kept.
         because: What goes wrong where it is not.
         remedy: What to set.
+        about: The fields that it compares.
         refused: Whether nothing starts where it is not kept; else `doctor` warns.
     """
 
@@ -499,6 +522,7 @@ class Rule:
     holds: bool
     because: str
     remedy: str
+    about: tuple[str, ...]
     refused: bool = False
 
     def said(self, verb: str) -> str:
@@ -542,12 +566,23 @@ def _at_most(settings: Settings, name: str, other: str, because: str) -> Rule:
         holds=value <= limit,
         because=because,
         remedy=f"lower {variable_name(name)}, or raise {variable_name(other)}",
+        about=(name, other),
     )
+
+
+_GONE_BEFORE: Final = (
+    "drain_timeout_s",
+    "handover_grace_s",
+    "handover_flush_s",
+    "exit_margin_s",
+    "kill_after_s",
+)
+"""The parts of the hard limit, and what their sum must be below."""
 
 
 def hard_limit_sum(settings: Settings) -> str:
     """`drain_timeout 25s + handover_grace 2s + ... = 29s`."""
-    parts = ("drain_timeout_s", "handover_grace_s", "handover_flush_s", "exit_margin_s")
+    parts = _GONE_BEFORE[:-1]
     total = " + ".join(f"{option_name(n)} {format_duration(getattr(settings, n))}" for n in parts)
     return f"{total} = {format_duration(settings.hard_limit_s)}"
 
@@ -564,6 +599,7 @@ def _gone_before(settings: Settings, kill_s: float) -> Rule:
             "raise terminationGracePeriodSeconds or TimeoutStopSec, and GRACEKIT_KILL_AFTER with "
             f"it, to {math.floor(limit) + 1}{shorter_drain(settings, kill_s)}"
         ),
+        about=_GONE_BEFORE,
         refused=True,
     )
 

@@ -111,8 +111,13 @@ def is_pattern(name: str) -> bool:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the nearest known word, else nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = nearest(word, known)
+    return "" if near is None else f"; did you mean {near}?"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that *word* may be a misspelling of."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), None)
 
 
 def check_queues(topic: str, host: str, remedy: str) -> None:
