@@ -136,6 +136,11 @@ def _take_rabbit(conf: Any, found: OsloOptions) -> None:
         found.take("declare_profile", oslo_profile(asked), *DURABLE_OPTIONS, group=RABBIT)
     if prefetch := _value(conf, "rabbit_qos_prefetch_count", RABBIT):
         found.take("prefetch", prefetch, "rabbit_qos_prefetch_count", group=RABBIT)
+    elif _is_given(conf, "rabbit_qos_prefetch_count", RABBIT):  # 0 is the default of oslo too
+        found.doubts.append(
+            "rabbit_qos_prefetch_count = 0 means no limit, but here every service has one: set "
+            "it, or GRACEKIT_PREFETCH, to a number of messages"
+        )
 
 
 def _left_out(conf: Any) -> Iterator[str]:

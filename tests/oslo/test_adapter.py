@@ -774,6 +774,7 @@ def test_what_is_given_goes_before_variables_and_these_before_oslo_config(tmp_pa
     [
         (0, "", "graceful_shutdown_timeout = 0 means a drain without end"),
         (60, "heartbeat_timeout_threshold = 0", "heartbeats off"),
+        (60, "rabbit_qos_prefetch_count = 0", "rabbit_qos_prefetch_count = 0 means no limit"),
         (
             60,
             "kombu_reconnect_delay = 2",
