@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gracekit import Service, Wait
 from gracekit.config.live import LiveSettings
-from gracekit.config.loading import load, load_for_log
+from gracekit.config.loading import load, load_again, load_for_log, read_settings_file
 from gracekit.config.settings import Settings, option_name, variable_name
 from gracekit.config.urls import file_of, redact_url, shown_url
 from gracekit.config.values import check_topic, format_duration, parse_duration
@@ -341,6 +341,27 @@ def test_what_a_service_s_defaults_may_mend_is_not_refused_before_they_are_known
     """
     assert problems(env=env)
     assert load_for_log({}, env, None).log_level == "info"
+
+
+def test_a_pipe_is_read_once_for_the_log_and_the_service():
+    """
+    `--config <(command)` gives the settings once, and a second look would find an empty file.
+    """
+    read_end, write_end = os.pipe()
+    os.write(write_end, b'max_running = 7\nlog_level = "debug"\n')
+    os.close(write_end)
+    pipe = Path(f"/dev/fd/{read_end}")
+
+    try:
+        found = read_settings_file(pipe)
+        early, settings = load_for_log({}, {}, found), load({}, {}, found)
+        with pytest.raises(ConfigError, match="is a pipe and is empty now"):
+            load_again({}, {}, pipe, {})
+    finally:
+        os.close(read_end)
+
+    assert (early.log_level, settings.max_running) == ("debug", 7)
+    assert settings.origin("max_running") == f"{pipe}:1"
 
 
 def test_variables_of_others_are_left_alone():

@@ -22,7 +22,7 @@ from gracekit.cli.options import (
     setting_flags,
 )
 from gracekit.config.live import LiveSettings
-from gracekit.config.loading import load, load_for_log
+from gracekit.config.loading import load, load_again, load_for_log, read_settings_file
 from gracekit.config.settings import Settings, variable_name
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.exits import ExitCode
@@ -65,9 +65,11 @@ def run(
     file = None if config is None else config.absolute()
     tell = partial(_tell, as_json=_is_json(flags["log_format"]))
     try:
-        with _logging(load_for_log(flags, os.environ, config)):
+        # Once for both, because a pipe, as in `--config <(command)`, gives its text only once.
+        found = None if config is None else read_settings_file(config)
+        with _logging(load_for_log(flags, os.environ, found)):
             service = load_service(target, factory=factory, app_dir=app_dir)
-        settings = load(flags, os.environ, config, defaults=service.defaults)
+        settings = load(flags, os.environ, found, defaults=service.defaults)
     except (ConfigError, DeclarationError) as error:
         tell(str(error))
         ctx.exit(ExitCode.CONFIG)
@@ -75,7 +77,7 @@ def run(
         trace = "".join(traceback.format_exception(error.with_traceback(_from_app(error))))
         tell(f"{target}: the module raised {type(error).__name__} when it was imported:", trace)
         ctx.exit(ExitCode.CONFIG if isinstance(error, ImportError) else ExitCode.INTERNAL)
-    read = partial(load, flags, os.environ, file, defaults=service.defaults)
+    read = partial(load_again, flags, os.environ, file, service.defaults)
     live = LiveSettings(settings, read=read, file=file)
     live.on_change(_change_log)
     ctx.exit(run_service(service, live))

@@ -8,6 +8,7 @@ import shlex
 import stat
 import tomllib
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -39,10 +40,46 @@ _NEEDED_BEFORE: Final = LOG_SETTINGS | frozenset(
 """Settings that the command line, or the log, needs before a service is imported or without one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsFile:
+    """What was found in a file of settings.
+
+    Attributes:
+        file: Its path.
+        text: All of it; empty if it is refused.
+        entries: What it sets.
+        is_pipe: Whether it gives what it holds only once.
+        problem: Why it is refused; empty if it is not.
+    """
+
+    file: Path
+    text: str = ""
+    entries: Mapping[str, Any] = field(default_factory=dict)
+    is_pipe: bool = False
+    problem: str = ""
+
+
+def read_settings_file(file: Path) -> SettingsFile:
+    """What is in *file* now; never raises for what is wrong with it."""
+    try:
+        with file.open(encoding="utf-8") as opened:
+            who = _who_may_write(opened.fileno(), file)
+            is_pipe = stat.S_ISFIFO(os.fstat(opened.fileno()).st_mode)
+            text = opened.read(LONGEST_FILE + 1)
+        if len(text) > LONGEST_FILE:
+            raise ValueError(f"it has more than {LONGEST_FILE:,} characters")  # noqa: TRY301
+        entries = tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        return SettingsFile(file=file, problem=f"cannot read the settings in {file}: {error}")
+    if who:
+        return SettingsFile(file=file, problem=who)
+    return SettingsFile(file=file, text=text, entries=entries, is_pipe=is_pipe)
+
+
 def load(
     flags: Mapping[str, object] = MappingProxyType({}),
     env: Mapping[str, str] | None = None,
-    file: Path | None = None,
+    file: Path | SettingsFile | None = None,
     *,
     defaults: Mapping[str, object] = MappingProxyType({}),
     oslo: Any = None,
@@ -52,7 +89,7 @@ def load(
     Args:
         flags: Settings by name; a value of None means "not given".
         env: The environment; None for this process's own.
-        file: A TOML file of `name = value` lines; None for none.
+        file: A TOML file of `name = value` lines, or what was found in it; None for none.
         defaults: Those of the service, `Service.defaults`.
         oslo: A parsed `cfg.ConfigOpts` of oslo.config; *file* wins over it, see
             `Settings.from_oslo`.
@@ -63,8 +100,30 @@ def load(
     return _read(flags, env, file, defaults, oslo).finish()
 
 
+def load_again(
+    flags: Mapping[str, object],
+    env: Mapping[str, str] | None,
+    file: Path | None,
+    defaults: Mapping[str, object],
+) -> Settings:
+    """As `load`, of a service that runs.
+
+    Raises:
+        ConfigError: as `load`, and if *file* is a pipe that was read to its end at the start.
+    """
+    found = None if file is None else read_settings_file(file)
+    if found is not None and found.is_pipe and not found.text:
+        raise ConfigError(
+            f"{file} is a pipe and is empty now: its settings were read at the start, and cannot "
+            "be read again; start the service with --config and a regular file"
+        )
+    return load(flags, env, found, defaults=defaults)
+
+
 def load_for_log(
-    flags: Mapping[str, object], env: Mapping[str, str] | None, file: Path | None
+    flags: Mapping[str, object],
+    env: Mapping[str, str] | None,
+    file: Path | SettingsFile | None,
 ) -> Settings:
     """What the log of a process needs before its service is imported, and with it its defaults.
 
@@ -80,7 +139,7 @@ def load_for_log(
 def _read(
     flags: Mapping[str, object],
     env: Mapping[str, str] | None,
-    file: Path | None,
+    file: Path | SettingsFile | None,
     defaults: Mapping[str, object],
     oslo: Any = None,
 ) -> _Reader:
@@ -89,7 +148,7 @@ def _read(
     if oslo is not None:
         reader.read_oslo(oslo)
     if file is not None:
-        reader.read_file(file)
+        reader.read_file(read_settings_file(file) if isinstance(file, Path) else file)
     reader.read_environment(os.environ if env is None else env)
     reader.read_flags(flags)
     return reader
@@ -159,9 +218,12 @@ class _Reader:
         for name, value in found.values.items():
             self._take(name, value, found.origins[name], found.origins[name])
 
-    def read_file(self, file: Path) -> None:
-        text, entries = self._contents(file)
-        for key, value in entries.items():
+    def read_file(self, found: SettingsFile) -> None:
+        if found.problem:
+            self._unread |= set(SETTINGS)  # it may set any
+            self._problems.append(found.problem)
+        file = found.file
+        for key, value in found.entries.items():
             if isinstance(value, dict):
                 self._unread |= {BY_OPTION.get(name, name) for name in value}
                 self._problems.append(
@@ -169,24 +231,7 @@ class _Reader:
                     f"take the line [{key}] away"
                 )
                 continue
-            self._take_option(key, value, f"{file}:{_line_of(key, text)}", f"{key} in {file}")
-
-    def _contents(self, file: Path) -> tuple[str, dict[str, Any]]:
-        """The text of *file*, and what it sets; if it is refused, it may set everything."""
-        try:
-            with file.open(encoding="utf-8") as opened:
-                who = _who_may_write(opened.fileno(), file)
-                text = opened.read(LONGEST_FILE + 1)
-            if len(text) > LONGEST_FILE:
-                raise ValueError(f"it has more than {LONGEST_FILE:,} characters")  # noqa: TRY301
-            entries = tomllib.loads(text)
-        except (OSError, ValueError) as error:
-            who = f"cannot read the settings in {file}: {error}"
-        if who:
-            self._unread |= set(SETTINGS)
-            self._problems.append(who)
-            return "", {}
-        return text, entries
+            self._take_option(key, value, f"{file}:{_line_of(key, found.text)}", f"{key} in {file}")
 
     def read_environment(self, env: Mapping[str, str]) -> None:
         ours = (key for key in sorted(env) if key.startswith(PREFIX))
