@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import resource
 import socket
 import ssl
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from uvicorn import Config, Server
@@ -24,13 +21,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gracekit.admin.access import Access, access_of
 from gracekit.admin.application import BY_SOCKET, AdminApplication, Find
+from gracekit.admin.binding import bind, name_of
 from gracekit.admin.certificate import Certificate
-from gracekit.config.admin import AdminAddress, admin_address, files_of
+from gracekit.config.admin import admin_address, files_of
 from gracekit.config.settings import Settings
 from gracekit.control.door import Asker
-from gracekit.control.door_wire import LONGEST_ADDRESS
 from gracekit.errors import ConfigError
-from gracekit.life import LifeLock
 from gracekit.telemetry.run_metrics import RunMetrics
 from gracekit.telemetry.safe_text import Sentence
 from gracekit.telemetry.telemetry import Telemetry
@@ -43,9 +39,7 @@ CLIENT_TIMEOUT_S: Final = 10.0
 """For a client to end its TLS handshake, to send a whole request, or to read an answer."""
 STOP_S: Final = 0.2
 """Seconds that requests in progress get when the endpoint stops."""
-_BACKLOG: Final = 1024  # what waits there takes no descriptor
 _ACCEPTED_AT_ONCE: Final = 32
-_LOCK_TRIES, _LOCK_PAUSE_S = 200, 0.01
 _SILENT: Final = logging.getLogger("gracekit.admin.uvicorn")
 _SILENT.disabled = True  # it would log a line for each request that is not HTTP
 
@@ -90,7 +84,7 @@ class AdminServer:
         address = admin_address(self._settings.admin)
         assert address is not None
         access = access_of(self._settings, address, self._telemetry)
-        self._listener = listener = _bind(address)
+        self._listener = listener = bind(address)
         try:
             config = self._config(access)
             look = self._watch_certificate(config)
@@ -99,7 +93,7 @@ class AdminServer:
         except BaseException:
             listener.close()
             raise
-        name = address if address.path else _name_of(listener)
+        name = address if address.path else name_of(listener)
         self._telemetry.emit("admin.opened", address=str(name))
 
     def _config(self, access: Access) -> Config:
@@ -374,103 +368,3 @@ def _most_connections() -> int:
     """How many connections there may be: the service needs descriptors of its own, too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(MAX_CONNECTIONS, max(1, soft // DESCRIPTORS_PART))
-
-
-def _bind(address: AdminAddress) -> socket.socket:
-    """A socket that listens at *address*.
-
-    Raises:
-        ConfigError: the address cannot be used.
-    """
-    try:
-        return _bind_path(address.path) if address.path is not None else _bind_tcp(address)
-    except OSError as error:
-        raise ConfigError(
-            f"admin = {address} cannot be listened at: {error.strerror or error}; is another "
-            "process there (`ss -ltnp`, or `ls` for a socket)? Set GRACEKIT_ADMIN to a free "
-            "address, or to off"
-        ) from error
-
-
-def _bind_tcp(address: AdminAddress) -> socket.socket:
-    family, *_, where = socket.getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        # A service that restarts must not wait for the connections of the run before.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _bind_path(path: Path) -> socket.socket:
-    """A unix socket that only this user and root can open; a stale one is replaced."""
-    if len(os.fsencode(path)) > LONGEST_ADDRESS:
-        raise ConfigError(
-            f"admin = unix:{path} has a path of {len(os.fsencode(path))} bytes, and the kernel "
-            f"takes {LONGEST_ADDRESS}: set GRACEKIT_ADMIN to a shorter one"
-        )
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        os.fchmod(listener.fileno(), 0o600)  # Linux makes the file with the mode of its socket
-        with _alone_at(path):
-            _remove_stale(path)
-            listener.bind(str(path))
-            listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-@contextlib.contextmanager
-def _alone_at(path: Path) -> Iterator[None]:
-    """Let other starts wait that want to listen at *path*.
-
-    Otherwise two could find the same stale socket, and the slower one would remove the socket
-    that the other has just made.
-    """
-    lock = LifeLock(path.with_name(f".{path.name}.lock"))
-    for _ in range(_LOCK_TRIES):
-        if _acquire(lock):
-            break
-        time.sleep(_LOCK_PAUSE_S)
-    else:
-        raise TimeoutError(f"another start holds {lock.path}")
-    try:
-        yield
-    finally:
-        lock.release(remove=True)
-
-
-def _acquire(lock: LifeLock) -> bool:
-    try:
-        return lock.acquire()
-    except ConfigError as error:  # its remedy is about the locks of runs
-        if isinstance(error.__cause__, OSError):
-            raise error.__cause__ from None
-        raise
-
-
-def _remove_stale(path: Path) -> None:
-    """Remove the socket of a dead process; one that a process listens at stays."""
-    if not path.is_socket():
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-
-
-def _name_of(listener: socket.socket) -> str:
-    host, port, *_ = listener.getsockname()
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

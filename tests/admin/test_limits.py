@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 from gracekit import Service
-from gracekit.admin import application, events, server
+from gracekit.admin import application, binding, events, server
 from gracekit.config.admin import AdminAddress
 from gracekit.control import accounts, facts, verbs
 from gracekit.errors import ConfigError
@@ -107,7 +107,7 @@ def test_of_starts_at_one_stale_path_one_alone_succeeds(tmp_path: Path):
     def start(_: int) -> socket.socket | None:
         together.wait()
         try:
-            return server._bind(address)
+            return binding.bind(address)
         except ConfigError:
             return None
 
