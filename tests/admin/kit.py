@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import socket
@@ -17,6 +18,7 @@ PATIENCE_S: Final = 20.0
 TOKEN: Final = "0123456789abcdef0123456789abcdef"
 ALICE: Final = {"Authorization": f"Bearer {TOKEN}"}
 JSON: Final = {"Content-Type": "application/json"}
+LIVEZ: Final = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @dataclass(frozen=True)
@@ -120,3 +122,17 @@ class Site:
         key = (await self.ask("/api/v1/action-key", **headers)).json
         sent = {"run_id": key["run_id"], "key": key["key"], **body}
         return await self.ask(path, "POST", body=sent, **headers, **JSON)
+
+
+async def raw(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that has sent nothing yet."""
+    host, _, port = site.address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def end_of(reader: asyncio.StreamReader) -> bytes:
+    """What is received until the connection is closed or reset."""
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(PATIENCE_S):
+            return await reader.read()
+    return b""

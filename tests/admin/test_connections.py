@@ -1,0 +1,122 @@
+"""How many connections the endpoint keeps, what each costs, and which one makes room."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+from pathlib import Path
+
+import pytest
+
+from gracekit import Service
+from gracekit.admin import server
+from tests.admin.kit import LIVEZ, PATIENCE_S, Site, end_of, raw
+from tests.rabbit.certificates import Certificates
+
+
+@pytest.fixture
+def tls(certificates: Certificates) -> str:
+    """The setting `admin_tls`."""
+    return f"{certificates.good.certificate},{certificates.good.key}"
+
+
+@pytest.mark.parametrize("limited_by", ["number", "descriptors"])
+async def test_beyond_the_limit_a_connection_takes_the_place_of_the_idlest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limited_by: str
+):
+    """
+    The service keeps its descriptors, and clients that say nothing do not shut a probe out.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limited_by == "number":
+        monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    else:
+        monkeypatch.setattr(server, "DESCRIPTORS_PART", soft // 3)
+    async with Site(tmp_path, Service("s")) as site:
+        silent = [await raw(site) for _ in range(3)]
+        for _ in range(2):
+            assert (await site.ask("/livez")).status == 200
+        assert await end_of(silent[0][0]) == b""
+        reader, writer = silent[2]  # the first probe took the place of the first, and left
+        writer.write(LIVEZ)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        for _, writer in silent:
+            writer.close()
+
+    assert site.told("admin.full") == [{"limit": 3}]
+
+
+async def test_a_request_in_progress_keeps_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    If all connections are at work, further ones are closed at once.
+    """
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+    async with Site(tmp_path, Service("s")) as site:
+        reading = [await raw(site) for _ in range(2)]
+        for reader, writer in reading:
+            writer.write(LIVEZ.replace(b"/livez", b"/api/v1/events"))
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        reader, extra = await raw(site)
+        assert await end_of(reader) == b""
+        for writer in (extra, *(writer for _, writer in reading)):
+            writer.close()
+
+
+async def test_clients_that_begin_no_handshake_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: str
+):
+    """
+    With TLS a connection takes a descriptor before its first request can come. The oldest is cut.
+    """
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
+        silent = [await raw(site) for _ in range(3)]
+        _, extra = await raw(site)
+        async with asyncio.timeout(server.CLIENT_TIMEOUT_S / 2):
+            assert await end_of(silent[0][0]) == b""
+        for writer in (extra, *(writer for _, writer in silent)):
+            writer.close()
+
+
+async def test_a_client_that_begins_no_handshake_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: str
+):
+    """
+    In the time that it has for a request; asyncio alone would wait for a minute.
+    """
+    monkeypatch.setattr(server, "CLIENT_TIMEOUT_S", 0.1)
+    async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
+        reader, writer = await raw(site)
+        async with asyncio.timeout(4):
+            assert await end_of(reader) == b""
+        writer.close()
+
+
+async def test_without_a_free_descriptor_connections_wait(tmp_path: Path):
+    """
+    The endpoint reports it, tries again each second, and then answers those that waited.
+    """
+    loop, reported = asyncio.get_running_loop(), asyncio.Event()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with Site(tmp_path, Service("s")) as site:
+        with socket.socket() as client:
+            client.setblocking(False)
+            with Path(os.devnull).open() as free:
+                first_free = free.fileno()
+            loop.set_exception_handler(lambda *_: reported.set())
+            resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, hard))
+            try:
+                host, _, port = site.address.rpartition(":")
+                await loop.sock_connect(client, (host, int(port)))
+                async with asyncio.timeout(PATIENCE_S):
+                    await reported.wait()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                loop.set_exception_handler(None)
+            await loop.sock_sendall(client, LIVEZ)
+            async with asyncio.timeout(PATIENCE_S):
+                assert await loop.sock_recv(client, 12) == b"HTTP/1.1 200"
