@@ -12,8 +12,10 @@ import logging
 import resource
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import islice
+from operator import itemgetter
 from typing import Any, Final
 
 from uvicorn import Config, Server
@@ -35,6 +37,8 @@ MAX_CONNECTIONS: Final = 512
 """At most; see `_most_connections`."""
 DESCRIPTORS_PART: Final = 4
 """Connections take at most this part of the process's descriptors: a fourth."""
+MAX_TLS_CONNECTIONS: Final = 64
+"""Of those, with TLS, whose client has sent something: each takes 256 KiB for asyncio's buffer."""
 CLIENT_TIMEOUT_S: Final = 10.0
 """For a client to end its TLS handshake, to send a whole request, or to read an answer."""
 STOP_S: Final = 0.2
@@ -197,10 +201,14 @@ class _Server(Server):
         self._listener = listener
         self._report_full = report_full
         self._look = look
-        self._limit = _most_connections()
+        self._limit = self._begun_limit = _most_connections()
+        if config.ssl is not None:
+            self._begun_limit = min(MAX_TLS_CONNECTIONS, self._limit)
         self._is_full = False
         self._leaving = asyncio.Event()
-        self._opening: dict[asyncio.Task[None], None] = {}  # the oldest first
+        # Since when each waits, in loop time; the oldest first.
+        self._silent: dict[socket.socket, float] = {}  # with TLS: has sent nothing yet
+        self._opening: dict[asyncio.Task[None], float] = {}
 
     def leave(self) -> None:
         """Ask the main loop to end."""
@@ -209,6 +217,8 @@ class _Server(Server):
 
     def abort(self) -> None:
         """Cut every connection."""
+        for silent in list(self._silent):
+            self._drop(silent)
         for opening in self._opening:
             opening.cancel()
         for connection in list(self.server_state.connections):
@@ -233,10 +243,11 @@ class _Server(Server):
             connections: set[Any] = self.server_state.connections  # each a _Protocol
             stuck = {c for c in connections if c.transport.is_closing()}
             late = {c for c in connections if c.is_late()}
+            self._drop_late()
             for connection in late | (stuck & closing):  # its peer does not read
                 connection.transport.abort()
             closing = stuck
-            self._is_full = self._is_full and self._open_ones >= self._limit
+            self._is_full = self._is_full and self._reached() is not None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._leaving.wait()
@@ -254,48 +265,105 @@ class _Server(Server):
                 message = "the HTTP endpoint cannot accept connections; it tries again in 1 s"
                 loop.call_exception_handler({"message": message, "exception": error})
                 return
-            if self._open_ones >= self._limit and not self._make_room():
+            if self._reached() == self._limit and not self._make_room(self._silent):
                 connection.close()
-                continue
-            opening = asyncio.create_task(self._open(connection), name="gracekit-admin-opening")
-            self._opening[opening] = None
-            opening.add_done_callback(partial(self._forget, connection))
+            elif self.config.ssl is None:
+                self._begin(connection)
+            else:
+                connection.setblocking(False)
+                loop = asyncio.get_running_loop()
+                self._silent[connection] = loop.time()
+                loop.add_reader(connection, self._hear, connection)
+
+    def _hear(self, connection: socket.socket) -> None:
+        """Begin TLS, as the client has sent something; asyncio takes its buffer only now."""
+        self._forget_silent(connection)
+        try:
+            has_gone = not connection.recv(1, socket.MSG_PEEK)
+        except OSError:
+            has_gone = True
+        if has_gone or (self._begun >= self._begun_limit and not self._make_room({})):
+            connection.close()
+        else:
+            self._begin(connection)
+
+    def _drop(self, silent: socket.socket) -> None:
+        self._forget_silent(silent)
+        silent.close()
+
+    def _forget_silent(self, silent: socket.socket) -> None:
+        del self._silent[silent]
+        asyncio.get_running_loop().remove_reader(silent)
+
+    def _drop_late(self) -> None:
+        """Close connections whose client has sent nothing for `CLIENT_TIMEOUT_S`."""
+        now = asyncio.get_running_loop().time()
+        for silent, since in list(self._silent.items()):
+            if now - since > CLIENT_TIMEOUT_S:
+                self._drop(silent)
+
+    def _begin(self, connection: socket.socket) -> None:
+        opening = asyncio.create_task(self._open(connection), name="gracekit-admin-opening")
+        self._opening[opening] = asyncio.get_running_loop().time()
+        opening.add_done_callback(partial(self._forget, connection))
 
     @property
-    def _open_ones(self) -> int:
+    def _begun(self) -> int:
+        """How many connections are open whose client need not send anything first."""
         closing = sum(c.transport.is_closing() for c in self.server_state.connections)
+        closing += sum(bool(opening.cancelling()) for opening in self._opening)
         return len(self._opening) + len(self.server_state.connections) - closing
 
-    def _make_room(self) -> bool:
+    def _reached(self) -> int | None:
+        """The limit that is reached."""
+        begun = self._begun
+        if begun + len(self._silent) >= self._limit:
+            return self._limit
+        return self._begun_limit if begun >= self._begun_limit else None
+
+    def _make_room(self, silent: Mapping[socket.socket, float]) -> bool:
         """Cut the client that has asked nothing for longest; whether there was one.
 
         So clients that connect and say nothing do not shut probes out.
+
+        Args:
+            silent: Those that may be cut, too, although they take no buffer for TLS.
         """
         if not self._is_full:
             self._is_full = True
-            self._report_full(self._limit)
+            self._report_full(self._reached() or self._limit)
         connections: set[Any] = self.server_state.connections  # each a _Protocol
-        idle = [c for c in connections if c.is_free and not c.transport.is_closing()]
-        if idle:
-            min(idle, key=lambda c: c.free_since).transport.abort()
-        elif self._opening:
-            opening = next(iter(self._opening))
-            del self._opening[opening]
-            opening.cancel()
-        else:
+        idle: list[tuple[float, Callable[[], object]]] = [
+            (one.free_since, one.transport.abort)
+            for one in connections
+            if one.is_free and not one.transport.is_closing()
+        ]
+        idle += [
+            (since, opening.cancel)
+            for opening, since in self._opening.items()
+            if not opening.cancelling()
+        ]
+        idle += [(since, partial(self._drop, one)) for one, since in islice(silent.items(), 1)]
+        if not idle:
             return False
+        _, cut = min(idle, key=itemgetter(0))
+        cut()
         return True
 
     async def _open(self, connection: socket.socket) -> None:
         """Begin to serve *connection*, with TLS after its handshake."""
         context = self.config.ssl
-        with contextlib.suppress(OSError):  # the client has gone, is too slow, or speaks no TLS
+        try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._protocol,
                 connection,
                 ssl=context,
                 ssl_handshake_timeout=CLIENT_TIMEOUT_S if context else None,
             )
+        except OSError as error:  # the client has gone, is too slow, or speaks no TLS
+            # Its frames refer to a future that refers to it: with them the buffer of this
+            # connection would stay until the next garbage collection.
+            error.__traceback__ = None
 
     def _forget(self, connection: socket.socket, opening: asyncio.Task[None]) -> None:
         self._opening.pop(opening, None)
@@ -335,6 +403,11 @@ class _Protocol(H11Protocol):
         connection = transport.get_extra_info("socket")
         if connection.family == socket.AF_UNIX:
             self.client = (BY_SOCKET, Asker.of(connection).uid)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As uvicorn does; its timer would keep a connection that was reset for 5 s more."""
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
 
     def on_response_complete(self) -> None:
         """As uvicorn does; from now on the client has to ask again."""

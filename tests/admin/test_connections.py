@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import http.client
 import os
 import resource
 import socket
+import ssl
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -94,6 +100,120 @@ async def test_a_client_that_begins_no_handshake_is_cut(
         async with asyncio.timeout(4):
             assert await end_of(reader) == b""
         writer.close()
+
+
+def tls_states() -> int:
+    """How many connections hold asyncio's buffers for TLS, of 256 KiB and more each."""
+    return sum(isinstance(one, SSLProtocol) for one in gc.get_objects())
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """What only a garbage collection would free stays meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def ask_by_tls(site: Site) -> int:
+    """The status of a probe; by blocking sockets, so that no TLS of asyncio is the client's."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    host, _, port = site.address.rpartition(":")
+
+    def get() -> int:
+        connection = http.client.HTTPSConnection(
+            host, int(port), timeout=PATIENCE_S, context=context
+        )
+        with contextlib.closing(connection):
+            connection.request("GET", "/livez")
+            return connection.getresponse().status
+
+    return await asyncio.to_thread(get)
+
+
+async def wait_tls_states(number: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while tls_states() != number:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_client_that_has_sent_nothing_takes_no_buffer_for_tls(tmp_path: Path, tls: str):
+    """
+    Thousands of silent connections would otherwise take hundreds of megabytes.
+    """
+    with without_collections():
+        async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
+            silent = [await raw(site) for _ in range(20)]
+            assert await ask_by_tls(site) == 200  # those that came before it are accepted, too
+            await wait_tls_states(0)
+            for _, writer in silent:
+                writer.close()
+
+
+async def test_clients_that_have_begun_tls_are_limited_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: str
+):
+    """
+    One more takes the place of the idlest of them; clients that have sent nothing stay.
+    """
+    monkeypatch.setattr(server, "MAX_TLS_CONNECTIONS", 3)
+    async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
+        silent, _ = quiet = await raw(site)
+        begun = [await raw(site) for _ in range(4)]
+        for number, (_, writer) in enumerate(begun):
+            writer.write(b"\x16")
+            await wait_tls_states(min(number + 1, 3))
+        async with asyncio.timeout(server.CLIENT_TIMEOUT_S / 2):
+            assert await end_of(begun[0][0]) == b""
+            assert await ask_by_tls(site) == 200
+        assert not silent.at_eof()
+        for _, writer in (quiet, *begun):
+            writer.close()
+
+    assert site.told("admin.full") == [{"limit": 3}]
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16", LIVEZ], ids=["nothing", "a byte", "no TLS"])
+async def test_what_a_client_without_tls_took_is_free_when_it_has_gone(
+    tmp_path: Path, tls: str, sent: bytes
+):
+    """
+    At once: no cycle of references keeps the buffers until the next garbage collection.
+    """
+    with without_collections():
+        async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
+            for _ in range(5):
+                reader, writer = await raw(site)
+                writer.write(sent)
+                writer.write_eof()
+                await end_of(reader)
+                writer.close()
+            assert await ask_by_tls(site) == 200
+            await wait_tls_states(0)
+
+
+async def test_what_a_client_took_that_was_cut_is_free_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: str
+):
+    """
+    Also if it was cut in its handshake, because it took too long or another one needed the room.
+    """
+    monkeypatch.setattr(server, "MAX_TLS_CONNECTIONS", 3)
+    monkeypatch.setattr(server, "CLIENT_TIMEOUT_S", 0.5)
+    with without_collections():
+        async with Site(tmp_path, Service("s"), admin_tls=tls) as site:
+            begun = [await raw(site) for _ in range(6)]
+            for _, writer in begun:
+                writer.write(b"\x16")
+                await asyncio.sleep(0)
+            for reader, writer in begun:
+                await end_of(reader)
+                writer.close()
+            await wait_tls_states(0)
 
 
 async def test_without_a_free_descriptor_connections_wait(tmp_path: Path):
