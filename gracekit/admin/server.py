@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import resource
 import socket
 import ssl
@@ -39,6 +40,10 @@ DESCRIPTORS_PART: Final = 4
 """Connections take at most this part of the process's descriptors: a fourth."""
 MAX_TLS_CONNECTIONS: Final = 64
 """Of those, with TLS, whose client has sent something: each takes 256 KiB for asyncio's buffer."""
+CLOSING_PART: Final = 2
+"""While half as many as the limit are being closed, no further ones are accepted."""
+REPORT_EVERY_S: Final = 60.0
+"""Seconds between two reports that no descriptor is free."""
 CLIENT_TIMEOUT_S: Final = 10.0
 """For a client to end its TLS handshake, to send a whole request, or to read an answer."""
 STOP_S: Final = 0.2
@@ -92,7 +97,9 @@ class AdminServer:
         try:
             config = self._config(access)
             look = self._watch_certificate(config)
-            self._server = _Server(config, listener.dup(), self._report_full, look)
+            self._server = _Server(
+                config, listener.dup(), self._report_full, self._report_unaccepted, look
+            )
             self._serving = asyncio.create_task(self._serve(), name="gracekit-admin")
         except BaseException:
             listener.close()
@@ -145,6 +152,9 @@ class AdminServer:
     def _report_full(self, limit: int) -> None:
         self._telemetry.emit("admin.full", limit=limit)
 
+    def _report_unaccepted(self, error: OSError) -> None:
+        self._telemetry.emit("admin.no_descriptor", error=str(error))
+
     async def _serve(self) -> None:
         """Serve until `stop`. A fault of the server is reported; the run goes on."""
         assert self._server is not None
@@ -187,6 +197,7 @@ class _Server(Server):
     Args:
         listener: Belongs to this object.
         report_full: Called with the limit when it is reached, once until it is no longer.
+        report_unaccepted: Called if the kernel gives no connection, at most every `REPORT_EVERY_S`.
         look: Called each second.
     """
 
@@ -195,11 +206,14 @@ class _Server(Server):
         config: Config,
         listener: socket.socket,
         report_full: Callable[[int], None],
+        report_unaccepted: Callable[[OSError], None],
         look: Callable[[], object],
     ) -> None:
         super().__init__(config)
         self._listener = listener
         self._report_full = report_full
+        self._report_unaccepted = report_unaccepted
+        self._reported_at = -math.inf
         self._look = look
         self._limit = self._begun_limit = _most_connections()
         if config.ssl is not None:
@@ -255,15 +269,14 @@ class _Server(Server):
     def _accept(self) -> None:
         """Accept some of the connections that wait; beyond the limit, for idle ones."""
         for _ in range(_ACCEPTED_AT_ONCE):
+            if self._closes_many():
+                return  # the others wait in the kernel, which calls this again
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no descriptor is free: without a pause this would spin
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(self._listener)
-                message = "the HTTP endpoint cannot accept connections; it tries again in 1 s"
-                loop.call_exception_handler({"message": message, "exception": error})
+            except OSError as error:
+                self._pause(error)
                 return
             if self._reached() == self._limit and not self._make_room(self._silent):
                 connection.close()
@@ -274,6 +287,29 @@ class _Server(Server):
                 loop = asyncio.get_running_loop()
                 self._silent[connection] = loop.time()
                 loop.add_reader(connection, self._hear, connection)
+
+    def _closes_many(self) -> bool:
+        """Whether so many connections are being closed that no other may be accepted now.
+
+        The loop closes a descriptor only in a later iteration. Connections that wait for their
+        client to read are cut then, as they might keep descriptors for long.
+        """
+        connections: set[Any] = self.server_state.connections  # each a _Protocol
+        closing = [one for one in connections if one.transport.is_closing()]
+        cut = sum(bool(opening.cancelling()) for opening in self._opening)
+        if len(closing) + cut < max(1, self._limit // CLOSING_PART):
+            return False
+        for one in closing:
+            one.transport.abort()
+        return True
+
+    def _pause(self, error: OSError) -> None:
+        """Accept no connection until `main_loop` goes on: as none can be, this would spin."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener)
+        if loop.time() - self._reported_at >= REPORT_EVERY_S:
+            self._reported_at = loop.time()
+            self._report_unaccepted(error)
 
     def _hear(self, connection: socket.socket) -> None:
         """Begin TLS, as the client has sent something; asyncio takes its buffer only now."""
@@ -310,9 +346,16 @@ class _Server(Server):
     @property
     def _begun(self) -> int:
         """How many connections are open whose client need not send anything first."""
-        closing = sum(c.transport.is_closing() for c in self.server_state.connections)
-        closing += sum(bool(opening.cancelling()) for opening in self._opening)
-        return len(self._opening) + len(self.server_state.connections) - closing
+        connections: set[Any] = self.server_state.connections  # each a _Protocol
+        return len(self._being_opened()) + sum(not c.transport.is_closing() for c in connections)
+
+    def _being_opened(self) -> list[tuple[float, asyncio.Task[None]]]:
+        """Openings in progress, each with since when; one that is done may not be forgotten yet."""
+        return [
+            (since, opening)
+            for opening, since in self._opening.items()
+            if not (opening.done() or opening.cancelling())
+        ]
 
     def _reached(self) -> int | None:
         """The limit that is reached."""
@@ -338,11 +381,7 @@ class _Server(Server):
             for one in connections
             if one.is_free and not one.transport.is_closing()
         ]
-        idle += [
-            (since, opening.cancel)
-            for opening, since in self._opening.items()
-            if not opening.cancelling()
-        ]
+        idle += [(since, opening.cancel) for since, opening in self._being_opened()]
         idle += [(since, partial(self._drop, one)) for one, since in islice(silent.items(), 1)]
         if not idle:
             return False

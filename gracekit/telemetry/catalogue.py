@@ -294,6 +294,13 @@ _OPERATORS: Final = (
         "limit",
     ),
     _event(
+        "admin.no_descriptor",
+        _E,
+        "The HTTP endpoint cannot accept connections, mostly because the process has too many "
+        "files open. It tries again each second, and logs this once a minute.",
+        "error",
+    ),
+    _event(
         "admin.failed",
         _E,
         "The HTTP endpoint met a fault of gracekit.",

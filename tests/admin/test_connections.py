@@ -20,6 +20,7 @@ from gracekit import Service
 from gracekit.admin import server
 from tests.admin.kit import LIVEZ, PATIENCE_S, Site, end_of, raw
 from tests.rabbit.certificates import Certificates
+from tests.scale import scale
 
 
 @pytest.fixture
@@ -216,27 +217,87 @@ async def test_what_a_client_took_that_was_cut_is_free_at_once(
             await wait_tls_states(0)
 
 
+def descriptors() -> int:
+    """How many this process has open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+async def test_a_flood_of_silent_connections_never_takes_the_last_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Connections that are being closed count until their descriptors are free, so that accepting
+    finds one each time, and probes are answered during the flood and after it.
+    """
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 8)
+    async with Site(tmp_path, Service("s")) as site, contextlib.AsyncExitStack() as clients:
+        host, _, port = site.address.rpartition(":")
+        silent = [clients.enter_context(socket.socket()) for _ in range(scale(200, 2000))]
+        before = descriptors()
+        most = 0
+
+        def count() -> None:
+            nonlocal most
+            most = max(most, descriptors() - before)
+            loop.call_soon(count)
+
+        for one in silent:
+            one.connect((host, int(port)))  # the kernel answers: they wait in the backlog
+        loop = asyncio.get_running_loop()
+        loop.call_soon(count)
+        assert (await site.ask("/livez")).status == 200
+
+    # The limit, half of it for those that are being closed, one that was just accepted; and the
+    # test's own: the probe, and the directory that is being listed.
+    assert most <= 8 + 4 + 1 + 3
+
+
+async def test_clients_that_do_not_read_their_last_answer_do_not_stop_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Their connections are being closed for as long as the kernel's buffers are full.
+    """
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
+    last = LIVEZ.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    path, loop = tmp_path / "admin.sock", asyncio.get_running_loop()
+    async with Site(tmp_path, Service("s"), admin=f"unix:{path}") as site:
+        with contextlib.ExitStack() as clients:
+            for _ in range(8):
+                client = clients.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(str(path))
+                await loop.sock_sendall(client, LIVEZ * 900 + last)
+                assert (await site.ask("/livez")).status == 200
+
+
 async def test_without_a_free_descriptor_connections_wait(tmp_path: Path):
     """
-    The endpoint reports it, tries again each second, and then answers those that waited.
+    The endpoint logs that once, tries again each second, and then answers those that waited.
     """
-    loop, reported = asyncio.get_running_loop(), asyncio.Event()
+    loop, faults = asyncio.get_running_loop(), []
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with Site(tmp_path, Service("s")) as site:
         with socket.socket() as client:
             client.setblocking(False)
             with Path(os.devnull).open() as free:
                 first_free = free.fileno()
-            loop.set_exception_handler(lambda *_: reported.set())
+            loop.set_exception_handler(lambda _, fault: faults.append(fault))
             resource.setrlimit(resource.RLIMIT_NOFILE, (first_free, hard))
             try:
                 host, _, port = site.address.rpartition(":")
                 await loop.sock_connect(client, (host, int(port)))
                 async with asyncio.timeout(PATIENCE_S):
-                    await reported.wait()
+                    while not site.told("admin.no_descriptor"):
+                        await asyncio.sleep(0.02)
+                await asyncio.sleep(1.2)  # it has tried again
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
                 loop.set_exception_handler(None)
             await loop.sock_sendall(client, LIVEZ)
             async with asyncio.timeout(PATIENCE_S):
                 assert await loop.sock_recv(client, 12) == b"HTTP/1.1 200"
+
+    assert faults == []
+    (reported,) = site.told("admin.no_descriptor")
+    assert "Too many open files" in reported["error"]
