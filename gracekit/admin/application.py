@@ -185,9 +185,18 @@ class AdminApplication:
         key = self._access.keys.issue()
         return _json({"run_id": api.run_id, "key": key, "expires_s": KEY_LIFE_S})
 
-    async def _events(self, _: Request, who: str) -> Response:  # noqa: ARG002
+    async def _events(self, request: Request, who: str) -> Response:  # noqa: ARG002
+        def may_read() -> bool:
+            try:
+                self._access.admit(asking, Need.LOOK)
+            except RefusedError as refusal:
+                self._refuse(refusal, "/api/v1/events")
+                return False
+            return True
+
         self._api()
-        return EventStream(self._feed)
+        asking = _asking(request)
+        return EventStream(self._feed, may_read)
 
     async def _openapi(self, _: Request, who: str) -> Response:  # noqa: ARG002
         return _json(describe(read_only=self._access.read_only))

@@ -1,8 +1,9 @@
 """Server-sent events: the run's status, once a second, to a bounded number of readers.
 
 Each reader has a coroutine that asks, sends and sleeps, so nothing is queued for a slow reader:
-its connection ends when sending one event takes longer than `SEND_S`. This does not use
-sse-starlette, because that replaces a function of uvicorn when it is imported.
+its connection ends when sending one event takes longer than `SEND_S`, or when its token is
+withdrawn. This does not use sse-starlette, because that replaces a function of uvicorn when it is
+imported.
 """
 
 from __future__ import annotations
@@ -59,14 +60,22 @@ class Feed:
 
 
 class EventStream(Response):
-    """One reader's answer."""
+    """One reader's answer.
 
-    def __init__(self, feed: Feed) -> None:
+    Args:
+        may_read: Asked before each event; the stream ends when the reader may read no longer.
+    """
+
+    def __init__(self, feed: Feed, may_read: Callable[[], bool] = lambda: True) -> None:
         super().__init__()
         self._feed = feed
+        self._may_read = may_read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the reader goes or stops reading; beyond `MAX_READERS` answer 503."""
+        """Send until the reader goes, stops reading or may read no longer.
+
+        Beyond `MAX_READERS` answer 503.
+        """
         if self._feed.readers >= MAX_READERS:
             refusal = {"class": "RefusedError", "message": f"{MAX_READERS} readers are served now"}
             await JSONResponse({"error": refusal}, status_code=503)(scope, receive, send)
@@ -83,10 +92,11 @@ class EventStream(Response):
     async def _send_all(self, send: Send, gone: asyncio.Task[None]) -> None:
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
         await _send(send, {"type": "http.response.start", "status": 200, "headers": headers})
-        while not gone.done():
+        while not gone.done() and self._may_read():
             event = await self._feed.event()
             await _send(send, {"type": "http.response.body", "body": event, "more_body": True})
             await asyncio.wait({gone}, timeout=EVERY_S)
+        await _send(send, {"type": "http.response.body"})
 
 
 async def _send(send: Send, message: Message) -> None:

@@ -21,7 +21,7 @@ from gracekit import Context, RpcClient, Service
 from gracekit.admin.access import Access, ActionKeys, Asking, Need, RefusedError, Tokens
 from gracekit.errors import ConfigError
 from gracekit.phase import ServiceState
-from tests.admin.kit import ALICE, JSON, PATIENCE_S, TOKEN, Site, write_tokens
+from tests.admin.kit import ALICE, JSON, PATIENCE_S, TOKEN, Site, raw, write_tokens
 from tests.rabbit.broker import Tls
 from tests.rabbit.certificates import Certificates
 
@@ -169,6 +169,30 @@ async def test_a_token_file_that_cannot_be_used_any_more_is_reported(tmp_path: P
     words = ("has mode 0644", "line 1 of", "invalid start byte", "is a FIFO", "is a directory")
     words += ("holds no token", "No such file")
     assert [word in error for word, error in zip(words, said, strict=True)] == [True] * 7
+
+
+async def test_a_stream_of_events_ends_when_its_token_is_withdrawn(site: Site, tmp_path: Path):
+    """
+    Its reader gets no further event, and the log says why; the reader with another token reads on.
+    """
+    write_tokens(tmp_path, f"alice:{TOKEN}\neve:{TOKEN[::-1]}\n")
+    (alice, writer), (eve, other) = [await raw(site) for _ in range(2)]
+    for sender, headers in ((writer, ALICE), (other, EVE)):
+        token = headers["Authorization"]
+        ask = f"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\n\r\n"
+        sender.write(ask.encode())
+    async with asyncio.timeout(PATIENCE_S):
+        for reader in (alice, eve):
+            await reader.readuntil(b"event: status\n")
+        write_tokens(tmp_path, f"eve:{TOKEN[::-1]}\n")
+        await alice.readuntil(b"\r\n0\r\n\r\n")
+        for _ in range(3):
+            await eve.readuntil(b"event: status\n")
+    for sender in (writer, other):
+        sender.close()
+
+    (refused,) = site.told("admin.refused")
+    assert (refused["path"], refused["why"]) == ("/api/v1/events", "token")
 
 
 @pytest.mark.parametrize(
