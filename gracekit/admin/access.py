@@ -125,7 +125,7 @@ class Tokens:
                 self._found = (status.st_ino, status.st_ctime_ns, status.st_size)
                 if self._found == self._seen:
                     return
-                self._check_mode(status)
+                self._check_readers(status)
                 lines = file.read().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             if isinstance(error, FileNotFoundError):
@@ -142,10 +142,17 @@ class Tokens:
                 f"admin_token_file {self._path} holds no token; write `name:token` lines"
             )
 
-    def _check_mode(self, status: os.stat_result) -> None:
-        mode = stat.S_IMODE(status.st_mode)
-        # Kubernetes mounts a Secret as root's file that the pod's group may read.
-        is_given = status.st_uid == 0 and os.geteuid() != 0
+    def _check_readers(self, status: os.stat_result) -> None:
+        me, mode = os.geteuid(), stat.S_IMODE(status.st_mode)
+        if status.st_uid not in {0, me}:
+            raise ConfigError(
+                f"admin_token_file {self._path} belongs to uid {status.st_uid}, who may read the "
+                f"tokens; it must belong to uid {me}, which the service runs as, or to root: "
+                f"chown {me} {self._path}"
+            )
+        # Kubernetes mounts a Secret as root's file that the pod's group may read: root's own in a
+        # pod that runs as root.
+        is_given = status.st_uid == 0 and (me != 0 or status.st_gid == 0)
         if mode & (0o037 if is_given else 0o077):
             raise ConfigError(
                 f"admin_token_file {self._path} has mode {mode:04o}, so others may "
@@ -165,7 +172,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _tokens(path: Path, lines: Iterable[str]) -> Iterable[tuple[str, bytes]]:
-    names = set()
+    found: dict[str, tuple[int, bytes]] = {}  # by name: line and digest
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -176,10 +183,18 @@ def _tokens(path: Path, lines: Iterable[str]) -> Iterable[tuple[str, bytes]]:
                 f"line {number} of admin_token_file {path} is no `name:token` with a token of at "
                 f"least {SHORTEST_TOKEN} characters: `openssl rand -hex 16` makes one"
             )
-        if name in names:
+        if name in found:
             raise ConfigError(f"admin_token_file {path} names {name!r} twice; leave one line")
-        names.add(name)
-        yield name, _digest(token)
+        digest = _digest(token)
+        for other, (line_of_other, used) in found.items():
+            if used == digest:
+                raise ConfigError(
+                    f"lines {line_of_other} ({other!r}) and {number} ({name!r}) of "
+                    f"admin_token_file {path} have the same token, so the record could not tell "
+                    "who has acted: give each name a token of its own (`openssl rand -hex 16`)"
+                )
+        found[name] = number, digest
+        yield name, digest
 
 
 def _digest(token: str) -> bytes:

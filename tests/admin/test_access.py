@@ -9,6 +9,7 @@ import os
 import shutil
 import ssl
 import stat
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -202,6 +203,7 @@ async def test_a_stream_of_events_ends_when_its_token_is_withdrawn(site: Site, t
         ("alice:short\n", 0o600, "line 1 of admin_token_file"),
         (f"{TOKEN}\n", 0o600, "is no `name:token`"),
         (f"a:{TOKEN}\na:{TOKEN[::-1]}\n", 0o600, "names 'a' twice"),
+        (f"a:{TOKEN}\n\nb: {TOKEN}\n", 0o600, "lines 1 ('a') and 3 ('b') of admin_token_file"),
         ("# nobody\n", 0o600, "holds no token"),
     ],
 )
@@ -219,6 +221,66 @@ def test_a_token_file_that_cannot_be_right_is_refused(
 
     assert said in str(caught.value)
     assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize(
+    ("owner", "group", "mode", "said"),
+    [
+        (0, 0, 0o440, ""),
+        (0, 0, 0o640, ""),
+        (0, 65534, 0o440, "has mode 0440, so others may read the tokens"),
+        (0, 0, 0o644, "has mode 0644, so others may read the tokens"),
+        (0, 0, 0o660, "has mode 0660, so others may read the tokens"),
+        (65534, 0, 0o600, "belongs to uid 65534, who may read the tokens"),
+        (65534, 65534, 0o400, "chown 0 "),
+    ],
+)
+def test_a_service_of_root_takes_a_token_file_of_root_and_its_group_alone(
+    tmp_path: Path, owner: int, group: int, mode: int, said: str
+):
+    """
+    Kubernetes mounts a Secret as root's file that root's group may read; the owner of a file may
+    always read it.
+    """
+    file = write_tokens(tmp_path)
+    file.chmod(mode)
+    os.chown(file, owner, group)
+
+    if said:
+        with pytest.raises(ConfigError, match=said):
+            Tokens(file, pytest.fail)
+    else:
+        assert Tokens(file, pytest.fail).name_of(TOKEN) == "alice"
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize(("group", "mode", "may"), [(0, 0o444, False), (65534, 0o440, True)])
+def test_a_service_of_a_user_takes_a_token_file_that_root_gave_to_its_group(
+    tmp_path: Path, group: int, mode: int, may: bool
+):
+    """
+    As in a pod with a user and a `fsGroup`.
+    """
+    script = """
+import os, sys
+from pathlib import Path
+from gracekit.admin.access import Tokens
+os.chdir(sys.argv[1])  # what is above it is closed to others
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+Tokens(Path("tokens"), print)
+"""
+    file = write_tokens(tmp_path)
+    file.chmod(mode)
+    os.chown(file, 0, group)
+    tmp_path.chmod(0o755)
+
+    command = (sys.executable, "-c", script, str(tmp_path))
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (ended.returncode == 0) is may, ended.stderr
+    assert may or "has mode 0444" in ended.stderr
 
 
 def test_a_token_file_that_is_not_there_is_refused(tmp_path: Path):
