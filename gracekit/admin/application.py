@@ -51,6 +51,8 @@ LONGEST_ASK_S: Final = 5.0
 _HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 _STARTING: Final = {"status": "fail", "phase": "starting", "why": ["it is starting"]}
 _BEARER: Final = "bearer "
+_ROUTE: Final = "gracekit.route"
+"""In the scope of a request: the path as it is described, if there is one, for the log."""
 BY_SOCKET: Final = "unix"
 """Host of a client that comes by a socket of the file system; its port is the uid then."""
 
@@ -245,13 +247,14 @@ class AdminApplication:
 
     def _answer_http_error(self, request: Request, error: HTTPException) -> Response:
         """Answer 404 or 405; a foreign host name or a missing token is refused here, too."""
+        path = request.scope.get(_ROUTE, "")
         try:
             self._access.admit(_asking(request), Need.PROBE)
         except RefusedError as refusal:
-            return self._refuse(refusal, "")
+            return self._refuse(refusal, path)
         status = HTTPStatus(error.status_code)
         if status is HTTPStatus.METHOD_NOT_ALLOWED:  # such as a link meant to trigger an action
-            self._telemetry.emit("admin.refused", path="", why="method", error=error.detail)
+            self._telemetry.emit("admin.refused", path=path, why="method", error=error.detail)
         answer = _error(error, status, error.detail)
         answer.headers.update(error.headers or {})
         return answer
@@ -265,11 +268,13 @@ class _Route(Route):
 
     def __init__(self, path: str, endpoint: Endpoint, *, methods: list[str]) -> None:
         super().__init__(path.replace("{task_id}", "{task_id:path}"), endpoint, methods=methods)
+        self._described = path
         self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """As Starlette, but with another method it is 405, and no later route is tried."""
         match, found = super().matches(scope)
+        found[_ROUTE] = self._described
         return (Match.FULL if match is Match.PARTIAL else match), found
 
 
