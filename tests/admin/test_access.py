@@ -484,6 +484,29 @@ async def test_on_loopback_without_tokens_one_may_look_and_not_act(tmp_path: Pat
     assert "GRACEKIT_ADMIN_TOKEN_FILE" in answer.why
 
 
+async def test_a_task_shows_the_message_of_its_failure_and_not_its_arguments(tmp_path: Path):
+    """
+    The message is shown as it was raised, so it may repeat an argument, as docs/security.md says.
+    """
+    svc = Service("s")
+
+    @svc.rpc
+    async def work(ctx: Context, disk: str, size: str) -> None:
+        raise LookupError(f"no disk {disk}")
+
+    async with Site(tmp_path, svc) as site:
+        async with RpcClient(site.runtime.ground.transport, "s") as client:
+            task_id = await client.cast("work", disk="disk-of-bob", size="size-of-bob")
+        async with asyncio.timeout(PATIENCE_S):
+            while not site.told("task.failed"):
+                await asyncio.sleep(0.02)
+        shown = await site.ask(f"/api/v1/tasks/{task_id}")
+
+    assert shown.json["task"]["state"] == "failed"
+    assert b"no disk disk-of-bob" in shown.body
+    assert b"size-of-bob" not in shown.body
+
+
 async def test_by_a_socket_of_the_file_system_its_user_is_known(tmp_path: Path):
     """
     Other users cannot open the socket, so it needs no token.
