@@ -252,25 +252,6 @@ async def test_a_flood_of_silent_connections_never_takes_the_last_descriptor(
     assert most <= 8 + 4 + 1 + 3
 
 
-async def test_clients_that_do_not_read_their_last_answer_do_not_stop_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """
-    Their connections are being closed for as long as the kernel's buffers are full.
-    """
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
-    last = LIVEZ.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-    path, loop = tmp_path / "admin.sock", asyncio.get_running_loop()
-    async with Site(tmp_path, Service("s"), admin=f"unix:{path}") as site:
-        with contextlib.ExitStack() as clients:
-            for _ in range(8):
-                client = clients.enter_context(socket.socket(socket.AF_UNIX))
-                client.setblocking(False)
-                client.connect(str(path))
-                await loop.sock_sendall(client, LIVEZ * 900 + last)
-                assert (await site.ask("/livez")).status == 200
-
-
 async def test_without_a_free_descriptor_connections_wait(tmp_path: Path):
     """
     The endpoint logs that once, tries again each second, and then answers those that waited.
