@@ -212,7 +212,7 @@ def read_identity() -> Identity:
         boot_id=_read("/proc/sys/kernel/random/boot_id").strip(),
         pid_ns=Path("/proc/self/ns/pid").stat().st_ino,
         pid=os.getpid(),
-        start_ticks=_state_and_start(stat)[1],
+        start_ticks=_ended_and_start(stat)[1],
         time_ns=_time_namespace(),
     )
 
@@ -233,11 +233,15 @@ def _time_namespace() -> int | None:
         return None
 
 
-def _state_and_start(stat: str) -> tuple[str, int]:
-    """Two fields of `/proc/<pid>/stat`: the state's letter, and the start in ticks."""
+def _ended_and_start(stat: str) -> tuple[bool, int]:
+    """Of `/proc/<pid>/stat`: whether the process has ended, and its start in ticks.
+
+    While a process ends, its first thread may be gone before others, which still hold its locks.
+    """
     # The command name may hold spaces and brackets: fields count from its last bracket.
     fields = stat.rpartition(")")[2].split()
-    return fields[0], int(fields[19])
+    state, threads = fields[0], int(fields[17])
+    return state in "ZX" and threads <= 1, int(fields[19])
 
 
 def look(life: RecordedLife, directory: Path | None) -> LifeEvidence:
@@ -318,13 +322,13 @@ def _was_before_exec(life: RecordedLife) -> bool:
 def _compare_start(theirs: Identity, mine: Identity) -> Pid:
     """Whether the process that has the pid is the one that had it."""
     try:
-        state, start = _state_and_start(_read(f"/proc/{theirs.pid}/stat"))
+        has_ended, start = _ended_and_start(_read(f"/proc/{theirs.pid}/stat"))
         is_our_table = Path("/proc/self").readlink() == Path(str(mine.pid))
     except (OSError, ValueError, IndexError):
         return Pid.HIDDEN
     if not is_our_table:  # /proc is mounted from another pid namespace
         return Pid.HIDDEN
-    if state in "ZX":
+    if has_ended:
         return Pid.GONE
     if start == theirs.start_ticks:
         return Pid.THERE

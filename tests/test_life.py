@@ -163,6 +163,34 @@ def test_a_zombie_is_gone():
         child.wait()
 
 
+FIRST_THREAD_ENDS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+@pytest.mark.process
+def test_a_process_whose_first_thread_has_ended_is_there_while_another_runs():
+    """
+    Each process looks like that for a moment as it ends: its locks are still held then.
+    """
+    child = subprocess.Popen([sys.executable, "-c", FIRST_THREAD_ENDS])
+    stat = Path(f"/proc/{child.pid}/stat")
+    try:
+        while (fields := stat.read_text().rpartition(")")[2].split())[0] != "Z":
+            time.sleep(0.01)
+        ending = RecordedLife(
+            identity=replace(read_identity(), pid=child.pid, start_ticks=int(fields[19])),
+            lock_name="",
+            lock_file=None,
+        )
+        assert look(ending, None).pid is Pid.THERE
+    finally:
+        child.kill()
+        child.wait()
+
+
 def test_the_file_is_found_by_name_in_the_directory_of_who_asks(lock: LifeLock, tmp_path: Path):
     """
     One volume may be mounted at two paths.
