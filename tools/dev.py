@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +56,9 @@ NEEDED: Final = {
     "/lib/systemd/systemd": "systemd",
 }
 
+# 100 MB, and only a soak runs its test.
+NEEDED_TO_SOAK: Final = {"promtool": "prometheus"}
+
 # The packages would start a broker and a database of the system, and Erlang's epmd on all
 # addresses, now and at each boot: against the first a policy, unless the machine has one; against
 # the others "disable", and no cluster is created, unless the machine's settings say so.
@@ -81,6 +84,7 @@ case " $* " in
         command -v epmd || units="$units epmd.socket epmd.service"
         ;;
 esac
+case " $* " in *" prometheus "*) units="$units prometheus" ;; esac
 install() {
     set -- apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=300 "$@"
     "$@" || { apt-get update && "$@"; }
@@ -171,30 +175,30 @@ def _put(half: Path, folder: Path) -> None:
 # -- the servers that the tests start -------------------------------------------
 
 
-def servers(arguments: Sequence[str]) -> None:
+def servers(arguments: Sequence[str], needed: Mapping[str, str] = NEEDED) -> None:
     """
     Have RabbitMQ, PostgreSQL and systemd, and install what is missing.
 
     Without them there is no run of all tests: one that skips theirs would look like one that
     passed them. A run of chosen tests goes on, and those that need them fail and say so.
     """
-    if problem := _install_servers():
+    if problem := _install_servers(needed):
         if not arguments:
             sys.exit(problem)
         print(problem, file=sys.stderr)
 
 
-def _missing() -> list[str]:
+def _missing(needed: Mapping[str, str]) -> list[str]:
     """Names of the packages whose program is not there."""
     places = [os.environ.get("PATH", os.defpath)]
     places += ["/usr/sbin", *map(str, Path("/usr/lib/postgresql").glob("*/bin"))]
     path = os.pathsep.join(places)
-    return [package for name, package in NEEDED.items() if shutil.which(name, path=path) is None]
+    return [package for name, package in needed.items() if shutil.which(name, path=path) is None]
 
 
-def _install_servers() -> str:
+def _install_servers(needed: Mapping[str, str]) -> str:
     """Install Debian's packages that are missing; what stood against it, or nothing."""
-    if not (packages := _missing()):
+    if not (packages := _missing(needed)):
         return ""
     names = " ".join(packages)
     need = f"the tests need {names}, which they start for themselves"
@@ -272,7 +276,7 @@ def cover(arguments: Sequence[str]) -> int:
 
 def soak(arguments: Sequence[str]) -> int:
     """Run the same tests with large numbers, for hours rather than minutes."""
-    servers(arguments)
+    servers(arguments, NEEDED | NEEDED_TO_SOAK)
     # Large numbers compute more and wait less, so fewer workers have enough to do.
     options = (*WORKERS, "-n", "3", "--timeout=7200", *arguments)
     others()

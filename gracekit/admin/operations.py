@@ -173,15 +173,20 @@ _RUN: Final = Parameter(
     needed=True,
 )
 _REASON: Final = Parameter(name="reason", meaning="Why; it is recorded.", schema=_text())
+# Of what `parse_duration` reads, what nobody needs is left out, as more than a century.
+_DURATION: Final = _text(
+    40,
+    pattern=r"^[0-9]{1,9}(\.[0-9]{1,6})?(ms|s)?$|^[0-9]{1,4}(\.[0-9]{1,6})?(m|h|d)$",
+)
 _SECONDS: Final = Parameter(
     name="timeout",
     meaning="How long running tasks may take, as `60s` or `5m`.",
-    schema=_text(40, minLength=1),
+    schema=_DURATION,
 )
 _MORE: Final = Parameter(
     name="more",
     meaning="How much more, as `60s` or `5m`.",
-    schema=_text(40, minLength=1),
+    schema=_DURATION,
     needed=True,
 )
 _RECIPIENT: Final = Parameter(
