@@ -100,11 +100,16 @@ class Door:
         self._listen(self._path)
         self._looking = self._begin(partial(self._look_after, self._path), "gracekit-door-look")
 
-    def _listen(self, path: Path) -> None:
+    def _listen(self, path: Path, *, again: bool = False) -> None:
+        """Listen at *path*; a failure is reported, but not *again*: the next look tries once more.
+
+        The directory itself may be missing for a while.
+        """
         try:
             listener = _listener(path)
         except OSError as error:
-            self._telemetry.emit("door.missing", path=str(path), error=str(error))
+            if not again:
+                self._telemetry.emit("door.missing", path=str(path), error=str(error))
             return
         self._listening = listener, self._begin(partial(self._take_asks, listener), "gracekit-door")
 
@@ -115,12 +120,13 @@ class Door:
         """Make a socket again that somebody has removed, a cleaner of old files for example."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            is_there = path.exists()  # noqa: ASYNC240 - of its own directory, which the run uses
-            if self._listening is not None and not is_there:
+            if path.exists():  # noqa: ASYNC240 - of its own directory, which the run uses
+                continue
+            if self._listening is not None:
                 why = "its file was removed; it is made again"
                 self._telemetry.emit("door.missing", path=str(path), error=why)
-                self._close()
-                self._listen(path)
+            self._close()
+            self._listen(path, again=True)
 
     def _close(self) -> None:
         if self._listening is not None:

@@ -306,6 +306,31 @@ async def test_a_door_whose_file_was_removed_is_made_again(
     assert not house.path.exists()
 
 
+async def test_a_door_that_cannot_be_made_is_tried_again(
+    tmp_path: Path, svc: Service, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Its directory may be missing for a while; the log says once that the run has no door.
+    """
+    monkeypatch.setattr(door, "LOOK_EVERY_S", 0.02)
+    make, failures = door._listener, [OSError("no room")] * 3
+
+    def fail_first(path: Path) -> socket.socket:
+        if failures:
+            raise failures.pop()
+        return make(path)
+
+    monkeypatch.setattr(door, "_listener", fail_first)
+    async with open_house(tmp_path, svc) as house:
+        async with asyncio.timeout(PATIENCE_S):
+            while not house.path.exists():
+                await asyncio.sleep(0.01)
+        assert (await house.ask("status"))["phase"] == "serving"
+
+    said = [fields["error"] for name, fields in house.events if name == "door.missing"]
+    assert said == ["no room"]
+
+
 async def test_a_run_whose_door_cannot_be_made_goes_on_and_says_so(tmp_path: Path):
     """
     A file system without sockets, for example: requests matter more.
