@@ -173,7 +173,7 @@ _RUN: Final = Parameter(
     needed=True,
 )
 _REASON: Final = Parameter(name="reason", meaning="Why; it is recorded.", schema=_text())
-# Of what `parse_duration` reads, what nobody needs is left out, as more than a century.
+# Narrower than `parse_duration`, so that nothing that fits is refused, such as two centuries.
 _DURATION: Final = _text(
     40,
     pattern=r"^[0-9]{1,9}(\.[0-9]{1,6})?(ms|s)?$|^[0-9]{1,4}(\.[0-9]{1,6})?(m|h|d)$",

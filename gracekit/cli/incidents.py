@@ -14,9 +14,9 @@ from gracekit.cli.text import json_text, safe, table
 from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.listings.incidents import list_incidents
+from gracekit.listings.listed_task import short_id
 
 _HEADERS: Final = ("AGO", "WHAT", "RUN", "TASK", "DETAIL")
-_SHORT_ID: Final = 12
 _LONGEST_DETAIL: Final = 120
 _MOST: Final = 1_000_000
 
@@ -54,6 +54,6 @@ def _row(incident: dict[str, Any]) -> tuple[str, ...]:
         duration(age_s(time.time(), incident["at"])),
         safe(incident["what"]),
         safe(incident["instance"] or "-"),
-        safe((incident["request_id"] or "-")[:_SHORT_ID]),
+        safe(short_id(incident["request_id"] or "-")),
         safe(incident["detail"] or "", longest=_LONGEST_DETAIL),
     )

@@ -264,7 +264,7 @@ class _Reader:
             self._take(name, value, origin, label)
 
     def _miss(self, key: str, known: Mapping[str, str]) -> None:
-        """Nobody knows what a misspelt *key* sets, so the setting that it may mean is not known."""
+        """Mark the setting that a misspelt *key* may mean as unread: its value is unknown."""
         meant = nearest(key, known)
         self._unread |= set() if meant is None else {known[meant]}
 

@@ -1,7 +1,7 @@
 """What is wrong with settings, and which of them it follows from.
 
-A rule between two settings says nothing if one of them could not be read: its default, which
-nobody gave, would be judged.
+If a setting could not be read, rules that compare it with others are not judged: they would judge
+its default, and name a value that stands nowhere in the settings.
 """
 
 from __future__ import annotations

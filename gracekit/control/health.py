@@ -30,7 +30,7 @@ SLOW_COMMIT_S: Final = 1.0
 BLOCKED_COMMIT_S: Final = 5.0
 """If a commit that has not ended takes longer, no request can be accepted."""
 LOST_S: Final = 1.0
-"""If requests cannot be read for less, nobody needs to look: a queue may be busy for a moment."""
+"""A shorter gap in reading requests is no warning: a queue may be busy for a moment."""
 
 ENDED_S: Final = 10.0
 """If the run has ended for longer and its process goes on, a new process may help."""

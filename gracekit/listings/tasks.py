@@ -152,7 +152,7 @@ class _Listing:
             left_s = float(not_before or 0.0) - self._now
             if left_s <= 0:
                 return None
-            return f"that nobody gets for another {duration(left_s)}, because a process died"
+            return f"that no task gets for another {duration(left_s)}, because a process died"
         if request_id == columns["request_id"]:
             return None
         holder = f"held by task {short_id(str(request_id))}"

@@ -155,7 +155,7 @@ _REQUEST: Final = (
     _event(
         "task.result_left_out",
         _W,
-        "Its work is done, and what it returned cannot be sent: whoever asks is told so.",
+        "Its work is done, and its result cannot be sent: the caller gets an error that says so.",
         f"{_TASK} error",
         kind="method",
     ),
@@ -169,7 +169,7 @@ _REQUEST: Final = (
     _event(
         "task.ordered",
         _I,
-        "An operator's word about a task.",
+        "An operator has ordered something about a task.",
         "task_id method verb by reason state",
     ),
     _event(
@@ -290,7 +290,7 @@ _OPERATORS: Final = (
     _event(
         "admin.full",
         _W,
-        "As many clients as may be are connected to the HTTP endpoint: who asks nothing is cut.",
+        "The HTTP endpoint has as many clients as it takes; it disconnects the idlest ones.",
         "limit",
     ),
     _event(
@@ -321,7 +321,7 @@ _OPERATORS: Final = (
         "The endpoint's certificate has changed and cannot be used; the old one stays in use.",
         "error",
     ),
-    _event("run.ordered", _I, "An operator's word about the run.", "verb by reason"),
+    _event("run.ordered", _I, "An operator has ordered something of the run.", "verb by reason"),
 )
 _RECOVERY: Final = (
     _event(

@@ -152,7 +152,7 @@ async def test_a_task_in_line_says_whom_it_waits_for(world: World, svc: Service)
     assert why["other"] == "not begun for 14m03s; waits for lease vm:1 held by task holder on api-1"
 
 
-async def test_after_a_crash_the_list_says_for_how_long_nobody_gets_the_lease(
+async def test_after_a_crash_the_list_says_for_how_long_no_task_gets_the_lease(
     world: World, svc: Service
 ):
     """
@@ -178,7 +178,7 @@ async def test_after_a_crash_the_list_says_for_how_long_nobody_gets_the_lease(
     }
     await second.hears("task.started")
 
-    words = "lease vm:1 that nobody gets for another 7s, because a process died"
+    words = "lease vm:1 that no task gets for another 7s, because a process died"
     assert found == {"cut": words, "next": "lease vm:1, behind others"}
 
 
