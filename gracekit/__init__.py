@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from gracekit.leases.leases import Guard
     from gracekit.phase import ServiceState
     from gracekit.recovery.decisions import Done, Fail, Retry, Wait
+    from gracekit.recovery.resources.found import Absent, Found, Settled
+    from gracekit.recovery.resources.kinds import ResourceKind
     from gracekit.request.context import Context
     from gracekit.rpc.client import RpcClient
     from gracekit.rpc.methods import Method
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from gracekit.tracker.task import TaskState
 
 __all__ = [
+    "Absent",
     "CallTimeoutError",
     "ConfigError",
     "ConflictingRequestError",
@@ -54,6 +57,7 @@ __all__ = [
     "DrainReport",
     "Draining",
     "Fail",
+    "Found",
     "GracekitError",
     "Guard",
     "HeartbeatTimeoutError",
@@ -63,6 +67,7 @@ __all__ = [
     "MethodTimeoutError",
     "NoSuchMethodError",
     "RemoteError",
+    "ResourceKind",
     "Retry",
     "RpcClient",
     "RpcError",
@@ -71,6 +76,7 @@ __all__ = [
     "Service",
     "ServiceState",
     "Settings",
+    "Settled",
     "TaskCancelledError",
     "TaskInterruptedError",
     "TaskState",
@@ -84,18 +90,22 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
+    "Absent": "recovery.resources.found",
     "Context": "request.context",
     "Done": "recovery.decisions",
     "DrainReport": "drain.report",
     "Fail": "recovery.decisions",
+    "Found": "recovery.resources.found",
     "Guard": "leases.leases",
     "Method": "rpc.methods",
+    "ResourceKind": "recovery.resources.kinds",
     "Retry": "recovery.decisions",
     "RpcClient": "rpc.client",
     "Runtime": "runtime.face",
     "Service": "service",
     "ServiceState": "phase",
     "Settings": "config",
+    "Settled": "recovery.resources.found",
     "TaskState": "tracker.task",
     "Wait": "recovery.decisions",
     "ops_method": "service",

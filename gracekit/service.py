@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import (
     Any,
@@ -30,6 +30,8 @@ from gracekit.config.values import check_topic, did_you_mean, parse_duration
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.hooks import ServiceHook
 from gracekit.periodic import PeriodicJob
+from gracekit.recovery.resources.kind_table import KindTable
+from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.request.context import Context
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.method_table import MethodTable
@@ -119,6 +121,7 @@ class Service:
         self.version = version
         self.exceptions = dict(exceptions or {})
         self.methods = MethodTable()
+        self.kinds = KindTable()
         self.jobs: list[PeriodicJob] = []
         self.start_hooks: list[ServiceHook] = []
         self.stop_hooks: list[ServiceHook] = []
@@ -165,7 +168,7 @@ class Service:
     def include(
         self, manager: object, *, namespace: str | None = None, version: str | None = None
     ) -> None:
-        """Serve the marked methods of an object (`rpc_method`, `ops_method`).
+        """Serve the marked methods of an object (`rpc_method`, `ops_method`, marks of kinds).
 
         Callers pass the object's method (`manager.resize`); the class's
         (`Manager.resize`) will do while its objects are served at one place.
@@ -178,12 +181,13 @@ class Service:
         Raises:
             DeclarationError: the class marks none, or a name is taken.
         """
+        settles = [kind for kind in self.kinds if kind.bind(manager)]
         marked = [
             method
             for name in dir(type(manager))
             if isinstance(method := inspect.getattr_static(type(manager), name), Method)
         ]
-        if not marked:
+        if not marked and not settles:
             raise DeclarationError(
                 f"{type(manager).__name__} marks no method: decorate some with @rpc_method "
                 "or @ops_method"
@@ -193,6 +197,45 @@ class Service:
             self.methods.add(method.served(manager, target))
         for method in marked:
             method.learn(manager, target)
+
+    # -- resources ----------------------------------------------------------------------
+
+    def kind(
+        self,
+        name: str,
+        *,
+        after: Iterable[ResourceKind | str] = (),
+        statuses: Iterable[str] | None = None,
+        stuck_after: str | float = "10m",
+        max_wait: str | float = "10m",
+    ) -> ResourceKind:
+        """Declare a kind of resources, whose forgotten ones are found and settled.
+
+        Args:
+            name: As methods name it: `@svc.rpc(resource="share")`.
+            after: Kinds that are settled before it.
+            statuses: All of its transient statuses, so that none is forgotten.
+            stuck_after: Duration for which a resource has had its status before a later pass
+                settles it. The first pass after a start does not wait so long.
+            max_wait: Duration for which a probe may be asked again, in all; a delete takes no
+                longer.
+
+        Raises:
+            DeclarationError: the declaration cannot work; the message says why.
+        """
+        kind = ResourceKind(
+            name, after=after, statuses=statuses, stuck_after=stuck_after, max_wait=max_wait
+        )
+        self.kinds.add(kind)
+        return kind
+
+    def check(self) -> None:
+        """Check what can be known only once all is declared; each start does, and doctor.
+
+        Raises:
+            DeclarationError: a kind cannot work; the message says why.
+        """
+        self.kinds.check()
 
     # -- jobs and hooks -----------------------------------------------------------------
 

@@ -46,11 +46,13 @@ def lay_ground(
 
     Raises:
         ConfigError: a setting, or the two topics together, cannot be.
+        DeclarationError: a kind of resources cannot work.
     """
     settings = settings or load({}, os.environ, defaults=service.defaults)
     live = LiveSettings(settings) if isinstance(settings, Settings) else settings
     settings = live.now
     settings.ops_topic_of(service.topic)  # refused before anything is made
+    service.check()
     telemetry, process, clock = telemetry or Telemetry(), process or Process(), clock or Clock()
     location = StoreLocation(settings.store_url)
     engine = engine or location.engine(process)

@@ -1,0 +1,149 @@
+"""What the application says of its resources: which it has found, and what became of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Final
+
+from gracekit.errors import InvalidArgumentsError
+from gracekit.leases.leases import Resource
+from gracekit.recovery.decisions import Wait
+from gracekit.rpc.failures import words_of
+from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
+
+LONGEST_STATUS: Final = 100
+"""Characters of a status."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Found:
+    """A resource in a transient status, as the `find` of its kind returns it.
+
+    Attributes:
+        id: Of the resource, as text.
+        status: Its status in the application's records.
+        since: Wall time, in seconds, of the last change of status; None if unknown.
+        busy: Whether the application itself says that somebody works on it: it is left alone.
+        needs: (kind, id) of resources that are settled before it.
+    """
+
+    id: str
+    status: str
+    since: float | None
+    busy: bool
+    needs: tuple[Resource, ...]
+
+    def __init__(
+        self,
+        id: object,  # noqa: A002 - the attribute's name
+        status: str,
+        *,
+        since: float | datetime | None = None,
+        busy: bool = False,
+        needs: Iterable[Resource | None] = (),
+    ) -> None:
+        """Describe one resource.
+
+        Args:
+            id: Text, a number or a UUID.
+            status: As it is on record.
+            since: Seconds since 1970, or a datetime with a time zone.
+            busy: Whether somebody works on it, as the application's own record says.
+            needs: What it depends on: `[server.of(row.server_id)]`. None in it is left out.
+
+        Raises:
+            InvalidArgumentsError: one of them cannot be; the message says why.
+        """
+        put = object.__setattr__
+        put(self, "id", _id_of(id))
+        put(self, "status", status_of(status))
+        put(self, "since", _seconds(since))
+        put(self, "busy", bool(busy))
+        put(self, "needs", tuple(map(_need, filter(None, needs))))
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Settled:
+    """The truth is known: the resource has *status*, and *facts* are written with it.
+
+    Attributes:
+        status: To be written in the place of the one that was found.
+        facts: Further columns of the application's record, as `write` takes them.
+    """
+
+    status: str
+    facts: Mapping[str, object]
+
+    def __init__(self, status: str, /, **facts: object) -> None:
+        """Say which status is true; raises InvalidArgumentsError if it is no text."""
+        object.__setattr__(self, "status", status_of(status))
+        object.__setattr__(self, "facts", MappingProxyType(facts))
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The backend does not have the resource, or not in a state that is of use; *reason* says why.
+
+    The rule's `failed` status is written.
+    """
+
+    reason: str = "the backend does not know it"
+
+
+TruthAnswer = Settled | Absent | Wait
+"""What the probe of a kind may answer."""
+
+
+def status_of(value: object) -> str:
+    """*value*, if it can be a status.
+
+    Raises:
+        InvalidArgumentsError: it cannot.
+    """
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_STATUS or "\0" in value:
+        raise InvalidArgumentsError(
+            f"a status is text of 1 to {LONGEST_STATUS} characters without NUL, and not "
+            f"{words_of(value)}"
+        )
+    return value
+
+
+def _id_of(value: object) -> str:
+    name = resource_id_of(value)
+    if name is None:
+        raise InvalidArgumentsError(
+            f"the id of a resource is text, a number or a UUID, of 1 to {LONGEST_RESOURCE} "
+            f"characters without NUL, and not {words_of(value)}"
+        )
+    return name
+
+
+def _need(value: object) -> Resource:
+    match value:
+        case (str(kind), name) if isinstance(value, Sequence):
+            return kind, _id_of(name)
+    raise InvalidArgumentsError(
+        f"needs= has {words_of(value)}: give it (kind, id) pairs, as `server.of(row.server_id)` "
+        "returns them"
+    )
+
+
+def _seconds(since: object) -> float | None:
+    if since is None:
+        return None
+    if isinstance(since, datetime):
+        if since.tzinfo is None:
+            raise InvalidArgumentsError(
+                f"since={since} has no time zone: give a datetime with one, as by "
+                ".replace(tzinfo=timezone.utc), or seconds since 1970"
+            )
+        return since.timestamp()
+    if isinstance(since, int | float) and not isinstance(since, bool) and math.isfinite(since):
+        return float(since)
+    raise InvalidArgumentsError(
+        f"since= is seconds since 1970 or a datetime with a time zone, and not {words_of(since)}"
+    )

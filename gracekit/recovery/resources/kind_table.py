@@ -1,0 +1,90 @@
+"""The kinds of one service, checked as a whole, in the order in which they are settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gracekit.config.values import did_you_mean
+from gracekit.errors import DeclarationError
+from gracekit.recovery.resources.kinds import ResourceKind
+
+
+class KindTable:
+    """The kinds of one service, by name."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, ResourceKind] = {}
+
+    def __iter__(self) -> Iterator[ResourceKind]:
+        return iter(self._kinds.values())
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._kinds
+
+    def __getitem__(self, name: str) -> ResourceKind:
+        return self._kinds[name]
+
+    def add(self, kind: ResourceKind) -> None:
+        """Take *kind* in.
+
+        Raises:
+            DeclarationError: its name is taken, or it closes a cycle of `after`.
+        """
+        if kind.name in self._kinds:
+            raise DeclarationError(f"kind {kind.name} is declared twice: keep one")
+        self._kinds[kind.name] = kind
+        if cycle := self._cycle(kind.name):
+            del self._kinds[kind.name]
+            raise DeclarationError(
+                f"kinds wait for each other: {' after '.join(cycle)}: take one `after` away"
+            )
+
+    def _cycle(self, name: str) -> list[str]:
+        """The way from *name* back to itself; empty if there is none."""
+        ways = [[name]]
+        seen: set[str] = set()
+        while ways:
+            way = ways.pop()
+            kind = self._kinds.get(way[-1])
+            for before in () if kind is None else kind.after:
+                if before == name:
+                    return [*way, name]
+                if before not in seen:
+                    seen.add(before)
+                    ways.append([*way, before])
+        return []
+
+    def check(self) -> None:
+        """Check that each is complete, and that those before it are declared.
+
+        Raises:
+            DeclarationError: the first that is not.
+        """
+        for kind in self:
+            for before in kind.after:
+                if before not in self._kinds:
+                    raise DeclarationError(
+                        f"kind {kind.name} comes after {before!r}, which is not declared"
+                        f"{did_you_mean(before, self._kinds)}"
+                    )
+            kind.check()
+
+    def in_order(self) -> list[ResourceKind]:
+        """Each behind those that it comes after, else in the order of declaration."""
+        ordered: dict[str, ResourceKind] = {}
+
+        def put(kind: ResourceKind) -> None:
+            for before in kind.after:
+                put(self._kinds[before])
+            ordered.setdefault(kind.name, kind)
+
+        for kind in self:
+            put(kind)
+        return list(ordered.values())
+
+    def needed(self) -> frozenset[str]:
+        """Names of those that another one comes after."""
+        return frozenset(before for kind in self for before in kind.after)

@@ -1,0 +1,108 @@
+"""Rules: what is done about a resource that is found in one status."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gracekit.errors import DeclarationError
+from gracekit.rpc.methods import check_no_generator
+
+
+class How(enum.Enum):
+    """The ways in which a rule settles a resource."""
+
+    PROBE = "probe"  # the backend is asked for the truth
+    DELETE = "delete"  # the resource is deleted again
+    MARK = "mark"  # the failed status is written; no backend is asked
+    LEAVE = "leave"  # somebody else goes on with it
+
+
+class KindHook:
+    """A function of the application that a kind calls.
+
+    One that was marked in the body of a class is called as a method of the object that
+    `Service.include` serves.
+
+    Attributes:
+        name: Of the function.
+        owner: Name of the class in whose body it stands; None for a plain function.
+    """
+
+    def __init__(self, function: Callable[..., Any], what: str, written: str) -> None:
+        """Check and keep *function*.
+
+        Args:
+            function: Plain or async.
+            what: What it was declared as, for errors.
+            written: Its arguments, as one would write them.
+
+        Raises:
+            DeclarationError: it cannot be called with these arguments.
+        """
+        self.function = function
+        self.name = str(getattr(function, "__name__", repr(function)))
+        self.owner = _class_of(function)
+        self._target: Callable[..., Any] | None = None if self.owner else function
+        _check(function, what, written, has_self=self.owner is not None)
+
+    @property
+    def target(self) -> Callable[..., Any] | None:
+        """What is called; None for a class's method of which no object is served."""
+        return self._target
+
+    def bind(self, target: Callable[..., Any]) -> None:
+        """Call *target*, the method of an object."""
+        self._target = target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusRule:
+    """What is done about the resources of one kind in one status.
+
+    Attributes:
+        hook: What is called; None for marks and leaves.
+        done: The status after a delete; empty for all others.
+        failed: The status when the truth cannot be known, is bad, or the delete has failed.
+        why: Why it is left.
+    """
+
+    how: How
+    hook: KindHook | None = None
+    done: str = ""
+    failed: str = ""
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        """For records and logs: the name of its hook, or how it settles."""
+        return self.how.value if self.hook is None else self.hook.name
+
+
+def _class_of(function: Callable[..., Any]) -> str | None:
+    """The class in whose body *function* was defined; None if it is a plain function."""
+    parts = str(getattr(function, "__qualname__", "")).split(".")
+    is_method = len(parts) > 1 and parts[-2] != "<locals>" and not hasattr(function, "__self__")
+    return parts[-2] if is_method else None
+
+
+def _check(function: Callable[..., Any], what: str, written: str, *, has_self: bool) -> None:
+    if not callable(function):
+        raise DeclarationError(f"{what} is a function with the arguments ({written})")
+    check_no_generator(function, what)
+    names = [part.split(":")[0].strip() for part in written.replace("*,", "").split(",")]
+    keywords = {name: name for name in names if name in {"after", "limit"}}
+    positional = ["self"] * has_self + [name for name in names if name not in keywords]
+    try:
+        inspect.signature(function).bind(*positional, **keywords)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise DeclarationError(
+            f"{what} {name}() is called with ({written}), and {error}: write "
+            f"def {getattr(function, '__name__', 'it')}({'self, ' * has_self}{written})"
+        ) from None
+    except ValueError:  # a builtin that does not say what it takes
+        return
