@@ -70,10 +70,12 @@ class MemoryBroker:
 
     Attributes:
         dead_letters: What consumers kept aside, oldest first.
+        in_hand: How many deliveries consumers have not settled, by queue name.
     """
 
     def __init__(self) -> None:
         self.dead_letters: list[DeadLetter] = []
+        self.in_hand: Counter[str] = Counter()
         self._queues: dict[str, _MemoryQueue] = {}
         self._announced: dict[MemoryTransport, list[QueueReader]] = {}
         self._expired: Counter[str] = Counter()
@@ -91,6 +93,11 @@ class MemoryBroker:
             return 0
         self._drop_expired(self._queues[queue])
         return len(self._queues[queue].waiting)
+
+    def depth(self, queues: Iterable[str]) -> int:
+        """Messages in *queues* that nobody has settled."""
+        there = {queue for queue in queues if queue in self._queues}
+        return sum(self.waiting(queue) + self.in_hand[queue] for queue in there)
 
     # -- what transports do -------------------------------------------------------
 
@@ -250,6 +257,7 @@ class _MemoryConsumer:
         process = self._transport.process
         # Before the points: a simulated crash there finds it and gives it back.
         self._unsettled[stored.number] = (queue.name, stored)
+        self._broker.in_hand[queue.name] += 1
         process.reach(Point.DELIVER, "before")
         process.reach(Point.DELIVER, "after")
 
@@ -279,6 +287,7 @@ class _MemoryConsumer:
         if number not in self._unsettled:
             return
         queue, stored = self._unsettled.pop(number)
+        self._broker.in_hand[queue] -= 1
         if how is Settlement.GIVE_BACK:
             stored.redelivered = True
             self._broker.put_back(queue, stored)
@@ -377,6 +386,11 @@ class MemoryTransport:
         """See `Transport.directed`."""
         self._check_started()
         return self._broker.directed(topics)
+
+    async def depth(self, queues: Sequence[Queue]) -> int:
+        """See `Transport.depth`."""
+        self._check_started()
+        return self._broker.depth(queue.name for queue in queues)
 
     async def prune(self, queues: Sequence[Queue], *, dry_run: bool = False) -> list[Queue]:
         """See `Transport.prune`."""

@@ -29,7 +29,14 @@ from gracekit.process import Process
 from gracekit.rpc import sqlite_rows as rows
 from gracekit.rpc.foreign_readers import QueueReader
 from gracekit.rpc.sqlite_consumer import SqliteConsumer, wake_all
-from gracekit.rpc.transport import DeadLetter, Message, OnDelivery, Queue, QueueKind
+from gracekit.rpc.transport import (
+    DEPTH_TIMEOUT_S,
+    DeadLetter,
+    Message,
+    OnDelivery,
+    Queue,
+    QueueKind,
+)
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import load_migrations
 from gracekit.store.status import StoreStatus
@@ -262,6 +269,22 @@ class SqliteTransport:
         self._connected()
         found = await self._engine.query(rows.directed(topics), *topics)
         return [Queue(str(name), QueueKind.DIRECTED, str(topic)) for name, topic in found]
+
+    async def depth(self, queues: Sequence[Queue]) -> int:
+        """See `Transport.depth`."""
+        self._connected()
+        names = [queue.name for queue in queues]
+        try:
+            async with asyncio.timeout(DEPTH_TIMEOUT_S):
+                found = await self._engine.query(rows.depth(names), *names, self._clock.wall())
+        except TimeoutError:
+            raise DependencyError(
+                f"the queues in {self.path} were not counted in {DEPTH_TIMEOUT_S:g} s: the file "
+                "does not answer"
+            ) from None
+        except StoreError as error:
+            raise DependencyError(f"the queues in {self.path} were not counted: {error}") from error
+        return int(str(found[0][0]))
 
     async def prune(self, queues: Sequence[Queue], *, dry_run: bool = False) -> list[Queue]:
         """See `Transport.prune`."""

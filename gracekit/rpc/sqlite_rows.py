@@ -399,6 +399,23 @@ def has_waiting(queues: Sequence[str]) -> str:
     return f"SELECT 1 FROM message WHERE claimed_by IS NULL AND queue IN ({places}) LIMIT 1"  # noqa: S608 - placeholders
 
 
+def depth(queues: Sequence[str]) -> str:
+    """A query for (number,) of what *queues* hold; its parameters are they, and the wall time.
+
+    Three counts, each by an index of its own, so that no waiting message is read: those that
+    wait, those that consumers hold, and less those that have expired and were not removed yet.
+    """
+    places = ", ".join(f"?{number}" for number in range(1, len(queues) + 1))
+    # The `+` keeps SQLite from the index of all that waits, of which it would read each message.
+    return (
+        "SELECT (SELECT count(*) FROM message WHERE claimed_by IS NULL "  # noqa: S608 - placeholders
+        f"AND queue IN ({places})) + (SELECT count(*) FROM message "
+        f"WHERE claimed_by IS NOT NULL AND queue IN ({places})) - (SELECT count(*) FROM message "
+        "WHERE claimed_by IS NULL AND expires_at IS NOT NULL "
+        f"AND expires_at <= ?{len(queues) + 1} AND +queue IN ({places}))"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
     """A message that was taken.

@@ -120,6 +120,9 @@ _POINTS: Mapping[Settlement, Point] = {
     Settlement.DEAD_LETTER: Point.DEAD_LETTER,
 }
 
+DEPTH_TIMEOUT_S: Final = 5.0
+"""For a transport to count what its queues hold."""
+
 Settle = Callable[[Settlement, str], Awaitable[None]]
 OnDelivery = Callable[["Delivery"], None]
 
@@ -332,6 +335,21 @@ class Transport(Protocol):
 
     async def directed(self, topics: Sequence[str]) -> list[Queue]:
         """The directed queues of *topics*; none where a broker does not list its queues."""
+        ...
+
+    async def depth(self, queues: Sequence[Queue]) -> int:
+        """How many messages *queues* hold in all; a queue that does not exist holds none.
+
+        Those that wait, and those in consumers' hands that are not settled yet. RabbitMQ reports
+        the waiting ones alone: a message that it has sent to a consumer is not counted, even if
+        it has not arrived there. And of a quorum queue without a leader it reports 0.
+
+        Expired messages that were not removed yet count on RabbitMQ only. The call takes about
+        `DEPTH_TIMEOUT_S` at most.
+
+        Raises:
+            DependencyError: the broker or file cannot be asked now.
+        """
         ...
 
     async def prune(self, queues: Sequence[Queue], *, dry_run: bool = False) -> list[Queue]:

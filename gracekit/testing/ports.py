@@ -31,6 +31,7 @@ from gracekit.life import Alive, Identity, Liveness, RecordedLife
 from gracekit.process import Point, Process, Side, Threads
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.transport import (
+    DEPTH_TIMEOUT_S,
     Consumer,
     Delivery,
     Message,
@@ -423,6 +424,15 @@ class PlayedTransport(MemoryTransport):
         fault = await self._meet("publish_fanout", _PUBLISH)
         await super().publish_fanout(topic, message)
         self._lose_answer(fault)
+
+    async def depth(self, queues: Sequence[Queue]) -> int:
+        """See `Transport.depth`."""
+        try:
+            async with asyncio.timeout(DEPTH_TIMEOUT_S):
+                await self._meet("depth", _QUERY)
+        except (StoreError, TimeoutError) as error:
+            raise DependencyError(f"the queues were not counted: {error!r}") from error
+        return await super().depth(queues)
 
     async def consume(
         self, queues: Sequence[Queue], on_delivery: OnDelivery, *, prefetch: int

@@ -72,9 +72,11 @@ class Machine(Protocol):
     Attributes:
         keeps_reasons: Whether a dead letter carries its consumer's reason, and who reads a
             queue is known by name; a broker's are in the journal alone.
+        counts_in_hand: Whether `depth` counts what consumers hold.
     """
 
     keeps_reasons: bool
+    counts_in_hand: bool
 
     async def connect(self) -> Transport: ...
     async def pass_time(self, seconds: float) -> None: ...
@@ -84,7 +86,7 @@ class Machine(Protocol):
 
 
 class MemoryMachine:
-    keeps_reasons = True
+    keeps_reasons = counts_in_hand = True
 
     def __init__(self) -> None:
         self.broker = MemoryBroker()
@@ -111,7 +113,7 @@ class MemoryMachine:
 
 
 class SqliteMachine:
-    keeps_reasons = True
+    keeps_reasons = counts_in_hand = True
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "queues.db"
@@ -142,7 +144,7 @@ class SqliteMachine:
 
 
 class AmqpMachine:
-    keeps_reasons = False
+    keeps_reasons = counts_in_hand = False
 
     def __init__(self, url: str) -> None:
         self.url = url

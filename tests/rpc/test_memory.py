@@ -9,7 +9,9 @@ import pytest
 from gracekit.errors import DependencyError, Undeliverable
 from gracekit.process import Process
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
-from gracekit.rpc.transport import Queue, QueueKind, reply_queue, shared_queue
+from gracekit.rpc.transport import DEPTH_TIMEOUT_S, Queue, QueueKind, reply_queue, shared_queue
+from gracekit.testing.faults import Fault, PlannedFaults
+from gracekit.testing.ports import PlayedProcess, PlayedTransport
 from tests.rpc.kit import Inbox, message
 
 pytestmark = pytest.mark.looptime
@@ -66,6 +68,27 @@ async def test_a_message_expires_in_virtual_time():
     await asyncio.sleep(1)
     assert broker.waiting("q") == 0
     assert broker.expired() == {"q": 1}
+
+
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.DELAY])
+async def test_a_played_transport_may_not_say_what_its_queues_hold(fault):
+    """
+    As a real one: it says so in time, and may be asked again.
+    """
+    faults = PlannedFaults()
+    faults.delay_s = 3600.0
+    transport = PlayedTransport(MemoryBroker(), PlayedProcess(set(), 1), faults)
+    await transport.start()
+    await transport.declare([QUEUE])
+    await transport.publish(QUEUE, message("a"))
+    faults.plan("transport", "depth", fault)
+    began = asyncio.get_running_loop().time()
+
+    with pytest.raises(DependencyError, match="not counted"):
+        await transport.depth([QUEUE])
+
+    assert asyncio.get_running_loop().time() - began <= DEPTH_TIMEOUT_S
+    assert await transport.depth([QUEUE]) == 1
 
 
 async def test_readers_take_turns():

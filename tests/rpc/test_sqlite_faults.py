@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from gracekit.clock import Clock
-from gracekit.errors import StoreBrokenError, StoreError, UnknownCommitError
+from gracekit.errors import DependencyError, StoreBrokenError, StoreError, UnknownCommitError
 from gracekit.life import Liveness, RecordedLife
 from gracekit.process import Point, Process
+from gracekit.rpc import sqlite, sqlite_rows
 from gracekit.rpc.sqlite import QUEUES_SCHEMA, SqliteTransport
 from gracekit.rpc.sqlite_rows import KEPT_LETTERS, KEPT_LETTERS_S
 from gracekit.rpc.transport import Delivery, shared_queue
@@ -297,3 +299,57 @@ async def test_a_consumer_says_since_when_it_cannot_read_and_why(transport):
     assert failure.why.startswith("locked ")
     assert (await inbox.next()).body == b"b"
     await until(lambda: consumer.failure is None)  # its claim may still be asking for more
+
+
+SLOW = (
+    "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 2000000) "
+    "SELECT max(x) FROM n"
+)
+
+
+async def test_a_file_that_does_not_answer_in_time_is_not_counted(
+    transport, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Who asks goes on without an answer, and may ask again.
+    """
+    await transport.declare([QUEUE])
+    await transport.publish(QUEUE, message("a"))
+    slow = asyncio.ensure_future(transport._engine.query(SLOW))
+    await asyncio.sleep(0)  # it is in line before the question
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite, "DEPTH_TIMEOUT_S", 0.01)
+        with pytest.raises(DependencyError, match=r"queues\.db were not counted in 0\.01 s"):
+            await transport.depth([QUEUE])
+    await slow
+
+    assert await transport.depth([QUEUE]) == 1
+
+
+async def test_a_file_that_cannot_be_read_is_not_counted(tmp_path: Path):
+    """
+    Whatever the engine says of it, the error is the one that any transport raises.
+    """
+    transport = SqliteTransport(tmp_path / "queues.db", process=Process(), clock=Clock())
+    await transport.start()
+    await transport._engine.stop()
+
+    with pytest.raises(DependencyError, match=r"were not counted: .* is not open"):
+        await transport.depth([QUEUE])
+
+    await transport.stop()
+
+
+async def test_counting_reads_no_message_that_waits(transport):
+    """
+    It is asked once a second, and a backlog may be long: each of the three counts has its index.
+    """
+    sql = sqlite_rows.depth(["a", "b"])
+    plan = await transport._engine.query(f"EXPLAIN QUERY PLAN {sql}", "a", "b", 1.0)
+
+    steps = [str(row[3]) for row in plan if "message" in str(row[3])]
+    assert [re.findall(r"USING (?:COVERING )?INDEX (\w+)", step) for step in steps] == [
+        ["message_waiting"],
+        ["message_claimed"],
+        ["message_expiring"],
+    ]

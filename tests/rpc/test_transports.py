@@ -11,6 +11,7 @@ import pytest
 
 from gracekit.config.values import LONGEST_TOPIC
 from gracekit.errors import DependencyError, Undeliverable
+from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.server import Capacity, RpcServer
 from gracekit.rpc.transport import (
     DeadLetter,
@@ -22,7 +23,15 @@ from gracekit.rpc.transport import (
     directed_queue,
     shared_queue,
 )
-from tests.rpc.kit import AmqpMachine, Inbox, Machine, MemoryMachine, SqliteMachine, message
+from tests.rpc.kit import (
+    PATIENCE_S,
+    AmqpMachine,
+    Inbox,
+    Machine,
+    MemoryMachine,
+    SqliteMachine,
+    message,
+)
 from tests.scale import scale
 from tests.stress import stress
 
@@ -481,6 +490,114 @@ async def test_a_transport_lists_directed_queues_if_it_can(machine, one):
 
     assert await one.directed(["compute"]) == ([directed] if machine.keeps_reasons else [])
     assert await one.prune([]) == []
+
+
+# -- how much queues hold --------------------------------------------------------------------
+
+
+async def test_an_empty_queue_and_a_missing_one_hold_nothing(one):
+    """
+    Neither is an error, and what others hold counts beside them.
+    """
+    never = directed_queue("compute", "never")
+    await one.declare([QUEUE])
+
+    assert await one.depth([]) == 0
+    assert await one.depth([QUEUE]) == 0
+    assert await one.depth([never]) == 0
+    await publish(one, "a", "b", "c")
+    assert await one.depth([never, QUEUE, directed_queue("compute", "no")]) == 3
+    assert await one.depth([QUEUE, never]) == 3
+
+
+async def test_a_queue_holds_what_nobody_has_settled(machine, one, other, inbox):
+    """
+    What is in a consumer's hands counts, but for a broker, which reports what waits. What is given
+    back counts again, and what is acknowledged does not.
+    """
+    await one.declare([QUEUE])
+    await publish(other, "a", "b", "c")
+    assert await other.depth([QUEUE]) == 3
+
+    consumer = await one.consume([QUEUE], inbox.put, prefetch=2)
+    a, b = await inbox.take(2)
+    await consumer.cancel()
+    assert await other.depth([QUEUE]) == (3 if machine.counts_in_hand else 1)
+    await a.give_back()
+    await depth_is(other, [QUEUE], 3 if machine.counts_in_hand else 2)
+    await b.ack()
+    await depth_is(other, [QUEUE], 2)
+
+    await one.consume([QUEUE], inbox.put, prefetch=2)
+    for delivery in await inbox.take(2):
+        await delivery.ack()
+    await depth_is(one, [QUEUE], 0)
+
+
+async def depth_is(transport: Transport, queues: list[Queue], number: int) -> None:
+    """A broker carries out a settlement in its own time, and says nothing."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (found := await transport.depth(queues)) != number:
+            assert isinstance(transport, AmqpTransport), found
+            await asyncio.sleep(0.01)
+
+
+async def test_what_a_stopped_transport_held_waits_again(one, other, inbox):
+    """
+    It counts once, whether the queue was asked about before or after.
+    """
+    await one.consume([QUEUE], inbox.put, prefetch=2)
+    await publish(other, "a", "b", "c")
+    await inbox.take(2)
+
+    await one.stop()
+
+    await depth_is(other, [QUEUE], 3)
+
+
+async def test_queues_are_counted_together(one, other):
+    """
+    Whatever their kinds are; a queue that is named twice counts once, and others do not count.
+    """
+    directed = directed_queue("compute", "node-1")
+    fanout = Queue("compute_fanout_1", QueueKind.FANOUT, "compute")
+    queues = [QUEUE, directed, fanout, shared_queue("network")]
+    await one.declare(queues)
+    await publish(other, "a", "b")
+    await publish(other, "c", queue=directed)
+    await publish(other, "d", queue=queues[-1])
+    await other.publish_fanout("compute", message("e"))
+
+    assert await one.depth(queues[:3]) == 4
+    assert await other.depth([QUEUE, QUEUE, directed]) == 3
+    assert await other.depth([fanout]) == 1
+
+
+@pytest.mark.parametrize("machine", ["memory", "sqlite"], indirect=True)
+async def test_expired_messages_do_not_count(machine, one, other, inbox):
+    """
+    Nobody gets them. One in a consumer's hands has not expired.
+    """
+    consumer = await one.consume([QUEUE], inbox.put, prefetch=1)
+    for expires_in_s in (0.05, 0.05, 600, None):
+        await other.publish(QUEUE, message("a", expires_in_s=expires_in_s))
+    held = await inbox.next()
+    await consumer.cancel()
+
+    await machine.pass_time(0.1)
+    assert await one.depth([QUEUE]) == 3
+    await held.give_back()
+    assert await one.depth([QUEUE]) == 2
+
+
+async def test_a_transport_that_is_stopped_counts_nothing(one):
+    """
+    The error says so; it is none that a caller has to tell from a broker that is away.
+    """
+    await one.stop()
+
+    with pytest.raises(DependencyError, match="not started"):
+        await one.depth([QUEUE])
 
 
 # -- expiry and dead letters ---------------------------------------------------------------

@@ -27,7 +27,7 @@ from gracekit import background, backoff
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, GracekitError
 from gracekit.process import Process
-from gracekit.rpc.amqp.bounds import bounded, close_channel, said
+from gracekit.rpc.amqp.bounds import CLOSE_S, bounded, close_channel, said
 from gracekit.rpc.amqp.intake import Intake
 from gracekit.rpc.amqp.link import Link, is_told
 from gracekit.rpc.amqp.profiles import Topology
@@ -43,6 +43,8 @@ STALLED_S: Final = 5.0
 
 _LIMIT_REACHED: Final = re.compile(r"\blimit\b.*\bis reached")
 """Of queues or exchanges; RabbitMQ refuses with the code of other flags."""
+_MISSING: Final = re.compile(r"\bno queue\b")
+"""RabbitMQ uses the same code for a queue that exists and whose node is down."""
 
 
 class Declarer:
@@ -99,6 +101,32 @@ class Declarer:
         finally:
             await close_channel(channel, OPEN_TIMEOUT_S)
         return answer
+
+    async def depth(self, names: Sequence[str]) -> int:
+        """How many messages wait in the queues *names* in all; a missing queue has none.
+
+        All are asked about on one channel; RabbitMQ closes it where a queue is missing, and the
+        others are asked about on a new one.
+
+        Raises:
+            DependencyError: the broker does not say.
+        """
+        left, depth = [*names], 0
+        while left:
+            channel = await self._channel()
+            try:
+                while left:
+                    asked = channel.queue_declare(left[-1], passive=True)
+                    answer = await bounded(asked, OPEN_TIMEOUT_S, f"question about {left[-1]}")
+                    depth += answer.message_count or 0
+                    left.pop()
+            except AMQPError as error:
+                name = left.pop()
+                if not isinstance(error, ChannelNotFoundEntity) or not _MISSING.search(said(error)):
+                    raise DependencyError(f"question about {name}: {said(error)}") from error
+            finally:
+                await close_channel(channel, CLOSE_S)
+        return depth
 
     async def bind(self, queue: Queue) -> str:
         """Bind *queue*, which exists, again; returns the name of its exchange if that was gone.

@@ -21,7 +21,7 @@ from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.errors import ConfigError, DependencyError, StoreBrokenError
 from gracekit.process import Process
-from gracekit.rpc.amqp.bounds import CLOSE_S, TROUBLE
+from gracekit.rpc.amqp.bounds import CLOSE_S, TROUBLE, bounded
 from gracekit.rpc.amqp.connection import CUT_AFTER_S
 from gracekit.rpc.amqp.consumer import AmqpConsumer, Declarer
 from gracekit.rpc.amqp.link import CUT_SILENT_AFTER_S, Link
@@ -30,7 +30,15 @@ from gracekit.rpc.amqp.publisher import Publisher
 from gracekit.rpc.amqp.url import Broker
 from gracekit.rpc.amqp.wire import MOST
 from gracekit.rpc.foreign_readers import QueueReader
-from gracekit.rpc.transport import OWNED, Delivery, Message, OnDelivery, Queue, reply_queue
+from gracekit.rpc.transport import (
+    DEPTH_TIMEOUT_S,
+    OWNED,
+    Delivery,
+    Message,
+    OnDelivery,
+    Queue,
+    reply_queue,
+)
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracing.conventions import Messaging
 
@@ -234,6 +242,26 @@ class AmqpTransport:
     async def directed(self, topics: Sequence[str]) -> list[Queue]:  # noqa: ARG002
         """See `Transport.directed`; AMQP has no list of queues."""
         return []
+
+    async def depth(self, queues: Sequence[Queue]) -> int:
+        """See `Transport.depth`.
+
+        Asked on the connection that reads, which an alarm does not block. While reading pauses
+        for want of room for bodies, there is no answer either, and the call ends by its timeout.
+        """
+        self._check_started()
+        names = list(dict.fromkeys(queue.name for queue in queues))
+        asked = self._ask_depth(names)
+        return await bounded(asked, DEPTH_TIMEOUT_S, f"question about {', '.join(names)}")
+
+    async def _ask_depth(self, names: Sequence[str]) -> int:
+        try:
+            await self._reading.start()
+        except ConfigError as error:
+            raise DependencyError(str(error)) from error
+        if not self._reading.is_up:
+            raise DependencyError(f"the connection to {self.broker.shown} was lost")
+        return await self._declarer.depth(names)
 
     async def prune(self, queues: Sequence[Queue], *, dry_run: bool = False) -> list[Queue]:
         """See `Transport.prune`.
