@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from gracekit import backoff
 from gracekit.rpc.transport import Consumer, Delivery, Queue, ReadFailure, Transport
@@ -84,6 +84,11 @@ class RpcServer:
             pauses; where they wait for places, they are given back at once instead.
         wait_s: Seconds after which a delivery that got no place is given back.
         cancel_ok_timeout_s: Bound of the wait for cancel-ok.
+
+    Attributes:
+        returned: Deliveries that were given back because they got no place.
+        fresh: Deliveries that came for the first time (not `redelivered`), less those of them
+            that were given back because they got no place.
     """
 
     def __init__(
@@ -99,7 +104,7 @@ class RpcServer:
         cancel_ok_timeout_s: float,
     ) -> None:
         self._transport = transport
-        self._queues = queues
+        self._queues = tuple(queues)
         self._handle = handle
         self._capacity = capacity
         self._prefetch = prefetch
@@ -122,6 +127,7 @@ class RpcServer:
         self._background: set[asyncio.Task[None]] = set()
         self._resuming = False
         self.returned = 0
+        self.fresh = 0
         capacity.on_free(self._place_is_free)
 
     async def start(self) -> None:
@@ -187,6 +193,24 @@ class RpcServer:
         consumer = self._consumer
         return self._failure if consumer is None else consumer.failure
 
+    @property
+    def queues(self) -> tuple[Queue, ...]:
+        """What it reads."""
+        return self._queues
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether deliveries are here that have no place yet."""
+        return bool(self._waiting)
+
+    async def depth(self) -> int:
+        """How many messages its queues hold; see `Transport.depth`.
+
+        Raises:
+            DependencyError: the broker or file cannot be asked now.
+        """
+        return await self._transport.depth(self._queues)
+
     # -- deliveries ------------------------------------------------------------------
 
     def _on_delivery(self, delivery: Delivery) -> None:
@@ -197,6 +221,8 @@ class RpcServer:
         if self._here.limit < self._prefetch:  # of others nothing need be known
             delivery.on_settled = partial(self._settled, self._here)
             self._here.number += 1
+        if not delivery.redelivered:
+            self.fresh += 1
         self._waiting.append(delivery)
         self._pump()
         if self._bytes > self._prefetch_bytes:
@@ -214,8 +240,7 @@ class RpcServer:
         elif self._consumer is not None and not self._ending:
             self._waited_too_long()
         else:  # it comes while consuming ends
-            self.returned += 1
-            self._spawn(self._give_back([self._waiting.pop()]))
+            self._spawn(self._return([self._waiting.pop()]))
 
     def _hold(self) -> None:
         if self._held is None:
@@ -338,8 +363,13 @@ class RpcServer:
                     async with asyncio.timeout(self._cancel_ok_timeout_s):
                         await consumer.cancel()
             waiting, self._waiting = self._waiting, deque()
-            self.returned += len(waiting)
-            await self._give_back(waiting)
+            await self._return(waiting)
+
+    def _return(self, deliveries: Collection[Delivery]) -> Coroutine[Any, Any, None]:
+        """Give back what got no place; it is counted at once."""
+        self.returned += len(deliveries)
+        self.fresh -= sum(not delivery.redelivered for delivery in deliveries)
+        return self._give_back(deliveries)
 
     async def _give_back(self, deliveries: Iterable[Delivery]) -> None:
         # One that fails is tried again by its transport; it must not keep us from going on.

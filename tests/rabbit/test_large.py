@@ -11,9 +11,11 @@ import aiormq
 import pytest
 
 from gracekit.clock import Clock
+from gracekit.errors import DependencyError
 from gracekit.process import Process
 from gracekit.rpc.amqp import consumer as amqp_consumer
 from gracekit.rpc.amqp import intake as amqp_intake
+from gracekit.rpc.amqp import transport as amqp_transport
 from gracekit.rpc.amqp.transport import AmqpTransport
 from gracekit.rpc.amqp.url import FRAMES, read_url
 from gracekit.rpc.server import Capacity, RpcServer
@@ -220,3 +222,28 @@ async def test_a_paused_intake_can_be_closed(url: str) -> None:
         await asyncio.gather(*(delivery.ack() for delivery in reader.taken))
 
     assert consumers == 0
+
+
+async def test_what_queues_hold_is_not_known_while_reading_pauses(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The answer waits behind what is not read: the question is given up, and nobody is disturbed.
+    """
+    monkeypatch.setattr(amqp_transport, "DEPTH_TIMEOUT_S", 0.5)
+    async with transport_to(url) as transport:
+        reader = Reader(transport, capacity=HOW_MANY, prefetch_bytes=BOUND)
+        await reader.server.start()
+        await send(url, HOW_MANY, LARGE)
+        await until(lambda: reader.server.is_held, "as much as may be read")
+
+        for _ in range(2):
+            with pytest.raises(DependencyError, match=r"did not answer in 0\.5 s"):
+                await reader.server.depth()
+        for at in range(HOW_MANY):
+            await until(lambda: len(reader.taken) > at, "the next")  # noqa: B023
+            await reader.taken[at].ack()
+
+        assert await reader.server.depth() == 0
+        assert reader.server.fresh == HOW_MANY
+        await reader.server.stop()
