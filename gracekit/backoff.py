@@ -54,6 +54,9 @@ RECOVERY_S: Final = 5.0
 """A pass of recovery, or what is done beside it, that failed."""
 PROBE: Final = Backoff(first_s=1.0, most_s=60.0)
 """A probe that raised or was slow, or a task that could not be settled."""
+RESOURCES_S: Final = 5.0
+"""A pass over the resources of a host that another run has begun, or that could not be made; and
+the next look at one resource on which somebody works."""
 
 # -- the store ------------------------------------------------------------------------------
 

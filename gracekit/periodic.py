@@ -20,9 +20,10 @@ from gracekit.errors import StoreError
 from gracekit.leases.leases import Guard
 from gracekit.process import Threads
 from gracekit.request.calls import call_hook
-from gracekit.request.context import JobContext, Services
+from gracekit.request.context import Services
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.suspects import Suspects
+from gracekit.request.work_context import WorkContext
 from gracekit.rpc.failures import words_of
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.task import Lane, TrackedTask
@@ -149,7 +150,8 @@ class PeriodicJobs:
             if self._paused:  # a drain has begun while the lease was taken
                 return False
             task.token = guard.token if guard else None
-            await call_hook(job.handler, JobContext(task, self._services), {}, self._threads)
+            ctx = WorkContext(task, self._services, what=f"periodic job {job.name}()")
+            await call_hook(job.handler, ctx, {}, self._threads)
             return True
         finally:
             if guard is not None:

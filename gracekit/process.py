@@ -81,6 +81,9 @@ class Point(enum.Enum):
     SETTLE = "settle"
     CALL_HOOK = "call_hook"  # an errored hook, or a hold's probe, is about to be called
     ERRORED_DONE = "errored_done"
+    FINDING = "finding"  # a resource that waits to be settled, or a pass over all of them
+    RULE = "rule"  # a rule is about to act on a resource; raises its lease
+    RESOURCE_SETTLED = "resource_settled"  # ends that lease in the same commit
     PAROLE = "parole"  # a suspect is no longer alone
     RETIRE = "retire"
     # the wire

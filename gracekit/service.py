@@ -204,7 +204,7 @@ class Service:
         self,
         name: str,
         *,
-        after: Iterable[ResourceKind | str] = (),
+        after: ResourceKind | str | Iterable[ResourceKind | str] = (),
         statuses: Iterable[str] | None = None,
         stuck_after: str | float = "10m",
         max_wait: str | float = "10m",

@@ -13,6 +13,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from gracekit import Service
 from gracekit.phase import ServiceState
+from gracekit.recovery.resources.results import ResourceOutcome
 from gracekit.runtime.metrics import label_words
 from gracekit.store.commit_times import RECENT_S, CommitTimes
 from gracekit.telemetry.catalogue import CATALOGUE
@@ -56,14 +57,15 @@ NUMBERS: Final = words(
     hard_limit_s allowed_s every_s took_s exit_code again_s given_back not_started attempt crashes
     for_s ran_s waited_s tries in_flight running timeout_s running_s safe_point_s expected_s
     open_holds left_s limit_s finished handed_over unfinished by_s away_s uid pid blocked_s
-    more_s
+    more_s settled failed waiting left waits_for requests number
     """
 )
 NO_NUMBERS: Final = words(
     """
     service instance host run text signal by channel error hook task_id method work queue store
     resource alone outcome verb reason state purpose what exchange source step holds tasks cut
-    cursor path verdict hold key changed setting value wanted address why limit
+    cursor path verdict hold key changed setting value wanted address why limit by_hand kind rule
+    status written broken interrupted token
     """
 )
 # Numbers that no metric shows, and why: (event or "*", field).
@@ -109,6 +111,15 @@ NOT_MEASURED: Final = {
     ("run.classified", "unfinished"): "each is settled, and counted then",
     ("run.classified", "not_started"): "each is run, and counted then",
     ("clock.set", "by_s"): "once, if ever",
+    ("*", "settled"): "each is a resource.reconciled",
+    ("*", "failed"): "each is a resource.reconciled",
+    ("*", "waiting"): "each is a resource.reconciled",
+    ("*", "left"): "each is a resource.reconciled",
+    ("resource.unruled", "number"): "each is a resource.reconciled",
+    ("reconciliation.progress", "waits_for"): "part of the line of one pass",
+    ("reconciliation.waits", "requests"): "part of the line of one pass",
+    ("reconciliation.waits", "waited_s"): "part of the line of one pass",
+    ("reconciliation.finished", "took_s"): "of one pass, for who reads its line",
     ("store.unreachable", "away_s"): "gracekit_ready shows it",
     ("store.reachable", "away_s"): "gracekit_ready shows it",
 }
@@ -321,9 +332,13 @@ def test_the_words_of_a_service_are_all_that_its_code_can_say():
     @svc.periodic(every=5)
     async def refresh(ctx: Any) -> None: ...
 
+    svc.kind("vm")
+
     words = label_words(svc)
 
     assert words.methods == {"resize"}
+    assert words.kinds == {"vm"}
+    assert words.resource_outcomes == {outcome.value for outcome in ResourceOutcome}
     assert words.jobs == {"refresh"}
     assert words.handlers == {"resize", "refresh"}
     assert words.lanes == {"requests", "ops", "periodic", "background"}

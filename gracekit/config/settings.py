@@ -136,10 +136,15 @@ class Settings:
             record came to that age, before it is removed.
         keep_failed_arguments: Keep arguments and context of FAILED and ERRORED tasks
             with their records, so that `gracekit tasks retry` can run them again.
-        startup_reconciliation_enabled: Whether a start settles what earlier runs left.
+        startup_reconciliation_enabled: Whether unfinished tasks of earlier runs, and resources in
+            a transient status, are settled unasked. If not, `gracekit reconcile` settles them.
         startup_reconciliation_wait_seconds: Pause before an unclean task is
-            probed or run again.
+            probed or run again; and from the moment at which a run is ready until it settles
+            resources.
         reconcile_every_s: Between two looks for unfinished tasks of dead runs.
+        reconciliation_interval_s: From the end of one pass over the resources of a host to the
+            next; 0 for a pass after each start alone.
+        reconcile_at_once: Resources of one kind that are settled at one time.
         beat_s: Between two looks whether this run may still act; signs of life are rarer.
         progress_every_s: Between two progress lines of a drain.
         host_gone_after_s: Absence of a host after which its directed tasks are given up.
@@ -210,6 +215,8 @@ class Settings:
     startup_reconciliation_enabled: bool = _setting(default=True, parse=parse_truth)
     startup_reconciliation_wait_seconds: float = _seconds(10.0, zero=True)
     reconcile_every_s: float = _seconds(30.0)
+    reconciliation_interval_s: float = _seconds(600.0, zero=True)
+    reconcile_at_once: int = _count(16)
     beat_s: float = _seconds(1.0)
     progress_every_s: float = _seconds(5.0)
     host_gone_after_s: float = _seconds(7 * 86400.0)

@@ -12,6 +12,7 @@ from typing import Final
 
 from gracekit.errors import StoreError
 from gracekit.journal import claims_sql as sql
+from gracekit.journal import findings_sql
 from gracekit.journal.rows import Address, TaskRow, address_of, task_row
 from gracekit.journal.tasks import Journal
 from gracekit.journal.tasks_sql import COUNT, HOOK_DONE
@@ -59,6 +60,7 @@ class Claims:
         batch.add(sql.NOTE_ADOPTED, me, now, dead_run)
         batch.add(sql.WAS_NOT_ALONE, dead_run)
         batch.add(sql.HOLDS_WERE_NOT_ALONE, dead_run)
+        batch.add(findings_sql.WERE_NOT_ALONE, dead_run)
         index = batch.ask(sql.CUT, int(crashed), int(charged), now, dead_run)
         batch.ask(sql.FREE_ACCEPTED, dead_run)
         if charged:
@@ -66,6 +68,7 @@ class Claims:
             batch.add(sql.WAIT_FOR_SETTLING, now, latest, service)
         batch.add(sql.FREE_HOLDS, dead_run)
         batch.add(sql.FREE_ASKED, dead_run, int(crashed))
+        batch.add(findings_sql.FREE, dead_run, int(crashed), now)
         batch.add(sql.TAKE_DUTIES_OF_THE_DEAD, me, dead_run, int(crashed))
         batch.add_up(COUNT, "adopted_runs", 1)
         return index

@@ -41,8 +41,7 @@ from gracekit.journal.tasks_sql import (
     MONITORED,
     NOT_STARTED,
     NOTE,
-    PAROLE_HOLD,
-    PAROLE_TASK,
+    PAROLES,
     REJECT,
     REMOVE_NOTES,
     REMOVE_REJECTED,
@@ -361,7 +360,7 @@ class Journal:
         """A suspect of table and id *row* is no longer alone: others will begin beside it."""
         table, row_id = row
         batch = Batch(Point.PAROLE, durable=False)
-        batch.add(PAROLE_HOLD if table == "hold" else PAROLE_TASK, row_id)
+        batch.add(PAROLES[table], row_id)
         await self.commit(batch)
 
     async def last_attempts(self) -> list[tuple[str | None, str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Final
 
 ROW_COLUMNS: Final = (
@@ -98,5 +99,7 @@ INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s)
 SELECT id, ?, ?, ?, ? FROM task
 WHERE id = ? AND finished_at IS NULL ON CONFLICT DO NOTHING RETURNING task_id"""
 HAS_ENDED: Final = "SELECT 1 FROM task WHERE id = ? AND finished_at IS NOT NULL"
-PAROLE_TASK: Final = "UPDATE task SET alone = 0 WHERE id = ?"
-PAROLE_HOLD: Final = "UPDATE hold SET alone = 0 WHERE id = ?"
+PAROLES: Final = MappingProxyType(
+    {table: f"UPDATE {table} SET alone = 0 WHERE id = ?" for table in ("task", "hold", "finding")}
+)
+"""By the table of the suspect's row."""

@@ -179,6 +179,15 @@ class Leases:
         """A lease of ours that nobody here uses could not be given back: do it later."""
         self._owed.append(_Owed(guard.resource, request_id, guard.token))
 
+    def doubt(self, resource: Resource, request_id: str) -> None:
+        """A commit that takes a lease may have landed, or may still land: give it back later."""
+        self._owed.append(_Owed(resource, request_id))
+
+    async def is_ours(self, guard: Guard) -> bool:
+        """Whether the lease is still the one that was granted."""
+        row = await self.look(guard.resource)
+        return row is not None and row.owner == self._run_id and row.token == guard.token
+
     async def give_back_owed(self) -> None:
         """Give back what is owed; what fails stays owed."""
         if not self._owed:

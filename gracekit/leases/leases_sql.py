@@ -52,13 +52,15 @@ WHERE kind = ? AND id = ? AND owner = ? AND request_id = ? AND NOT EXISTS (
         AND task.{IS_OPEN} AND task.request_id = lease.request_id
         AND task.resource_kind = lease.kind AND task.resource_id = lease.id)"""
 # An owner that died unclean may have left a last request in flight to a backend: the resource
-# waits as long as the longest settle time of the rows that acted on it.
+# waits as long as the longest settle time of the rows that acted on it; or of its rule.
 TAKE_AWAY: Final = f"""
 UPDATE lease SET owner = NULL, released_at = ?, release_reason = 'taken', not_before = ? + coalesce(
     (SELECT max(task.settle_s) FROM task WHERE task.owner = lease.owner
         AND (task.request_id = lease.request_id
             OR task.resource_kind = lease.kind AND task.resource_id = lease.id)
-        AND task.state IN ('running', 'handed_over') AND task.{IS_OPEN}), 0)
+        AND task.state IN ('running', 'handed_over') AND task.{IS_OPEN}),
+    (SELECT max(finding.settle_s) FROM finding WHERE finding.owner = lease.owner
+        AND finding.kind = lease.kind AND finding.name = lease.id), 0)
 WHERE owner = ?"""
 # ?1 is now, ?2 the end of the settle time.
 TAKE_AWAY_ONE: Final = """

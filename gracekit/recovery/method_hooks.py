@@ -17,8 +17,8 @@ from gracekit.journal.holds import Hold
 from gracekit.journal.rows import TaskRow
 from gracekit.leases.leases import Guard
 from gracekit.recovery.decisions import Done, Fail, ProbeAnswer, Retry, Wait, probe_pause_s
+from gracekit.recovery.hook_calls import HookCalls, HookEnd
 from gracekit.recovery.shared import Shared
-from gracekit.request.calls import call_hook
 from gracekit.request.context import Context
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import Method
@@ -51,10 +51,10 @@ class HookSubject:
 class MethodHooks:
     """Calls the hooks of one run's methods."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, calls: HookCalls) -> None:
         self._services = shared.services
         self._arrivals = shared.arrivals
-        self._threads = shared.threads
+        self._calls = calls
         self._methods = shared.methods
         self._settings = shared.settings
         self._telemetry = shared.telemetry
@@ -112,24 +112,15 @@ class MethodHooks:
         subject.task.token = guard.token if guard else None
         limit_s = method.options.probe_timeout_s or self._settings.probe_timeout_s
         with self._asking_now(), self._at_work(f"probe of {subject.task.method}"):
-            asking = asyncio.ensure_future(self._call("probe", method.probe_hook, subject, method))
-            try:
-                done, _ = await asyncio.wait({asking}, timeout=limit_s)
-            finally:
-                asking.cancel()  # a thread goes on; its answer comes too late to count
-            if not done:
-                error = f"no answer within {limit_s:g} s"
-            elif asking.cancelled():
-                error = "cancelled"
-            elif (raised := asking.exception()) is None:
-                if isinstance(answer := asking.result(), Done | Retry | Fail | Wait):
-                    return answer
-                said = words_of(answer)
-                error = f"answered {said}: a probe returns Done, Retry, Fail or Wait"
-            elif isinstance(raised, NotImplementedError):
-                return None
-            else:
-                error = words_of(raised)
+            end = await self._call("probe", method.probe_hook, subject, method, limit_s)
+        if end.is_unwritten:
+            return None
+        error = end.fault
+        if not error:
+            if isinstance(answer := end.value, Done | Retry | Fail | Wait):
+                return answer
+            said = words_of(answer)
+            error = f"answered {said}: a probe returns Done, Retry, Fail or Wait"
         self._tell(f"{subject.task.method}.probe", subject, error)
         return Wait(probe_pause_s(subject.waiting_since, self._clock.wall()))
 
@@ -151,19 +142,13 @@ class MethodHooks:
     ) -> None:
         """Call it with the reason; if it raises or takes too long, that is logged."""
         assert method.errored_hook is not None
+        limit_s = self._settings.probe_timeout_s
         with self._at_work(f"errored hook of {subject.task.method}"):
-            calling = asyncio.ensure_future(
-                self._call("errored", method.errored_hook, subject, method, reason=reason)
+            end = await self._call(
+                "errored", method.errored_hook, subject, method, limit_s, reason=reason
             )
-            try:
-                await asyncio.wait({calling}, timeout=self._settings.probe_timeout_s)
-            finally:
-                calling.cancel()
-        fault = "took too long" if not calling.done() or calling.cancelled() else None
-        if fault is None and (error := calling.exception()) is not None:
-            fault = words_of(error)
-        if fault is not None:  # it was called; what it made of that is the application's
-            self._tell(f"{subject.task.method}.errored", subject, fault)
+        if end.fault:  # it was called; what it made of that is the application's
+            self._tell(f"{subject.task.method}.errored", subject, end.fault)
 
     def give_up(self, hook: str, crashes: int) -> str:
         """Tell that *hook* is not called any more; the sentence for the record."""
@@ -182,8 +167,9 @@ class MethodHooks:
         hook: Callable[..., Any],
         subject: HookSubject,
         method: Method[Any, Any],
+        limit_s: float,
         **extra: Any,
-    ) -> Any:
+    ) -> HookEnd:
         ctx = Context(
             subject.task,
             self._services,
@@ -196,7 +182,7 @@ class MethodHooks:
             what, subject.caller, method=method.name, message_id=subject.task.request_id
         )
         args = {**subject.args, **extra}
-        return await call_hook(hook, ctx, args, self._threads, trace=traced)
+        return await self._calls.call(hook, ctx, args, limit_s=limit_s, trace=traced)
 
     def _tell(self, hook: str, subject: HookSubject, error: str) -> None:
         self._telemetry.emit(

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Final
 
 from gracekit import backoff
 from gracekit.clock import Clock
 from gracekit.errors import StoreError
+from gracekit.journal.findings import FindingRows
 from gracekit.journal.holds import Holds
 from gracekit.journal.rows import TaskRow
 from gracekit.journal.tasks import Journal
@@ -25,14 +26,21 @@ from gracekit.recovery.adoption import Adoption
 from gracekit.recovery.duties import Duties
 from gracekit.recovery.ends import Ends
 from gracekit.recovery.gates import Gates
+from gracekit.recovery.hook_calls import HookCalls
 from gracekit.recovery.left_holds import LeftHolds
 from gracekit.recovery.method_hooks import MethodHooks
+from gracekit.recovery.resources.judging import PassRequest
+from gracekit.recovery.resources.kind_table import KindTable
+from gracekit.recovery.resources.results import PassReport
+from gracekit.recovery.resources.schedule import Resources
 from gracekit.recovery.settling import Settling
 from gracekit.recovery.shared import Shared
 from gracekit.recovery.side_tasks import SideTasks
 from gracekit.recovery.starts import Starts
 from gracekit.rpc.failures import words_of
+from gracekit.rpc.server import RpcServer
 from gracekit.store.batch import Batch
+from gracekit.tracker.task import Lane
 
 LAST_GIVE_BACK_S: Final = 1.0
 """A slow store must not eat the time in which a stop is recorded."""
@@ -43,9 +51,10 @@ CLOCK_SET_S: Final = 1.0
 class Reconciler:
     """Recovery of one run: when it looks, and in which order."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, kinds: KindTable, servers: Mapping[Lane, RpcServer]) -> None:
         self._journal: Journal = shared.journal
         self._holds: Holds = shared.holds
+        self._findings: FindingRows = shared.findings
         self._leases: Leases = shared.leases
         self._clock: Clock = shared.clock
         self._claims = shared.claims
@@ -60,13 +69,15 @@ class Reconciler:
 
         self._side_tasks = SideTasks(shared.trigger, shared.telemetry)
         self._gates = gates = Gates(shared)
-        hooks = MethodHooks(shared)
+        calls = HookCalls(shared.threads)
+        hooks = MethodHooks(shared, calls)
         self._adoption = Adoption(shared, side_tasks=self._side_tasks)
         self._ends = ends = Ends(shared, hooks=hooks, gates=gates)
         self._starts = starts = Starts(shared, gates=gates, hooks=hooks, ends=ends)
         self._settling = Settling(shared, gates=gates, hooks=hooks, ends=ends, starts=starts)
         self._duties = Duties(shared, hooks=hooks, ends=ends)
         self._left_holds = LeftHolds(shared, hooks=hooks)
+        self._resources = Resources(shared, calls, kinds, shared.findings, servers)
 
     # -- life ---------------------------------------------------------------------------
 
@@ -75,6 +86,7 @@ class Reconciler:
         self._trigger.is_paused = True
         self._starts.wake()
         self._settling.let_go_of_waiting()
+        self._resources.pause()
 
     def is_paused(self) -> bool:
         """Whether a drain has said that nothing more may be started."""
@@ -125,6 +137,8 @@ class Reconciler:
     async def _pause_s(self) -> float:
         every = self._clock.jitter(self._settings.reconcile_every_s)
         longest = min(every, max(0.05, self._look_by - self._clock.loop()))
+        if (due_s := self._resources.due_in_s()) is not None and not self._trigger.is_paused:
+            longest = min(longest, max(0.05, due_s))
         if (
             self._trigger.is_paused
             or not self._settings.startup_reconciliation_enabled
@@ -161,6 +175,7 @@ class Reconciler:
                 await self._gates.hold_all()
             await self._settling.settle_rows()
             self._side_tasks.do("holds", self._left_holds.settle_all)
+            self._side_tasks.do("resources", self._resources.look)
         self._side_tasks.do("errored hooks", self._duties.call_errored_hooks)
         for lane in self._lanes:
             claim = partial(self._starts.claim_accepted, lane)
@@ -182,12 +197,33 @@ class Reconciler:
                 self._leases.add_follow_clock(batch)
                 self._claims.add_follow_clock(batch, by_s)
                 self._holds.add_follow_clock(batch, by_s)
+                self._findings.add_follow_clock(batch, by_s)
                 await self._journal.commit(batch)
                 self._telemetry.emit("clock.set", by_s=round(by_s, 1))
                 self._trigger.poke()
             self._ahead_s = ahead_s
 
     # -- what others ask ----------------------------------------------------------------
+
+    @property
+    def resources(self) -> Resources:
+        """Settles the resources of the application."""
+        return self._resources
+
+    async def settle_by_hand(self, request: PassRequest) -> tuple[int, PassReport]:
+        """Settle what an operator asks for, also where nothing is settled unasked.
+
+        Returns:
+            How many unfinished tasks were settled, and what became of the resources.
+
+        Raises:
+            GracekitError: it cannot be done now; the message says why.
+        """
+        tasks = 0
+        if request.is_whole and self._resources.may_begin():
+            await self._adoption.adopt_dead_runs()
+            tasks = await self._settling.settle_all()
+        return tasks, await self._resources.make_by_hand(request)
 
     async def adopt_dead_runs(self) -> None:
         """At a start: classify runs proven dead and take over what they left."""

@@ -103,6 +103,16 @@ class Settling:
             if not rows:
                 return
 
+    async def settle_all(self) -> int:
+        """Claim and settle until there is no row that may be claimed now; returns how many."""
+        begun: set[asyncio.Task[None]] = set()
+        while True:
+            await self.settle_rows()
+            begun.update(self._at_work)
+            if not self._at_work:
+                return len(begun)
+            await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
+
     def _is_paused_by_now(self) -> bool:
         """Since the claim was submitted."""
         return self._trigger.is_paused

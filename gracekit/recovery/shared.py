@@ -9,6 +9,7 @@ from gracekit.clock import Clock
 from gracekit.config.settings import Settings
 from gracekit.dispatcher import Dispatcher
 from gracekit.journal.claims import Claims
+from gracekit.journal.findings import FindingRows
 from gracekit.journal.holds import Holds
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
@@ -36,6 +37,7 @@ class Shared:
         trigger: What others ask of recovery.
         claim_limit: Of each lane: so many recovered rows may wait for it.
         threads: For plain hooks: they must not take a thread that a handler was promised.
+        is_local: Whether the transport is a file, which holds what is read until it is accepted.
     """
 
     services: Services
@@ -48,7 +50,9 @@ class Shared:
     suspects: Suspects
     methods: MethodTable
     claim_limit: Mapping[Lane, ClaimLimit]
+    findings: FindingRows
     threads: Threads
+    is_local: bool
     trigger: RecoveryTrigger
     settings: Settings
     telemetry: Telemetry

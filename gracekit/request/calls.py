@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
@@ -27,14 +27,24 @@ async def call_hook(
     args: Mapping[str, Any],
     threads: Threads,
     *,
+    before: Sequence[Any] = (),
     trace: AbstractContextManager[None] | None = None,
 ) -> Any:
-    """Call a probe, errored hook or job, plain or async; in *trace*, or without any trace."""
+    """Call a probe, rule, errored hook or job, plain or async; in *trace*, or without any trace.
+
+    Args:
+        hook: Of the application.
+        ctx: Its first argument.
+        args: Arguments by name.
+        threads: For a plain function.
+        before: Arguments by position, behind the context.
+        trace: Block in which it is called.
+    """
     try:
         with running_in(ctx), trace or apart():
             if asyncio.iscoroutinefunction(hook):
-                return await hook(ctx, **args)
-            return await in_thread(partial(hook, ctx, **args), threads)
+                return await hook(ctx, *before, **args)
+            return await in_thread(partial(hook, ctx, *before, **args), threads)
     except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
         # Out of a task of its own it would end the whole loop.
         name = getattr(hook, "__name__", "a hook")

@@ -21,7 +21,7 @@ from typing import Any, Final, NoReturn, cast
 
 from gracekit.clock import Clock
 from gracekit.config.values import parse_duration
-from gracekit.errors import DeclarationError, InvalidArgumentsError, LeaseHeld, StoreError
+from gracekit.errors import InvalidArgumentsError, LeaseHeld, StoreError
 from gracekit.journal.holds import Holds
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Guard, Leases
@@ -376,57 +376,6 @@ class Context(Mapping[str, Any]):
             await self._services.leases.release(guard, reason="clean")
         except StoreError:
             self._services.leases.owe(guard, self.task_id)
-
-
-class JobContext(Context):
-    """One run of a periodic job, which answers no request.
-
-    `fence`, `deadline`, `time_left`, `draining`, `cancelled`, `lease` and `track` are those of
-    any work. There is no caller, so the mapping is empty; and nothing of a request: what asks
-    for it raises DeclarationError.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, task: TrackedTask, services: Services) -> None:
-        name = (None, task.method, "1.0")
-        super().__init__(task, services, args={}, caller={}, method=name, expires_at=None)
-
-    def __repr__(self) -> str:
-        return f"<Context of periodic job {self.method}>"
-
-    @property
-    def request_id(self) -> str:
-        """Not there: a job has no sender.
-
-        Raises:
-            DeclarationError: always; `task_id` is what the log has.
-        """
-        raise self._no_request("request_id", "ctx.task_id is what the log has")
-
-    @property
-    def attempt(self) -> int:
-        """Not there: a job that failed is not repeated, its next run comes by itself.
-
-        Raises:
-            DeclarationError: always.
-        """
-        raise self._no_request("attempt", "its next run comes by itself")
-
-    # The arguments are those of Context.hold.
-    async def hold(self, name: str, key: str, *, at_most: str | float) -> None:  # noqa: ARG002
-        """Not there: what is left of a hold is settled by the probe of the method that opened it.
-
-        Raises:
-            DeclarationError: always.
-        """
-        raise self._no_request("hold()", "open the hold in the method whose probe can settle it")
-
-    def _no_request(self, what: str, remedy: str) -> DeclarationError:
-        return DeclarationError(
-            f"{self.method}() is a periodic job and answers no request, so it has no ctx.{what}: "
-            f"{remedy}"
-        )
 
 
 def lease_in(caller: Mapping[str, Any]) -> dict[str, Any] | None:

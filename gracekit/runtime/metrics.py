@@ -9,6 +9,7 @@ from gracekit.config.choices import RejectReason, choices_of
 from gracekit.periodic import JobOutcome
 from gracekit.phase import ServiceState
 from gracekit.recovery.decisions import Step
+from gracekit.recovery.resources.results import ResourceOutcome
 from gracekit.service import Service
 from gracekit.telemetry.metrics import LabelWords
 from gracekit.telemetry.run_metrics import RunMetrics
@@ -33,6 +34,8 @@ def label_words(service: Service) -> LabelWords:
         reasons=frozenset(choices_of(RejectReason)),
         states=frozenset(state.value for state in TRANSIENT),
         job_outcomes=frozenset(outcome.value for outcome in JobOutcome),
+        kinds=frozenset(kind.name for kind in service.kinds),
+        resource_outcomes=frozenset(outcome.value for outcome in ResourceOutcome),
         phases=frozenset(state.value for state in ServiceState),
         versions=frozenset({VERSION}),
     )

@@ -26,6 +26,7 @@ from gracekit.drain.report import DrainReport
 from gracekit.errors import ControlOffError, StoreError
 from gracekit.hooks import ServiceHooks
 from gracekit.journal.claims import Claims
+from gracekit.journal.findings import FindingRows
 from gracekit.journal.holds import Holds
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
@@ -63,9 +64,9 @@ def wire(ground: Ground) -> Wired:
     verbs = _Verbs(ground)
     records = _records(ground)
     requests = _requests(ground, records, verbs)
-    reconciler = _reconciler(ground, records, requests)
-    jobs = _jobs(ground, requests)
     servers = {lane: _server(ground, lane, requests) for lane in requests.gates}
+    reconciler = _reconciler(ground, records, requests, servers)
+    jobs = _jobs(ground, requests)
     hooks = ServiceHooks(
         ground.service.start_hooks,
         ground.service.stop_hooks,
@@ -241,7 +242,12 @@ def _gates(ground: Ground) -> dict[Lane, LaneGate]:
     }
 
 
-def _reconciler(ground: Ground, records: Records, requests: Requests) -> Reconciler:
+def _reconciler(
+    ground: Ground,
+    records: Records,
+    requests: Requests,
+    servers: Mapping[Lane, RpcServer],
+) -> Reconciler:
     settings, telemetry = ground.settings, ground.telemetry
 
     def report_damage(error: StoreError) -> None:
@@ -263,12 +269,14 @@ def _reconciler(ground: Ground, records: Records, requests: Requests) -> Reconci
         suspects=requests.suspects,
         methods=ground.service.methods,
         claim_limit={lane: gate.claim_limit for lane, gate in requests.gates.items()},
+        findings=FindingRows(records.journal, host=settings.host),
         threads=ground.process.threads(settings.threads),
+        is_local=ground.transport.is_local,
         trigger=requests.trigger,
         settings=settings,
         telemetry=telemetry,
     )
-    return Reconciler(shared)
+    return Reconciler(shared, ground.service.kinds, servers)
 
 
 def _jobs(ground: Ground, requests: Requests) -> PeriodicJobs:

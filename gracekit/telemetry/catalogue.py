@@ -358,6 +358,69 @@ _RECOVERY: Final = (
     ),
     _event("clock.set", _W, "The wall clock was set; what waits keeps its length.", "by_s"),
 )
+_COUNTS: Final = "settled failed waiting left"
+_RESOURCES: Final = (
+    _event(
+        "reconciliation.started",
+        _I,
+        "A pass over the resources of this host begins.",
+        "by_hand",
+    ),
+    _event(
+        "reconciliation.progress",
+        _I,
+        "How far a pass is. waits_for counts the requests in the queues that it waits for.",
+        f"{_COUNTS} waits_for",
+    ),
+    _event(
+        "reconciliation.waits",
+        _W,
+        "A pass has waited for an hour until the requests in the queues were taken; it waits on.",
+        "requests waited_s",
+    ),
+    _event(
+        "reconciliation.broken",
+        _W,
+        "The resources of a kind cannot be found, or those before it; the next pass tries again.",
+        "kind reason",
+    ),
+    _event(
+        "reconciliation.finished",
+        _I,
+        "A pass is over; interrupted by a drain, it is made again.",
+        f"{_COUNTS} broken interrupted took_s",
+    ),
+    _event(
+        "resource.settled",
+        _I,
+        "A rule has written the status of a resource.",
+        "resource status written rule token",
+    ),
+    _event(
+        "resource.failed",
+        _W,
+        "A rule has written its failed status for a resource.",
+        "resource status written rule reason token",
+    ),
+    _event(
+        "resource.left",
+        _I,
+        "A rule has begun and written nothing: it is asked again, or the resource has moved on.",
+        "resource status outcome rule reason token",
+    ),
+    _event(
+        "resource.unruled",
+        _W,
+        "So many resources have a status without a rule; nobody settles them.",
+        "kind status number",
+    ),
+    _event(
+        "resource.reconciled",
+        _D,
+        "A pass has looked at a resource, or a rule was asked again about one.",
+        "kind outcome",
+    ),
+)
 _STORE: Final = (
     _event(
         "store.error",
@@ -397,6 +460,7 @@ GROUPS: Final = MappingProxyType(
         "A drain": _DRAIN,
         "Operators": _OPERATORS,
         "Recovery": _RECOVERY,
+        "Resources": _RESOURCES,
         "The store": _STORE,
     }
 )

@@ -49,6 +49,8 @@ class LabelWords:
         reasons: Why a request may be refused.
         states: What a task on record may be in before its end.
         job_outcomes: How a run of a periodic job may end.
+        kinds: Names of its kinds of resources.
+        resource_outcomes: What a pass may make of a resource.
         phases: States of the service.
         versions: The version of gracekit.
     """
@@ -62,6 +64,8 @@ class LabelWords:
     reasons: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()
     job_outcomes: frozenset[str] = frozenset()
+    kinds: frozenset[str] = frozenset()
+    resource_outcomes: frozenset[str] = frozenset()
     phases: frozenset[str] = frozenset()
     versions: frozenset[str] = frozenset()
 
@@ -169,6 +173,17 @@ _COUNTERS: Final = (
         ),
         events=("job.finished",),
         help="Runs of periodic jobs that have ended in this run of the service.",
+    ),
+    Metric(
+        name="gracekit_resources_reconciled_total",
+        instrument="gracekit.resources.reconciled",
+        kind=MetricKind.COUNTER,
+        labels=(
+            Label("kind", "kind", "kinds", "kind"),
+            Label("outcome", "outcome", "resource_outcomes", "outcome"),
+        ),
+        events=("resource.reconciled",),
+        help="Resources at which passes have looked in this run, by what became of them.",
     ),
     Metric(
         name="gracekit_tasks_handed_over_total",

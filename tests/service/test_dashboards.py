@@ -16,7 +16,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from gracekit import Context, Service
+from gracekit import Context, Found, Service
 from gracekit.telemetry.metrics import METRICS, Metric
 from gracekit.telemetry.prometheus import Exposition
 from gracekit.telemetry.readings import StoreNumbers
@@ -60,6 +60,16 @@ async def rendering(world: World, svc: Service) -> str:
 
     @svc.periodic(every=3600)
     async def sweep(ctx: Context) -> None: ...
+
+    vm = svc.kind("vm")
+
+    @vm.find
+    async def vms(ctx: Context, *, after: str | None, limit: int) -> list[Found]:
+        return []
+
+    @vm.write
+    async def write(ctx: Context, found: Found, status: str, facts: dict[str, object]) -> bool:
+        return True
 
     life = world.life(svc)
     counted = RunMetrics(life.runtime.label_words)

@@ -85,6 +85,13 @@ class KindTable:
             put(kind)
         return list(ordered.values())
 
+    def before(self, name: str) -> set[str]:
+        """Names of all kinds that are settled before that one."""
+        found: set[str] = set()
+        for before in self._kinds[name].after:
+            found |= {before, *self.before(before)}
+        return found
+
     def needed(self) -> frozenset[str]:
         """Names of those that another one comes after."""
         return frozenset(before for kind in self for before in kind.after)

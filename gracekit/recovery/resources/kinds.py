@@ -24,6 +24,8 @@ WriteT = TypeVar("WriteT", bound=Callable[..., Awaitable[bool] | bool])
 ProbeT = TypeVar("ProbeT", bound=Callable[..., Awaitable[TruthAnswer] | TruthAnswer])
 DeleteT = TypeVar("DeleteT", bound=Callable[..., Awaitable[None] | None])
 
+FIND: Final = "ctx, *, after, limit"
+WRITE: Final = "ctx, found, status, facts"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -42,7 +44,7 @@ class ResourceKind:
         self,
         name: object,
         *,
-        after: Iterable[ResourceKind | str] = (),
+        after: ResourceKind | str | Iterable[ResourceKind | str] = (),
         statuses: Iterable[str] | None = None,
         stuck_after: str | float = "10m",
         max_wait: str | float = "10m",
@@ -54,8 +56,10 @@ class ResourceKind:
                 "digits, '_', '-' and '.'"
             )
         self.name = name
-        self.after = tuple(before if isinstance(before, str) else before.name for before in after)
-        self.statuses = None if statuses is None else frozenset(map(self._status, statuses))
+        kinds = (after,) if isinstance(after, ResourceKind | str) else after
+        self.after = tuple(before if isinstance(before, str) else before.name for before in kinds)
+        known = (statuses,) if isinstance(statuses, str) else statuses
+        self.statuses = None if known is None else frozenset(map(self._status, known))
         try:
             self.stuck_after_s = parse_duration(stuck_after)
             self.max_wait_s = parse_duration(max_wait)
@@ -84,7 +88,7 @@ class ResourceKind:
         It is called with `after`, the id of the last one of the page before (None at first), and
         `limit`, and returns a list of `Found`; an empty one at the end.
         """
-        self._add_hook("find", function, "ctx, *, after, limit")
+        self._add_hook("find", function, FIND)
         return function
 
     def write(self, function: WriteT) -> WriteT:
@@ -94,7 +98,7 @@ class ResourceKind:
         `Settled` (an empty mapping otherwise). `ctx.fence` is the token of the lease: store it,
         and refuse a lower one.
         """
-        self._add_hook("write", function, "ctx, found, status, facts")
+        self._add_hook("write", function, WRITE)
         return function
 
     def probe(self, *statuses: str, failed: str = "") -> Callable[[ProbeT], ProbeT]:
@@ -151,8 +155,12 @@ class ResourceKind:
             more: The others.
 
         Raises:
-            DeclarationError: a status has another rule already.
+            DeclarationError: none is named, or a status has another rule already.
         """
+        if not by_status and not more:
+            raise DeclarationError(
+                f"{self.name}.mark() names no status: write {self.name}.mark(restoring='error')"
+            )
         for status, failed in {**(by_status or {}), **more}.items():
             self._add_rules((status,), StatusRule(how=How.MARK, failed=self._status(failed)))
 
@@ -160,12 +168,12 @@ class ResourceKind:
         """Leave resources in *statuses* alone, and say why.
 
         Raises:
-            DeclarationError: without a reason, or a status has another rule already.
+            DeclarationError: without a status or a reason, or a status has another rule already.
         """
-        if not why:
+        if not why or not statuses:
             raise DeclarationError(
-                f"{self.name}.leave({', '.join(map(repr, statuses))}) needs why=: say who goes on "
-                "with such a resource"
+                f"{self.name}.leave({', '.join(map(repr, statuses))}) needs its statuses, and "
+                "why=: say who goes on with such a resource"
             )
         self._add_rules(statuses, StatusRule(how=How.LEAVE, why=why))
 
@@ -185,7 +193,7 @@ class ResourceKind:
     def hooks(self) -> Iterator[KindHook]:
         """All functions that are called."""
         yield from self._hooks.values()
-        yield from {id(r.hook): r.hook for r in self._rules.values() if r.hook}.values()
+        yield from {id(rule.hook): rule.hook for rule in self._rules.values() if rule.hook}.values()
 
     def hook(self, name: str) -> KindHook:
         """The one that finds, or writes; of a kind that was checked."""
@@ -197,20 +205,19 @@ class ResourceKind:
         Raises:
             DeclarationError: another object is served for them already.
         """
-        functions = {id(hook.function): hook for hook in self.hooks if hook.owner}
         marked = False
         for name in dir(type(owner)):
-            found = inspect.getattr_static(type(owner), name)
-            hook = functions.get(id(found))
-            if hook is None:
-                continue
-            if hook.target is not None:
-                raise DeclarationError(
-                    f"kind {self.name} is served by another {hook.owner} already: one object of "
-                    "a class finds and settles its resources"
-                )
-            hook.bind(getattr(owner, name))
-            marked = True
+            function = inspect.getattr_static(type(owner), name)
+            for hook in self.hooks:  # a function may settle several statuses, each by a mark
+                if hook.owner is None or hook.function is not function:
+                    continue
+                if hook.target is not None:
+                    raise DeclarationError(
+                        f"kind {self.name} is served by another {hook.owner} already: one object "
+                        "of a class finds and settles its resources"
+                    )
+                hook.bind(getattr(owner, name))
+                marked = True
         return marked
 
     def check(self) -> None:
@@ -219,10 +226,7 @@ class ResourceKind:
         Raises:
             DeclarationError: it is not; the message says what to write.
         """
-        for name, arguments in (
-            ("find", "ctx, *, after, limit"),
-            ("write", "ctx, found, status, facts"),
-        ):
+        for name, arguments in (("find", FIND), ("write", WRITE)):
             if name not in self._hooks:
                 raise DeclarationError(
                     f"kind {self.name} has no {name}: mark a function with @{self.name}.{name} "

@@ -6,6 +6,7 @@ import enum
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gracekit.errors import DeclarationError
@@ -44,7 +45,8 @@ class KindHook:
             DeclarationError: it cannot be called with these arguments.
         """
         self.function = function
-        self.name = str(getattr(function, "__name__", repr(function)))
+        named = function.func if isinstance(function, partial) else function
+        self.name = str(getattr(named, "__name__", type(named).__name__))
         self.owner = _class_of(function)
         self._target: Callable[..., Any] | None = None if self.owner else function
         _check(function, what, written, has_self=self.owner is not None)

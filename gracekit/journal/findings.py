@@ -1,0 +1,247 @@
+"""FindingRows: resources of the application that a rule acts on, or that wait to be settled.
+
+What was settled has no row. A resource that is merely found, and is old enough by its own record,
+has none either until its rule begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gracekit.journal import findings_sql as sql
+from gracekit.journal.rows import MET_ALONE
+from gracekit.journal.tasks import Journal
+from gracekit.process import Point
+from gracekit.store.batch import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingRow:
+    """One resource that is on record.
+
+    Attributes:
+        name: Id of the resource.
+        first_seen: Wall time at which it was first found in that status.
+        page: Id behind which `find` shows it; None for its first page.
+        owner: Run in which its rule acts now.
+        tries: Of its rule, without an end.
+        waiting_since: Wall time of the first of them.
+        next_check: Wall time at which it is asked again; None for the next pass.
+        detail: Why it waits.
+        crashes: Processes that ended while its rule acted.
+        alone: Whether the last of them met it with nothing else at work.
+    """
+
+    id: int
+    kind: str
+    name: str
+    status: str
+    first_seen: float
+    page: str | None
+    owner: str | None
+    tries: int
+    waiting_since: float | None
+    next_check: float | None
+    detail: str | None
+    crashes: int
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """A resource as a page of its kind shows it.
+
+    Attributes:
+        page: Id behind which that page begins; None for the first one.
+    """
+
+    kind: str
+    name: str
+    status: str
+    page: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRecord:
+    """What a pass has done: wall times, and numbers of resources."""
+
+    run_id: str
+    began_at: float
+    finished_at: float
+    settled: int
+    failed: int
+    waiting: int
+    left_alone: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtWork:
+    """An open task that names a resource.
+
+    Attributes:
+        instance: Of the run that owns it; None for nobody.
+    """
+
+    request_id: str
+    method: str
+    state: str
+    instance: str | None
+
+
+class FindingRows:
+    """The findings of one host."""
+
+    def __init__(self, journal: Journal, *, host: str) -> None:
+        self._journal = journal
+        self._where = (journal.service, host)
+
+    # -- looks --------------------------------------------------------------------------
+
+    async def by_name(self, kind: str, names: Sequence[str]) -> dict[str, FindingRow]:
+        """Those of *names* that are on record."""
+        found: dict[str, FindingRow] = {}
+        for start in range(0, len(names), sql.AT_ONCE):
+            some = names[start : start + sql.AT_ONCE]
+            filled = [*some, *[some[0]] * (sql.AT_ONCE - len(some))]
+            for one in await self._list(sql.BY_NAME, kind, *filled):
+                found[one.name] = one
+        return found
+
+    async def due(self, limit: int) -> list[FindingRow]:
+        """Those that are to be asked again now, as many as *limit*, the longest overdue first."""
+        return await self._list(sql.DUE, self._journal.clock.wall(), limit)
+
+    async def waiting(self, limit: int) -> list[FindingRow]:
+        """Those that were asked and have no end, the oldest first."""
+        return await self._list(sql.WAITING, limit)
+
+    async def next_check(self) -> float | None:
+        """Wall time at which the next one is to be asked again; None if none is."""
+        rows = await self._journal.engine.query(sql.NEXT_CHECK, *self._where)
+        return None if rows[0][0] is None else float(rows[0][0])
+
+    async def last_pass(self) -> PassRecord | None:
+        """The last pass over this host's resources that has finished; None if none has."""
+        for row in await self._journal.engine.query(sql.LAST_PASS, *self._where):
+            run_id, began_at, finished_at, *numbers = row
+            settled, failed, waiting, left_alone = (int(number or 0) for number in numbers)
+            return PassRecord(
+                run_id=str(run_id),
+                began_at=float(began_at or 0),
+                finished_at=float(finished_at or 0),
+                settled=settled,
+                failed=failed,
+                waiting=waiting,
+                left_alone=left_alone,
+            )
+        return None
+
+    async def at_work(self, kind: str, name: str) -> AtWork | None:
+        """The oldest open task that names the resource; None if there is none."""
+        for request_id, method, state, instance in await self._journal.engine.query(
+            sql.AT_WORK, kind, name
+        ):
+            return AtWork(
+                request_id=str(request_id),
+                method=str(method),
+                state=str(state),
+                instance=None if instance is None else str(instance),
+            )
+        return None
+
+    async def _list(self, text: str, *params: str | float) -> list[FindingRow]:
+        rows = await self._journal.engine.query(text, *self._where, *params)
+        found: list[dict[str, Any]] = [dict(zip(sql.NAMES, row, strict=True)) for row in rows]
+        return [FindingRow(**one | {"alone": one["alone"] == MET_ALONE}) for one in found]
+
+    # -- steps --------------------------------------------------------------------------
+
+    def add_begin(
+        self, batch: Batch, seen: Sighting, *, rule: str, settle_s: float, alone: bool
+    ) -> int:
+        """Record that a rule begins; a conflict where a task names the resource, or it waits.
+
+        Returns:
+            Index of the statement that returns the id of its row, and the wall time since which it
+            waits.
+        """
+        return batch.ask(
+            sql.BEGIN,
+            *self._where,
+            *(seen.kind, seen.name, seen.status),
+            self._journal.clock.wall(),
+            *(seen.page, rule, self._journal.run_id, settle_s, int(alone)),
+            expect=1,
+        )
+
+    def add_end(self, batch: Batch, row_id: int) -> None:
+        """Its rule has ended here; a conflict where others have taken it over."""
+        batch.add(sql.END, row_id, self._journal.run_id, expect=1)
+
+    def add_wait(self, batch: Batch, row_id: int, *, next_check: float, why: str) -> None:
+        """It is asked again at wall time *next_check*; a conflict as in `add_end`."""
+        now, me = self._journal.clock.wall(), self._journal.run_id
+        batch.add(sql.WAIT, now, next_check, why[:1000], row_id, me, expect=1)
+
+    def add_let_go(self, batch: Batch, row_id: int, *, next_check: float | None) -> None:
+        """Its rule was not called after all."""
+        batch.add(sql.LET_GO, next_check, row_id, self._journal.run_id)
+
+    async def note_seen(self, sightings: Iterable[Sighting]) -> None:
+        """Write down what a page shows: what had no row, or whose row must outlive the pass."""
+        batch = Batch(Point.FINDING, durable=False)
+        now = self._journal.clock.wall()
+        for seen in sightings:
+            batch.add(sql.SEEN, *self._where, seen.kind, seen.name, seen.status, now, seen.page)
+        if batch.statements:
+            await self._journal.commit(batch)
+
+    async def forget(self, finding: FindingRow, *, is_gone: bool) -> None:
+        """`find` does not show it where it was: over if *is_gone*, else the next pass looks."""
+        batch = Batch(Point.FINDING)
+        batch.add(sql.FORGET if is_gone else sql.NOT_AGAIN, finding.id)
+        if is_gone:
+            self._add_moved_on(batch, finding.kind, finding.name, finding.status)
+        await self._journal.commit(batch)
+
+    async def put_off(self, finding: FindingRow, *, next_check: float) -> None:
+        """It could not be asked: look at it again at wall time *next_check*."""
+        batch = Batch(Point.FINDING)
+        batch.add(sql.PUT_OFF, next_check, finding.id)
+        await self._journal.commit(batch)
+
+    async def sweep(self, kind: str, *, before: float) -> None:
+        """A whole pass since wall time *before* has found the others: what is left has moved on."""
+        batch = Batch(Point.FINDING)
+        batch.ask(sql.SWEEP, *self._where, kind, before)
+        rows = (await self._journal.commit(batch))[0]
+        notes = Batch(Point.TALLY, durable=False)
+        for name, status, _, rule in rows:
+            if rule is not None:
+                self._add_moved_on(notes, kind, str(name), str(status))
+        if notes.statements:
+            await self._journal.commit(notes)
+
+    def _add_moved_on(self, batch: Batch, kind: str, name: str, status: str) -> None:
+        self.add_note(batch, "resource_moved_on", (kind, name), f"it is not {status} any more")
+
+    def add_note(self, batch: Batch, what: str, resource: tuple[str, str], detail: str) -> None:
+        """List an incident about a resource."""
+        self._journal.add_note(batch, what, None, ":".join(resource), detail)
+
+    def add_follow_clock(self, batch: Batch, by_s: float) -> None:
+        """After the wall clock was set by so many seconds."""
+        batch.add(sql.FOLLOW_CLOCK, by_s, self._journal.clock.wall(), *self._where)
+
+    async def note_pass(self, done: PassRecord) -> None:
+        """Record that a pass has finished."""
+        batch = Batch(Point.FINDING)
+        batch.add(
+            sql.NOTE_PASS,
+            *self._where,
+            *(done.run_id, done.began_at, done.finished_at),
+            *(done.settled, done.failed, done.waiting, done.left_alone),
+        )
+        await self._journal.commit(batch)

@@ -1,0 +1,100 @@
+"""The statements of `findings`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gracekit.store.open_rows import IS_OPEN
+
+NAMES: Final = (
+    "id", "kind", "name", "status", "first_seen", "page", "owner", "tries", "waiting_since",
+    "next_check", "detail", "crashes", "alone",
+)  # fmt: skip
+_ROWS: Final = f"SELECT {', '.join(NAMES)} FROM finding WHERE service = ? AND host = ?"
+AT_ONCE: Final = 100
+BY_NAME: Final = f"{_ROWS} AND kind = ? AND name IN ({', '.join('?' * AT_ONCE)})"
+DUE: Final = f"{_ROWS} AND owner IS NULL AND next_check <= ? ORDER BY next_check LIMIT ?"
+WAITING: Final = f"{_ROWS} AND tries > 0 ORDER BY first_seen, id LIMIT ?"
+NEXT_CHECK: Final = """
+SELECT min(next_check) FROM finding WHERE next_check IS NOT NULL AND service = ? AND host = ?
+    AND owner IS NULL"""
+_ANEW: Final = "CASE WHEN finding.status = excluded.status THEN finding.{0} ELSE {1} END"
+_SAME: Final = ", ".join(
+    f"{name} = {_ANEW.format(name, other)}"
+    for name, other in (
+        ("first_seen", "excluded.first_seen"),
+        ("tries", "0"),
+        ("waiting_since", "NULL"),
+        ("detail", "NULL"),
+        ("crashes", "0"),
+    )
+)
+# A rule begins where no request is at work, or about to be, and nothing else of recovery: with the
+# lease in the same commit, nobody comes between. In another status, the resource is a new case.
+BEGIN: Final = f"""
+INSERT INTO finding (service, host, kind, name, status, first_seen, seen_at, page, rule, owner,
+    settle_s, alone)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7, ?8, ?9, ?10, ?11 FROM epoch WHERE NOT EXISTS (
+    SELECT 1 FROM task WHERE task.resource_kind = ?3 AND task.resource_id = ?4 AND task.{IS_OPEN})
+ON CONFLICT (service, host, kind, name) DO UPDATE SET {_SAME},
+    status = excluded.status, seen_at = excluded.seen_at, page = excluded.page,
+    rule = excluded.rule, owner = excluded.owner, settle_s = excluded.settle_s,
+    alone = excluded.alone, next_check = NULL
+WHERE coalesce(finding.owner, excluded.owner) = excluded.owner
+    AND (finding.status <> excluded.status
+        OR coalesce(finding.next_check, 0) <= excluded.seen_at)
+RETURNING id, waiting_since"""
+SEEN: Final = f"""
+INSERT INTO finding (service, host, kind, name, status, first_seen, seen_at, page)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7)
+ON CONFLICT (service, host, kind, name) DO UPDATE SET {_SAME},
+    next_check = {_ANEW.format("next_check", "NULL")},
+    status = excluded.status, seen_at = excluded.seen_at, page = excluded.page
+WHERE finding.owner IS NULL"""
+END: Final = "DELETE FROM finding WHERE id = ? AND owner = ?"
+WAIT: Final = """
+UPDATE finding SET owner = NULL, tries = tries + 1, waiting_since = coalesce(waiting_since, ?1),
+    next_check = ?2, detail = ?3, crashes = 0, alone = 0 WHERE id = ?4 AND owner = ?5"""
+LET_GO: Final = """
+UPDATE finding SET owner = NULL, next_check = ?1, alone = 0 WHERE id = ?2 AND owner = ?3"""
+FORGET: Final = "DELETE FROM finding WHERE id = ? AND owner IS NULL"
+PUT_OFF: Final = "UPDATE finding SET next_check = ? WHERE id = ? AND owner IS NULL"
+NOT_AGAIN: Final = "UPDATE finding SET next_check = NULL WHERE id = ? AND owner IS NULL"
+# What a whole pass over its kind has not found any more has moved on by itself.
+SWEEP: Final = """
+DELETE FROM finding WHERE service = ? AND host = ? AND kind = ? AND owner IS NULL AND seen_at < ?
+RETURNING name, status, tries, rule"""
+
+# -- adoption, the clock ----------------------------------------------------------------
+
+WERE_NOT_ALONE: Final = f"""
+UPDATE finding SET alone = 0 WHERE owner = ?1
+    AND EXISTS (SELECT 1 FROM task WHERE owner = ?1 AND {IS_OPEN}
+        AND (state = 'running' OR probing = 1))"""
+FREE: Final = """
+UPDATE finding SET crashes = crashes + ?2, alone = CASE WHEN ?2 = 1 AND alone = 1 THEN 2 ELSE 0 END,
+    owner = NULL, next_check = ?3 + settle_s WHERE owner = ?1"""
+# ?1 is by how much the clock was set, ?2 is now.
+FOLLOW_CLOCK: Final = """
+UPDATE finding SET first_seen = first_seen + ?1, seen_at = seen_at + ?1,
+    waiting_since = waiting_since + ?1,
+    next_check = CASE WHEN next_check > ?2 THEN next_check + ?1 ELSE next_check END
+WHERE service = ?3 AND host = ?4"""
+
+# -- the last pass ----------------------------------------------------------------------
+
+NOTE_PASS: Final = """
+INSERT INTO resource_pass (service, host, run_id, began_at, finished_at, settled, failed, waiting,
+    left_alone) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (service, host) DO UPDATE SET run_id = excluded.run_id, began_at = excluded.began_at,
+    finished_at = excluded.finished_at, settled = excluded.settled, failed = excluded.failed,
+    waiting = excluded.waiting, left_alone = excluded.left_alone"""
+LAST_PASS: Final = """
+SELECT run_id, began_at, finished_at, settled, failed, waiting, left_alone FROM resource_pass
+WHERE service = ? AND host = ?"""
+# -- who works on a resource --------------------------------------------------------------
+
+AT_WORK: Final = f"""
+SELECT task.request_id, task.method, task.state, run.instance FROM task
+LEFT JOIN run ON run.run_id = task.owner
+WHERE task.resource_kind = ? AND task.resource_id = ? AND task.{IS_OPEN} ORDER BY task.id LIMIT 1"""

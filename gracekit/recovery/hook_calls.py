@@ -1,0 +1,86 @@
+"""Calls the application's code for recovery: probes, `errored` hooks, and the rules of resources.
+
+A call is bounded, and its failure is a value: what a hook raises is the application's, and
+recovery goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from gracekit.process import Threads
+from gracekit.request.calls import call_hook
+from gracekit.request.context import Context
+from gracekit.rpc.failures import words_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookEnd:
+    """What came of a call.
+
+    Attributes:
+        value: What it returned; None if it did not.
+        fault: Why it has no value, as a text; empty if it returned.
+        is_unwritten: Whether it raised NotImplementedError.
+    """
+
+    value: Any = None
+    fault: str = ""
+    is_unwritten: bool = False
+
+
+class HookCalls:
+    """Calls hooks of one run.
+
+    Args:
+        threads: For plain hooks: they must not take a thread that a handler was promised.
+    """
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+
+    async def call(
+        self,
+        hook: Callable[..., Any],
+        ctx: Context,
+        args: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        limit_s: float,
+        before: Sequence[Any] = (),
+        waits_for_end: bool = False,
+        trace: AbstractContextManager[None] | None = None,
+    ) -> HookEnd:
+        """Call *hook*, and wait for at most *limit_s* seconds.
+
+        Args:
+            hook: Plain or async.
+            ctx: Its first argument.
+            args: Arguments by name.
+            limit_s: After it the hook is cancelled. Nothing stops one in a thread; what that
+                returns comes too late to count.
+            before: Arguments by position.
+            waits_for_end: Return only when the hook has, also after *limit_s*: it changes
+                something, and must not go on beside whoever comes next.
+            trace: Block in which it is called.
+        """
+        calling = asyncio.ensure_future(
+            call_hook(hook, ctx, args, self._threads, before=before, trace=trace)
+        )
+        try:
+            done, _ = await asyncio.wait({calling}, timeout=limit_s)
+        finally:
+            calling.cancel()
+        if not done:
+            if waits_for_end:
+                await asyncio.wait({calling})
+            return HookEnd(fault=f"no answer within {limit_s:g} s")
+        if calling.cancelled():
+            return HookEnd(fault="cancelled")
+        if (raised := calling.exception()) is None:
+            return HookEnd(value=calling.result())
+        return HookEnd(fault=words_of(raised), is_unwritten=isinstance(raised, NotImplementedError))

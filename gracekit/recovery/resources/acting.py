@@ -1,0 +1,218 @@
+"""Settles one resource: takes its lease, looks again, and follows its rule."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from gracekit.errors import ConflictError, StoreError
+from gracekit.journal.findings import FindingRows, Sighting
+from gracekit.leases.leases import Guard
+from gracekit.process import Point
+from gracekit.recovery.decisions import Wait
+from gracekit.recovery.hook_calls import HookCalls, HookEnd
+from gracekit.recovery.resources.found import Absent, Settled
+from gracekit.recovery.resources.reading import FindError
+from gracekit.recovery.resources.results import ResourceOutcome, Result, left
+from gracekit.recovery.resources.rule_ends import Begun, Case, RuleEnds
+from gracekit.recovery.resources.rules import How
+from gracekit.recovery.shared import Shared
+from gracekit.request.suspects import is_guilty, suspicion
+from gracekit.request.work_context import WorkContext
+from gracekit.rpc.failures import words_of
+from gracekit.store.batch import Batch
+
+AT_WORK_HERE: Final = "a request for it is at work here"
+
+
+class Acting:
+    """Settles resources of one run.
+
+    Args:
+        may_begin: Whether the service takes requests: in a drain or a quiet nothing begins.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        calls: HookCalls,
+        findings: FindingRows,
+        may_begin: Callable[[], bool],
+    ) -> None:
+        self._journal = shared.journal
+        self._leases = shared.leases
+        self._lines = shared.lines
+        self._tracker = shared.tracker
+        self._services = shared.services
+        self._suspects = shared.suspects
+        self._settings = shared.settings
+        self._clock = shared.clock
+        self._calls = calls
+        self._ends = RuleEnds(shared, calls, findings)
+        self._findings = findings
+        self._may_begin = may_begin
+
+    async def settle(self, case: Case) -> Result:
+        """Settle one resource, if nobody works on it; says what became of it."""
+        if not self._lines.enter_nowait(case.resource):
+            return self._left(case, AT_WORK_HERE)
+        try:
+            # A request that is not accepted yet has no row, and takes its lease later.
+            if any(task.resource == case.resource for task in self._tracker):
+                return self._left(case, AT_WORK_HERE)
+            return await self._settle_alone(case)
+        finally:
+            self._lines.leave(case.resource)
+
+    async def _settle_alone(self, case: Case) -> Result:
+        known = case.finding
+        if known is not None and known.status != case.found.status:
+            known = None  # of an earlier case
+        cap = self._settings.max_attempts
+        about = None if known is None else suspicion(known.crashes, cap)
+        row = ("finding", 0 if known is None else known.id)
+        async with self._suspects.beginning(row, about) as alone:
+            if not self._may_begin():
+                return self._left(case, "the service takes no requests now")
+            with self._tracker.background(_named(case), self._clock) as task:
+                try:
+                    guard, row_id, since = await self._begin(case, alone=alone)
+                except ConflictError:
+                    why = await self.why_not(case)
+                    return self._left(case, why or "somebody was at work on it just now")
+                task.resource, task.token = case.resource, guard.token
+                ctx = WorkContext(task, self._services, what=_named(case))
+                guilty = known is not None and is_guilty(known.crashes, cap, alone=known.alone)
+                begun = Begun(case, guard, row_id, since, ctx)
+                try:
+                    return await self._act(begun, crashes=known.crashes if known and guilty else 0)
+                except asyncio.CancelledError:
+                    self._leases.kept += 1  # only the death of this process frees it
+                    raise
+                except StoreError as error:
+                    if not isinstance(error, ConflictError):
+                        self._leases.owe(guard, case.rule.name)
+                        raise
+                    # Others have taken over what it did.
+                    return self._ends.tell(
+                        begun, ResourceOutcome.STALE, reason="its lease was lost"
+                    )
+
+    async def _begin(self, case: Case, *, alone: bool) -> tuple[Guard, int, float | None]:
+        """Take the lease, and record that the rule begins; a conflict if somebody is at work."""
+        batch = Batch(Point.RULE)
+        lease = self._leases.add_take(batch, case.resource, case.rule.name, None)
+        row = self._findings.add_begin(
+            batch,
+            Sighting(
+                kind=case.kind.name,
+                name=case.found.id,
+                status=case.found.status,
+                page=case.page.after,
+            ),
+            rule=case.rule.name,
+            settle_s=self._settings.startup_reconciliation_wait_seconds,
+            alone=alone,
+        )
+        try:
+            rows = await self._journal.commit(batch)
+        except ConflictError:
+            raise
+        except (StoreError, asyncio.CancelledError):
+            self._leases.doubt(case.resource, case.rule.name)
+            raise
+        row_id, since = rows[row][0]
+        guard = Guard(resource=case.resource, token=int(rows[lease][0][0] or 0))
+        return guard, int(row_id or 0), None if since is None else float(since)
+
+    async def why_not(self, case: Case) -> str | None:
+        """Why a rule cannot begin: who works on the resource; None if it could."""
+        task = await self._findings.at_work(*case.resource)
+        if task is not None:
+            where = "" if task.instance is None else f" on {task.instance}"
+            verb = {"running": "runs", "accepted": "waits"}.get(task.state, "is unfinished")
+            return f"request {task.request_id} ({task.method}) {verb}{where}"
+        lease = await self._leases.look(case.resource)
+        if lease is not None and lease.owner is not None:
+            return f"its lease is held by {lease.request_id} of run {lease.owner}"
+        if lease is not None and lease.not_before > self._clock.wall():
+            return "a process that worked on it has died, and its last request may be under way"
+        return None
+
+    # -- the rule -----------------------------------------------------------------------
+
+    async def _act(self, begun: Begun, *, crashes: int) -> Result:
+        case, rule = begun.case, begun.case.rule
+        if case.dependency is not None:
+            return await self._ends.fail(begun, f"dependency {':'.join(case.dependency)}")
+        if crashes:
+            return await self._ends.fail(begun, f"attempts: {crashes} processes ended while it ran")
+        if rule.how is How.MARK:
+            return await self._ends.write(begun, rule.failed, ResourceOutcome.SETTLED)
+        if (moved := await self._look_again(begun)) is not None:
+            return moved
+        return await (self._delete if rule.how is How.DELETE else self._probe)(begun)
+
+    async def _look_again(self, begun: Begun) -> Result | None:
+        """Now that nobody else may change the resource: None if it still is as it was found."""
+        found = begun.case.found
+        try:
+            present = (await begun.case.page.look_again()).get(found.id)
+        except FindError as error:
+            return await self._ends.wait(begun, None, str(error))
+        if present is None or present.status != found.status:
+            return await self._ends.end(begun, ResourceOutcome.MOVED_ON)
+        if present.busy:
+            return await self._ends.end(begun, ResourceOutcome.LEFT, reason="it is busy")
+        return None
+
+    async def _call(self, begun: Begun, limit_s: float, *, waits_for_end: bool) -> HookEnd:
+        hook = begun.case.rule.hook
+        assert hook is not None
+        assert hook.target is not None
+        return await self._calls.call(
+            hook.target,
+            begun.ctx,
+            before=(begun.case.found,),
+            limit_s=limit_s,
+            waits_for_end=waits_for_end,
+        )
+
+    async def _delete(self, begun: Begun) -> Result:
+        end = await self._call(begun, begun.case.kind.max_wait_s, waits_for_end=True)
+        if end.fault:
+            return await self._ends.fail(begun, end.fault)
+        return await self._ends.write(begun, begun.case.rule.done, ResourceOutcome.SETTLED)
+
+    async def _probe(self, begun: Begun) -> Result:
+        name = begun.case.rule.name
+        end = await self._call(begun, self._settings.probe_timeout_s, waits_for_end=False)
+        if end.is_unwritten:
+            return await self._ends.fail(begun, f"{name} is not implemented")
+        if end.fault:
+            return await self._ends.wait(begun, None, end.fault)
+        match end.value:
+            case Settled(status=status) if status in begun.case.kind.rules:
+                why = f"{name} answered {status!r}, which is a status that has a rule"
+                return await self._ends.wait(begun, None, why)
+            case Settled(status=status, facts=facts):
+                return await self._ends.write(begun, status, ResourceOutcome.SETTLED, facts=facts)
+            case Absent(reason):
+                return await self._ends.fail(begun, str(reason))
+            case _:
+                return await self._wait(begun, name, end.value)
+
+    async def _wait(self, begun: Begun, name: str, answer: object) -> Result:
+        if isinstance(answer, Wait):
+            return await self._ends.wait(begun, answer.seconds, f"{name} said Wait")
+        said = words_of(answer)[:80]
+        why = f"{name} answered {said}: it returns Settled, Absent or Wait"
+        return await self._ends.wait(begun, None, why)
+
+    def _left(self, case: Case, reason: str) -> Result:
+        return left(case.kind.name, case.found, reason)
+
+
+def _named(case: Case) -> str:
+    return f"rule {case.rule.name} of kind {case.kind.name}"

@@ -1,0 +1,83 @@
+"""Asks again about resources whose rule has no end yet: their probe said Wait, raised or hung."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from gracekit import backoff
+from gracekit.journal.findings import FindingRow, FindingRows
+from gracekit.recovery.decisions import probe_pause_s
+from gracekit.recovery.resources.acting import Acting
+from gracekit.recovery.resources.kind_table import KindTable
+from gracekit.recovery.resources.reading import PAGE, FindError, Page, Reader
+from gracekit.recovery.resources.results import ResourceOutcome
+from gracekit.recovery.resources.rule_ends import Case
+from gracekit.recovery.shared import Shared
+
+
+class AskingAgain:
+    """Between two passes, each when its time has come.
+
+    Attributes:
+        due_at: Loop time at which the next one is due.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        kinds: KindTable,
+        findings: FindingRows,
+        reader: Reader,
+        acting: Acting,
+        may_begin: Callable[[], bool],
+    ) -> None:
+        self._kinds = kinds
+        self._findings = findings
+        self._reader = reader
+        self._acting = acting
+        self._may_begin = may_begin
+        self._settings = shared.settings
+        self._telemetry = shared.telemetry
+        self._clock = shared.clock
+        self.due_at = 0.0
+
+    async def ask_due(self) -> None:
+        """Ask about those that are due, as many as are settled at one time."""
+        due = await self._findings.due(self._settings.reconcile_at_once)
+        if due and self._may_begin():
+            await asyncio.gather(*map(self._ask, due))
+        await self.note_next()
+
+    async def note_next(self) -> None:
+        """Look when the next one is due."""
+        moment = await self._findings.next_check()
+        left_s = float("inf") if moment is None else max(0.05, moment - self._clock.wall())
+        self.due_at = self._clock.loop() + left_s
+
+    async def _ask(self, finding: FindingRow) -> None:
+        if finding.kind not in self._kinds:
+            await self._findings.forget(finding, is_gone=True)
+            return
+        kind = self._kinds[finding.kind]
+        page = Page(self._reader, kind, finding.page)
+        try:
+            founds = await page.look_again()
+        except FindError as error:
+            self._telemetry.emit("reconciliation.broken", kind=kind.name, reason=str(error))
+            await self._put_off(finding)
+            return
+        found = founds.get(finding.name)
+        if found is None or found.status != finding.status or found.status not in kind.rules:
+            await self._findings.forget(finding, is_gone=len(founds) < PAGE)
+            return
+        case = Case(kind=kind, found=found, page=page, finding=finding)
+        result = await self._acting.settle(case)
+        self._telemetry.emit("resource.reconciled", kind=kind.name, outcome=result.outcome.value)
+        if result.outcome is ResourceOutcome.LEFT:
+            await self._put_off(finding)
+
+    async def _put_off(self, finding: FindingRow) -> None:
+        now = self._clock.wall()
+        pause_s = max(backoff.RESOURCES_S, probe_pause_s(finding.waiting_since, now))
+        await self._findings.put_off(finding, next_check=now + pause_s)

@@ -1,0 +1,204 @@
+"""Judges what a pass has found: whose it is, whether it is time, and what it needs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gracekit.clock import Clock
+from gracekit.journal.findings import FindingRow
+from gracekit.leases.leases import Resource
+from gracekit.recovery.resources.acting import Acting
+from gracekit.recovery.resources.found import Found
+from gracekit.recovery.resources.kind_table import KindTable
+from gracekit.recovery.resources.kinds import ResourceKind
+from gracekit.recovery.resources.reading import FindError, Page
+from gracekit.recovery.resources.results import PassReport, ResourceOutcome, Result, left
+from gracekit.recovery.resources.rule_ends import Case
+from gracekit.recovery.resources.rules import How
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRequest:
+    """What a pass is to do.
+
+    Attributes:
+        by_hand: An operator has asked for it: it keeps what became of each resource, and asks
+            again at once about what waits.
+        dry_run: Only say what would be done.
+        kind: Settle this kind alone.
+        resource: Settle this resource alone.
+        at_least_s: How long a resource has had its status; None for its kind's `stuck_after`.
+    """
+
+    by_hand: bool = False
+    dry_run: bool = False
+    kind: str | None = None
+    resource: Resource | None = None
+    at_least_s: float | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it settles everything."""
+        return not self.dry_run and self.kind is None and self.resource is None
+
+    def covers(self, kind: str) -> bool:
+        """Whether resources of *kind* are settled."""
+        chosen = self.kind if self.resource is None else self.resource[0]
+        return chosen in {None, kind}
+
+
+@dataclass(slots=True)
+class KindState:
+    """One kind in one pass.
+
+    Attributes:
+        over: Set when its resources are settled, or its pass is broken.
+        failed: Ids of those in a failed status; only of kinds that others come after.
+        unsettled: Ids of those that have a rule and no end yet; as above.
+    """
+
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    broken: str | None = None
+    failed: set[str] = field(default_factory=set)
+    unsettled: set[str] = field(default_factory=set)
+
+
+class Judging:
+    """Judges the resources of one pass.
+
+    Attributes:
+        states: Of each kind, by its name.
+    """
+
+    def __init__(
+        self,
+        kinds: KindTable,
+        request: PassRequest,
+        report: PassReport,
+        acting: Acting,
+        clock: Clock,
+        *,
+        began_at: float,
+    ) -> None:
+        self._kinds = kinds
+        self._request = request
+        self._report = report
+        self._acting = acting
+        self._clock = clock
+        self._began_at = began_at
+        self._needed = kinds.needed()
+        self.states = {kind.name: KindState() for kind in kinds}
+
+    def case(
+        self, kind: ResourceKind, page: Page, found: Found, known: FindingRow | None
+    ) -> Case | Result | None:
+        """What is to be settled, or why it is left; None for what nobody has asked for."""
+        state = self.states[kind.name]
+        if kind.name in self._needed and found.status in kind.failed_statuses:
+            state.failed.add(found.id)
+        reason = self._why_left(kind, found, known)
+        dependency = self._needs(kind, found, _failed)
+        if reason is None and (waits := self._needs(kind, found, _unsettled)):
+            reason = f"waits for {':'.join(waits)}"
+        only = self._request.resource
+        is_asked = self._request.covers(kind.name) and only in {None, (kind.name, found.id)}
+        if reason is not None or not is_asked:
+            self._note_unsettled(kind, found)
+        if not is_asked:
+            return None
+        if reason is not None:
+            return left(kind.name, found, reason)
+        return Case(kind=kind, found=found, page=page, finding=known, dependency=dependency)
+
+    def _note_unsettled(self, kind: ResourceKind, found: Found) -> None:
+        rule = kind.rules.get(found.status)
+        if kind.name in self._needed and rule is not None and rule.how is not How.LEAVE:
+            self.states[kind.name].unsettled.add(found.id)
+
+    def _why_left(self, kind: ResourceKind, found: Found, known: FindingRow | None) -> str | None:
+        rule = kind.rules.get(found.status)
+        if rule is None and found.status in kind.failed_statuses:
+            return "it has failed"  # shown for the sake of what needs it
+        if rule is None:
+            self._report.unruled[kind.name, found.status] += 1
+            return f"status {found.status!r} has no rule"
+        if found.busy:
+            return "it is busy"
+        if rule.how is How.LEAVE:
+            return rule.why
+        if known is not None and known.status != found.status:
+            known = None
+        if known is not None and known.next_check is not None and not self._request.by_hand:
+            wait_s = known.next_check - self._clock.wall()
+            if wait_s > 0:
+                return f"asked again in {wait_s:.0f}s: {known.detail or ''}"
+        return self._why_young(kind, found, known)
+
+    def _why_young(self, kind: ResourceKind, found: Found, known: FindingRow | None) -> str | None:
+        at_least_s = self._request.at_least_s
+        since = found.since
+        if at_least_s is None:
+            at_least_s = kind.stuck_after_s
+            since = since or (self._began_at if known is None else known.first_seen)
+        if since is None:
+            return None
+        had_s = max(0.0, self._began_at - since)
+        return None if had_s >= at_least_s else f"has been {found.status} for {had_s:.0f}s only"
+
+    def _needs(
+        self, kind: ResourceKind, found: Found, which: Callable[[KindState], set[str]]
+    ) -> Resource | None:
+        """The first resource that *found* needs and that is in the set *which*."""
+        for before, name in found.needs:
+            state = self.states.get(before)
+            if state is None or before not in self._kinds.before(kind.name):
+                raise FindError(
+                    f"{kind.name} {found.id!r} needs a {before}, and kind {kind.name} does not "
+                    f"come after {before}: svc.kind({kind.name!r}, after=[...])"
+                )
+            if name in which(state):
+                return before, name
+        return None
+
+    def note_end(self, case: Case, result: Result) -> None:
+        """Note what became of a case, for those that need it."""
+        if case.kind.name not in self._needed:
+            return
+        state = self.states[case.kind.name]
+        if result.written is None and result.outcome is not ResourceOutcome.MOVED_ON:
+            state.unsettled.add(case.found.id)
+        if result.written in case.kind.failed_statuses:
+            state.failed.add(case.found.id)
+
+    async def foresee(self, case: Case) -> Result:
+        """What would become of a case, without touching it."""
+        if (why := await self._acting.why_not(case)) is not None:
+            return left(case.kind.name, case.found, why)
+        rule = case.rule
+        if case.dependency is not None:
+            would, written = f"dependency {':'.join(case.dependency)}", rule.failed
+        elif rule.how is How.MARK:
+            would, written = "", rule.failed
+        elif rule.how is How.DELETE:
+            would, written = f"delete again ({rule.name})", rule.done
+        else:
+            would, written = f"ask ({rule.name})", ""
+        return Result(
+            resource=case.resource,
+            status=case.found.status,
+            since=case.found.since,
+            outcome=ResourceOutcome.SETTLED,
+            written=written or None,
+            rule=rule.name,
+            reason=would,
+        )
+
+
+def _failed(state: KindState) -> set[str]:
+    return state.failed
+
+
+def _unsettled(state: KindState) -> set[str]:
+    return state.unsettled

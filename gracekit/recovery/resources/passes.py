@@ -1,0 +1,182 @@
+"""One pass: finds all resources in a transient status, kind by kind, and settles them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator
+
+from gracekit.clock import Clock
+from gracekit.journal.findings import FindingRow, FindingRows, Sighting
+from gracekit.recovery.resources.acting import Acting
+from gracekit.recovery.resources.found import Found
+from gracekit.recovery.resources.judging import Judging, PassRequest
+from gracekit.recovery.resources.kind_table import KindTable
+from gracekit.recovery.resources.kinds import ResourceKind
+from gracekit.recovery.resources.reading import FindError, Page, Reader
+from gracekit.recovery.resources.results import PassReport, Result, left
+from gracekit.recovery.resources.rule_ends import Case
+from gracekit.rpc.failures import words_of
+from gracekit.telemetry.telemetry import Telemetry
+
+
+class PausedError(Exception):
+    """The service takes no requests now: nothing more begins."""
+
+
+class ResourcePass:
+    """A pass of one run."""
+
+    def __init__(
+        self,
+        kinds: KindTable,
+        reader: Reader,
+        acting: Acting,
+        findings: FindingRows,
+        request: PassRequest,
+        telemetry: Telemetry,
+        clock: Clock,
+        *,
+        at_once: int,
+        may_begin: Callable[[], bool],
+    ) -> None:
+        self._kinds = kinds
+        self._reader = reader
+        self._acting = acting
+        self._findings = findings
+        self._request = request
+        self._telemetry = telemetry
+        self._clock = clock
+        self._at_once = at_once
+        self._may_begin = may_begin
+        self._readers: list[asyncio.Task[None]] = []
+        self.report = PassReport(keeps=request.by_hand)
+        self.began_at = clock.wall()
+        self._judging = Judging(kinds, request, self.report, acting, clock, began_at=self.began_at)
+
+    async def run(self) -> PassReport:
+        """Settle until nothing is left to do."""
+        self._readers = [asyncio.create_task(self._settle_kind(kind)) for kind in self._chosen()]
+        if not self._readers:
+            return self.report
+        try:
+            await asyncio.wait(self._readers)
+        except asyncio.CancelledError:
+            self.interrupt()
+            await asyncio.wait(self._readers)
+            raise
+        for reader in self._readers:
+            if not reader.cancelled() and (error := reader.exception()) is not None:
+                raise error
+        for (kind, status), number in self.report.unruled.items():
+            self._telemetry.emit("resource.unruled", kind=kind, status=status, number=number)
+        return self.report
+
+    def interrupt(self) -> None:
+        """Read nothing more; what acts is waited for."""
+        self.report.interrupted = True
+        for reader in self._readers:
+            reader.cancel()
+
+    def _chosen(self) -> list[ResourceKind]:
+        """The kinds to be settled, and those before them, which are only looked at."""
+        chosen: set[str] = set()
+        for kind in reversed(self._kinds.in_order()):
+            if kind.name in chosen or self._request.covers(kind.name):
+                chosen |= {kind.name, *kind.after}
+        return [kind for kind in self._kinds.in_order() if kind.name in chosen]
+
+    # -- one kind -----------------------------------------------------------------------
+
+    async def _settle_kind(self, kind: ResourceKind) -> None:
+        state = self._judging.states[kind.name]
+        acting: set[asyncio.Task[None]] = set()
+        try:
+            await self._wait_for_earlier(kind)
+            await self._read(kind, acting)
+            if self._request.is_whole:
+                await self._wait_for(acting)
+                await self._findings.sweep(kind.name, before=self.began_at)
+        except FindError as error:
+            state.broken = str(error)
+        except PausedError:
+            self.report.interrupted = True
+        except Exception as error:
+            state.broken = words_of(error)
+            raise
+        finally:
+            await self._wait_for(acting)
+            if state.broken is not None:
+                self.report.broken[kind.name] = state.broken
+                self._telemetry.emit("reconciliation.broken", kind=kind.name, reason=state.broken)
+            state.over.set()
+
+    async def _wait_for_earlier(self, kind: ResourceKind) -> None:
+        for before in kind.after:
+            state = self._judging.states[before]
+            await state.over.wait()
+            if state.broken is not None:
+                raise FindError(f"waits for {before}: {state.broken}")
+        if self.report.interrupted:
+            raise PausedError
+
+    async def _wait_for(self, acting: Collection[asyncio.Task[None]]) -> None:
+        """Wait for what acts, however often this is cancelled."""
+        while open_ones := [task for task in acting if not task.done()]:
+            try:
+                await asyncio.wait(open_ones)
+            except asyncio.CancelledError:
+                self.report.interrupted = True
+
+    async def _read(self, kind: ResourceKind, acting: set[asyncio.Task[None]]) -> None:
+        slots = asyncio.Semaphore(self._at_once)
+        async for page, founds in self._reader.pages(kind):
+            known = await self._findings.by_name(kind.name, [found.id for found in founds])
+            if not self._request.dry_run:
+                await self._findings.note_seen(self._sightings(kind, page, founds, known))
+            for found in founds:
+                case = self._judging.case(kind, page, found, known.get(found.id))
+                if isinstance(case, Result):
+                    self._add(case)
+                if not isinstance(case, Case):
+                    continue
+                await slots.acquire()
+                if not self._may_begin():
+                    raise PausedError
+                task = asyncio.create_task(self._act(case, slots))
+                acting.add(task)
+                task.add_done_callback(acting.discard)
+
+    def _sightings(
+        self,
+        kind: ResourceKind,
+        page: Page,
+        founds: list[Found],
+        known: dict[str, FindingRow],
+    ) -> Iterator[Sighting]:
+        """Of what has a row; and of what needs one, to know later since when it has its status."""
+        for found in founds:
+            dateless = found.since is None and found.status in kind.rules
+            if found.id in known or (dateless and self._request.at_least_s is None):
+                yield Sighting(kind=kind.name, name=found.id, status=found.status, page=page.after)
+
+    # -- one resource -------------------------------------------------------------------
+
+    async def _act(self, case: Case, slots: asyncio.Semaphore) -> None:
+        try:
+            if self._request.dry_run:
+                result = await self._judging.foresee(case)
+            else:
+                result = await self._acting.settle(case)
+            self._add(result)
+            self._judging.note_end(case, result)
+        except Exception as error:  # noqa: BLE001 - one resource's trouble is its own
+            self._telemetry.emit("store.error", what="resources", error=words_of(error))
+            self._add(left(case.kind.name, case.found, words_of(error)))
+        finally:
+            slots.release()
+
+    def _add(self, result: Result) -> None:
+        self.report.add(result)
+        self._telemetry.emit(
+            "resource.reconciled", kind=result.resource[0], outcome=result.outcome.value
+        )

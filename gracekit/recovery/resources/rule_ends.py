@@ -1,0 +1,208 @@
+"""Ends a rule: writes its status, or has it asked again; then records that with the lease's end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from gracekit.journal.findings import FindingRow, FindingRows
+from gracekit.leases.leases import Guard, Resource
+from gracekit.process import Point
+from gracekit.recovery.decisions import probe_pause_s
+from gracekit.recovery.hook_calls import HookCalls
+from gracekit.recovery.resources.found import Found
+from gracekit.recovery.resources.kinds import ResourceKind
+from gracekit.recovery.resources.reading import Page
+from gracekit.recovery.resources.results import ResourceOutcome, Result, short_facts
+from gracekit.recovery.resources.rules import StatusRule
+from gracekit.recovery.shared import Shared
+from gracekit.request.work_context import WorkContext
+from gracekit.rpc.failures import words_of
+from gracekit.store.batch import Batch
+from gracekit.telemetry.safe_text import masked
+
+NO_FACTS: Final[Mapping[str, object]] = MappingProxyType({})
+LOST: Final = "its lease was lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One resource that is to be settled.
+
+    Attributes:
+        page: Where it was found.
+        finding: Its row; None if it has none.
+        dependency: What it needs and has ended in a failed status; None if nothing has.
+    """
+
+    kind: ResourceKind
+    found: Found
+    page: Page
+    finding: FindingRow | None
+    dependency: Resource | None = None
+
+    @property
+    def rule(self) -> StatusRule:
+        """What is done about its status."""
+        return self.kind.rules[self.found.status]
+
+    @property
+    def resource(self) -> Resource:
+        """(kind, id)."""
+        return self.kind.name, self.found.id
+
+
+class Begun(NamedTuple):
+    """A case whose rule has begun: its lease, and its row."""
+
+    case: Case
+    guard: Guard
+    row_id: int
+    waiting_since: float | None
+    ctx: WorkContext
+
+
+class RuleEnds:
+    """Ends the rules of one run."""
+
+    def __init__(self, shared: Shared, calls: HookCalls, findings: FindingRows) -> None:
+        self._journal = shared.journal
+        self._leases = shared.leases
+        self._settings = shared.settings
+        self._telemetry = shared.telemetry
+        self._clock = shared.clock
+        self._calls = calls
+        self._findings = findings
+
+    async def wait(self, begun: Begun, seconds: float | None, why: str) -> Result:
+        """Have it asked again, after *seconds* or a pause that grows; for too long is failed."""
+        now, since = self._clock.wall(), begun.waiting_since
+        left_s = begun.case.kind.max_wait_s - (0.0 if since is None else max(0.0, now - since))
+        if left_s <= 0:
+            return await self.fail(begun, f"gave up: {why}")
+        pause_s = probe_pause_s(since, now) if seconds is None else max(0.05, seconds)
+        return await self._put_off(begun, min(pause_s, left_s), why)
+
+    async def _put_off(self, begun: Begun, seconds: float, why: str) -> Result:
+        why = masked(why)
+        batch = Batch(Point.FINDING)
+        next_check = self._clock.wall() + seconds
+        self._findings.add_wait(batch, begun.row_id, next_check=next_check, why=why)
+        self._leases.add_release(batch, begun.guard, reason="clean")
+        await self._journal.commit(batch)
+        return self.tell(begun, ResourceOutcome.WAITING, reason=why)
+
+    async def fail(self, begun: Begun, reason: str) -> Result:
+        """Write the failed status of its rule."""
+        failed = begun.case.rule.failed
+        return await self.write(begun, failed, ResourceOutcome.FAILED, reason=masked(reason))
+
+    async def write(
+        self,
+        begun: Begun,
+        status: str,
+        outcome: ResourceOutcome,
+        *,
+        reason: str = "",
+        facts: Mapping[str, object] = NO_FACTS,
+    ) -> Result:
+        """Write *status* in the place of the one that was found, unless the lease was lost."""
+        if not await self._leases.is_ours(begun.guard):
+            return self.tell(begun, ResourceOutcome.STALE, reason=LOST)
+        hook = begun.case.kind.hook("write")
+        assert hook.target is not None
+        answer = await self._calls.call(
+            hook.target,
+            begun.ctx,
+            before=(begun.case.found, status, facts),
+            limit_s=self._settings.probe_timeout_s,
+            waits_for_end=True,
+        )
+        if answer.value is True:
+            return await self.end(begun, outcome, written=status, reason=reason, facts=facts)
+        if answer.value is False:
+            is_ours = await self._leases.is_ours(begun.guard)
+            return await self.end(
+                begun, ResourceOutcome.MOVED_ON if is_ours else ResourceOutcome.STALE
+            )
+        said = answer.fault or (
+            f"answered {words_of(answer.value)[:80]}: it returns True if it has changed the "
+            "record, else False"
+        )
+        pause_s = probe_pause_s(begun.waiting_since, self._clock.wall())
+        return await self._put_off(begun, pause_s, f"{hook.name}: {said}")
+
+    async def end(
+        self,
+        begun: Begun,
+        outcome: ResourceOutcome,
+        *,
+        written: str | None = None,
+        reason: str = "",
+        facts: Mapping[str, object] = NO_FACTS,
+    ) -> Result:
+        """Commit the end with that of the lease; what was written is an incident."""
+        case = begun.case
+        batch = Batch(Point.RESOURCE_SETTLED)
+        self._findings.add_end(batch, begun.row_id)
+        if written is not None:
+            detail = f"{case.found.status} -> {written} by {case.rule.name}, token "
+            detail += f"{begun.guard.token}{': ' * bool(reason)}{reason}"
+            self._findings.add_note(batch, f"resource_{outcome.value}", case.resource, detail)
+        self._leases.add_release(batch, begun.guard, reason="clean")
+        await self._journal.commit(batch)
+        return self.tell(begun, outcome, written=written, reason=reason, facts=facts)
+
+    def tell(
+        self,
+        begun: Begun,
+        outcome: ResourceOutcome,
+        *,
+        written: str | None = None,
+        reason: str = "",
+        facts: Mapping[str, object] = NO_FACTS,
+    ) -> Result:
+        """Emit the event of an end."""
+        case = begun.case
+        if outcome is ResourceOutcome.SETTLED:
+            self._telemetry.emit(
+                "resource.settled",
+                resource=case.resource,
+                status=case.found.status,
+                written=written or "",
+                rule=case.rule.name,
+                token=begun.guard.token,
+            )
+        elif outcome is ResourceOutcome.FAILED:
+            self._telemetry.emit(
+                "resource.failed",
+                resource=case.resource,
+                status=case.found.status,
+                written=written or "",
+                rule=case.rule.name,
+                reason=reason,
+                token=begun.guard.token,
+            )
+        else:
+            self._telemetry.emit(
+                "resource.left",
+                resource=case.resource,
+                status=case.found.status,
+                outcome=outcome.value,
+                rule=case.rule.name,
+                reason=reason,
+                token=begun.guard.token,
+            )
+        return Result(
+            resource=case.resource,
+            status=case.found.status,
+            since=case.found.since,
+            outcome=outcome,
+            written=written,
+            rule=case.rule.name,
+            token=begun.guard.token,
+            reason=reason,
+            facts=short_facts(facts),
+        )
