@@ -145,7 +145,7 @@ class Dispatcher:
             elif not job.task.journaled:
                 delivery.taken()
                 await self._unjournaled.live(job)
-            elif job.task.resource is not None and await self._refuse_deadlock(job):
+            elif job.task.resource is not None and await self._refuse_held(job):
                 return
             elif await self._accept(job):
                 await settle(delivery.ack(), self._telemetry)
@@ -304,8 +304,8 @@ class Dispatcher:
             await settle(job.delivery.give_back(), self._telemetry)
         return False
 
-    async def _refuse_deadlock(self, job: Job) -> bool:
-        held = await self._waits.is_for_itself(job)
+    async def _refuse_held(self, job: Job) -> bool:
+        held = await self._waits.refusal(job)
         if held is not None:
             await self._arrivals.refuse(job, "lease_held", held)
         return held is not None

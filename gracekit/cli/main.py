@@ -56,6 +56,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "extend": ("gracekit.cli.quiet:extend", "Move a drain's deadline later."),
         "quiet": ("gracekit.cli.quiet:quiet", "Close a run's intake; `resume` undoes it."),
         "resume": ("gracekit.cli.quiet:resume", "Undo quiet, or a drain by command."),
+        "reconcile": ("gracekit.cli.reconcile:reconcile", "Settle resources, and tasks, now."),
         "health": ("gracekit.cli.health:health", "Ask a run one probe: ready, live or started."),
         "dump": ("gracekit.cli.dump:dump", "Print a run's tasks with their stacks."),
         "runs": ("gracekit.cli.runs:runs", "Say that a run is gone."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import click
@@ -18,6 +19,7 @@ from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.life import Alive
 from gracekit.listings.reports import RunAnswer
+from gracekit.listings.resources import ResourceStatus
 from gracekit.listings.status import RunStatus, StatusReport, look
 from gracekit.listings.store_view import verdict_of
 from gracekit.phase import ServiceState
@@ -80,13 +82,44 @@ def _text(report: StatusReport) -> str:
     parts += [paint(line, "red") for entry in report.entries for line in _not_heard(entry)]
     if report.ownerless:
         left = counts(report.ownerless.items())
-        parts.append(f"without owner: {left}; a living run of the service takes them, or the next")
+        parts.append(f"without owner: {left}; {_who_settles(report.entries)}")
+    parts += [_resources(one, report.resources) for one in report.resources]
     if report.exits:
         parts.append("last exits\n" + table(_EXIT_HEADERS, [_exit_row(r) for r in report.exits]))
     if report.accounts is not None:
         accounts = balance(report.accounts)
         parts.append(accounts if report.accounts.off_by == 0 else paint(accounts, "red"))
     return "\n\n".join(parts)
+
+
+def _resources(one: ResourceStatus, beside: Sequence[ResourceStatus]) -> str:
+    """`resources: 3 waiting (oldest share:sh-12, 2h11m), last pass 4m ago: 17 settled`."""
+    now = time.time()
+    of = f" of {one.service} on {one.host}" if len(beside) > 1 else ""
+    words = f"resources{of}: {one.waiting} waiting"
+    if one.oldest is not None:
+        kind, name, since = one.oldest
+        words += f" (oldest {safe(kind)}:{safe(name)}, {duration(age_s(now, since))})"
+    if not one.settles:
+        return (
+            f"{words}, and none is settled unasked, as startup_reconciliation_enabled is false: "
+            "`gracekit reconcile` settles them"
+        )
+    if one.last_pass is None:
+        return f"{words}, no pass has finished yet"
+    ago = duration(age_s(now, one.last_pass["finished_at"]))
+    did = counts((name, int(one.last_pass[name])) for name in ("settled", "failed"))
+    return f"{words}, last pass {ago} ago: {did or '0 settled'}"
+
+
+def _who_settles(entries: Sequence[RunStatus]) -> str:
+    """What becomes of tasks without an owner."""
+    if any(entry.answer and entry.answer.get("settles") is False for entry in entries):
+        return (
+            "started ones are not settled unasked, as startup_reconciliation_enabled is false: "
+            "`gracekit reconcile` settles them"
+        )
+    return "a living run of the service takes them, or the next"
 
 
 def _not_ready(entry: RunStatus) -> list[str]:

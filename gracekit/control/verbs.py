@@ -21,6 +21,7 @@ from gracekit.config.values import did_you_mean, format_duration, parse_duration
 from gracekit.control.dumps import Dumps
 from gracekit.control.health import HealthCheck, Probe
 from gracekit.control.orders import BETWEEN_LOOKS_S, Orders, VerbAnswer
+from gracekit.control.reconcile import HandPasses
 from gracekit.control.reload import Reload
 from gracekit.drain.coordinator import ShutdownCoordinator
 from gracekit.drain.report import StopRequest
@@ -73,6 +74,7 @@ class Control:
         journal: Journal,
         dumps: Dumps,
         reload: Reload,
+        passes: HandPasses,
         telemetry: Telemetry,
         clock: Clock,
     ) -> None:
@@ -86,6 +88,7 @@ class Control:
         self._health = health
         self._journal = journal
         self._reload = reload
+        self._passes = passes
         self._telemetry = telemetry
         self._clock = clock
         self._unfinished: set[asyncio.Task[None]] = set()  # what goes on after its answer
@@ -101,6 +104,8 @@ class Control:
             "extend": self._extend,
             "quiet": self._quiet,
             "resume": self._resume,
+            "reconcile": self._reconcile,
+            "reconciled": self._reconciled,
             **{verb.value: partial(self._order, verb) for verb in Verb},
         }
 
@@ -197,6 +202,7 @@ class Control:
             "in_flight": len(self._tracker),
             "running": self._tracker.running,
             "running_ops": self._tracker.running_ops,
+            "settles": self._passes.settles,
             "drain_left_s": None if deadline is None else round(max(0.0, deadline - now), 1),
             "drain_timeout_s": None if timeout is None else round(timeout, 1),
             **self._expectation(now),
@@ -359,6 +365,18 @@ class Control:
             if self._phase.state is not ServiceState.DRAINING or not is_undone:
                 return
             await asyncio.sleep(BETWEEN_LOOKS_S)
+
+    async def _reconcile(self, args: Mapping[str, Any]) -> VerbAnswer:
+        """Begin a pass over resources; args as in `HandPasses.begin`."""
+        answer = self._passes.begin(args)
+        if not answer["dry_run"]:
+            only = args.get("resource") or args.get("kind")
+            await self._note("reconcile", args, what=f" ({only})" if only else "")
+        return {"run_id": self._run_id, **answer}
+
+    async def _reconciled(self, args: Mapping[str, Any]) -> VerbAnswer:
+        """How far a pass is; args as in `HandPasses.look`."""
+        return {"run_id": self._run_id, **self._passes.look(args)}
 
     async def _soon(self, step: Coroutine[Any, Any, None]) -> None:
         """Wait for a change of the intake, `INTAKE_ANSWER_S` at most: it then goes on by itself.

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from gracekit.config.settings import Settings
-from gracekit.config.values import format_duration
+from gracekit.config.values import did_you_mean, format_duration
 from gracekit.doctor.finding import Finding, fail, ok, warn
+from gracekit.errors import DeclarationError
 from gracekit.rpc.methods import Method
 from gracekit.service import Service
 
@@ -78,6 +79,30 @@ def check_probe_times(settings: Settings, service: Service) -> Finding:
             "lower probe_timeout=, or raise max_wait=",
         )
     return ok("probe times", "each probe_timeout is at most its max_wait")
+
+
+def check_kinds(service: Service) -> Iterator[Finding]:
+    """Kinds of resources: whether each can find, write and settle, and in which order."""
+    if not len(service.kinds):
+        return
+    try:
+        service.check()
+    except DeclarationError as error:
+        yield fail("kinds", str(error), "declare it so; a start is refused as it is")
+        return
+    ordered = ", then ".join(
+        f"{kind.name} ({len(kind.rules)} statuses)" for kind in service.kinds.in_order()
+    )
+    yield ok("kinds", f"settled in this order: {ordered}")
+    used = {m.options.resource[0] for m in service.methods if m.options.resource is not None}
+    if unknown := sorted(name for name in used if name not in service.kinds):
+        yield warn(
+            "kinds",
+            f"methods have resource={unknown[0]!r}, and there is no kind of that name"
+            f"{did_you_mean(unknown[0], [kind.name for kind in service.kinds])}: what becomes of "
+            "such a resource is settled only while the row of its task is there",
+            f"declare it: svc.kind({unknown[0]!r})",
+        )
 
 
 def check_timeouts(settings: Settings, service: Service) -> Finding:

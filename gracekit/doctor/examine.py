@@ -138,6 +138,7 @@ def _declaration_checks(service: Service) -> tuple[Check, ...]:
         lambda: declared.check_methods(service),
         lambda: declared.check_probes(service),
         lambda: declared.check_idle_probes(service),
+        lambda: declared.check_kinds(service),
     )
 
 
@@ -235,6 +236,7 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
             yield lambda: runs.check_instance(settings, found)
             yield lambda: runs.check_openers(path, found)
             yield lambda: runs.check_left(look, found)
+            yield lambda: runs.check_resources(look, settings)
             yield lambda: runs.check_due(look, found)
             yield lambda: runs.check_suspects(look, found)
             yield lambda: runs.check_accounts(look)

@@ -65,7 +65,12 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRecord:
-    """What a pass has done: wall times, and numbers of resources."""
+    """What a pass has done: wall times, and numbers of resources.
+
+    Attributes:
+        waiting: To be asked again; of a pass that only finds, those that it would settle.
+        found_only: Whether nothing is settled unasked.
+    """
 
     run_id: str
     began_at: float
@@ -74,6 +79,7 @@ class PassRecord:
     failed: int
     waiting: int
     left_alone: int
+    found_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +132,7 @@ class FindingRows:
         """The last pass over this host's resources that has finished; None if none has."""
         for row in await self._journal.engine.query(sql.LAST_PASS, *self._where):
             run_id, began_at, finished_at, *numbers = row
-            settled, failed, waiting, left_alone = (int(number or 0) for number in numbers)
+            settled, failed, waiting, left_alone, only = (int(number or 0) for number in numbers)
             return PassRecord(
                 run_id=str(run_id),
                 began_at=float(began_at or 0),
@@ -135,6 +141,7 @@ class FindingRows:
                 failed=failed,
                 waiting=waiting,
                 left_alone=left_alone,
+                found_only=bool(only),
             )
         return None
 
@@ -159,9 +166,24 @@ class FindingRows:
     # -- steps --------------------------------------------------------------------------
 
     def add_begin(
-        self, batch: Batch, seen: Sighting, *, rule: str, settle_s: float, alone: bool
+        self,
+        batch: Batch,
+        seen: Sighting,
+        *,
+        rule: str,
+        settle_s: float,
+        alone: bool,
+        at_once: bool,
     ) -> int:
         """Record that a rule begins; a conflict where a task names the resource, or it waits.
+
+        Args:
+            batch: Gets the statement.
+            seen: The resource.
+            rule: Its name.
+            settle_s: Seconds that the resource is left alone if this process dies in the rule.
+            alone: Whether nothing else runs beside it.
+            at_once: Begin although it is to be asked again later.
 
         Returns:
             Index of the statement that returns the id of its row, and the wall time since which it
@@ -172,7 +194,7 @@ class FindingRows:
             *self._where,
             *(seen.kind, seen.name, seen.status),
             self._journal.clock.wall(),
-            *(seen.page, rule, self._journal.run_id, settle_s, int(alone)),
+            *(seen.page, rule, self._journal.run_id, settle_s, int(alone), int(at_once)),
             expect=1,
         )
 
@@ -242,6 +264,6 @@ class FindingRows:
             sql.NOTE_PASS,
             *self._where,
             *(done.run_id, done.began_at, done.finished_at),
-            *(done.settled, done.failed, done.waiting, done.left_alone),
+            *(done.settled, done.failed, done.waiting, done.left_alone, int(done.found_only)),
         )
         await self._journal.commit(batch)

@@ -42,7 +42,7 @@ ON CONFLICT (service, host, kind, name) DO UPDATE SET {_SAME},
     alone = excluded.alone, next_check = NULL
 WHERE coalesce(finding.owner, excluded.owner) = excluded.owner
     AND (finding.status <> excluded.status
-        OR coalesce(finding.next_check, 0) <= excluded.seen_at)
+        OR coalesce(finding.next_check, 0) <= excluded.seen_at OR ?12 = 1)
 RETURNING id, waiting_since"""
 SEEN: Final = f"""
 INSERT INTO finding (service, host, kind, name, status, first_seen, seen_at, page)
@@ -85,12 +85,14 @@ WHERE service = ?3 AND host = ?4"""
 
 NOTE_PASS: Final = """
 INSERT INTO resource_pass (service, host, run_id, began_at, finished_at, settled, failed, waiting,
-    left_alone) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+    left_alone, found_only) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (service, host) DO UPDATE SET run_id = excluded.run_id, began_at = excluded.began_at,
     finished_at = excluded.finished_at, settled = excluded.settled, failed = excluded.failed,
-    waiting = excluded.waiting, left_alone = excluded.left_alone"""
+    waiting = excluded.waiting, left_alone = excluded.left_alone,
+    found_only = excluded.found_only"""
 LAST_PASS: Final = """
-SELECT run_id, began_at, finished_at, settled, failed, waiting, left_alone FROM resource_pass
+SELECT run_id, began_at, finished_at, settled, failed, waiting, left_alone, found_only
+FROM resource_pass
 WHERE service = ? AND host = ?"""
 # -- who works on a resource --------------------------------------------------------------
 

@@ -226,6 +226,11 @@ class Leases:
             following=None if following is None else str(following),
         )
 
+    async def unsettled(self, resource: Resource) -> str | None:
+        """The oldest interrupted task of the resource that is to be settled; None for none."""
+        rows = await self._engine.query(sql.UNSETTLED, *resource)
+        return str(rows[0][0]) if rows else None
+
     async def look(self, resource: Resource) -> LeaseRow | None:
         """The lease as stored, without taking it; None if it was never granted."""
         rows = await self._engine.query(

@@ -88,4 +88,7 @@ UPDATE lease SET
         THEN ?1 + (not_before - released_at) ELSE ?1 END,
     released_at = CASE WHEN owner IS NULL THEN ?1 END
 WHERE not_before > ?1 AND (owner IS NOT NULL OR released_at > ?1)"""
+UNSETTLED: Final = f"""
+SELECT request_id FROM task WHERE resource_kind = ? AND resource_id = ? AND {IS_OPEN}
+    AND state = 'handed_over' AND cut <> 'safe_point' ORDER BY id LIMIT 1"""
 LOOK: Final = "SELECT lver, owner, request_id, not_before FROM lease WHERE kind = ? AND id = ?"

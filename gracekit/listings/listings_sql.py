@@ -56,6 +56,21 @@ FROM incident LEFT JOIN run ON run.run_id = incident.run_id
 WHERE substr(incident.what, 1, length(CAST(?1 AS TEXT))) = CAST(?1 AS TEXT)
 ORDER BY incident.id DESC LIMIT ?2"""
 
+# -- resources ------------------------------------------------------------------------
+
+WAITING_RESOURCES: Final = """
+SELECT service, host, count(*) FROM finding WHERE tries > 0 GROUP BY service, host"""
+OLDEST_RESOURCE: Final = """
+SELECT kind, name, first_seen FROM finding WHERE service = ? AND host = ? AND tries > 0
+ORDER BY first_seen, id LIMIT 1"""
+PASS_NAMES: Final = (
+    "began_at", "finished_at", "settled", "failed", "waiting", "left", "found_only",
+)  # fmt: skip
+RESOURCE_PASSES: Final = """
+SELECT service, host, began_at, finished_at, settled, failed, waiting, left_alone,
+    found_only
+FROM resource_pass"""
+
 # -- runs, accounts, holds ------------------------------------------------------------
 
 UNFINISHED: Final = f"""

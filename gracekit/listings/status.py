@@ -10,6 +10,7 @@ from typing import Any, Final
 from gracekit.clock import age_s
 from gracekit.life import Alive, Liveness
 from gracekit.listings.reports import NO_REPORT, Reports, RunAnswer, RunReport
+from gracekit.listings.resources import ResourceStatus, list_resources
 from gracekit.listings.store_view import Accounts, StoreView, UnfinishedCounts, gone_at, verdict_of
 from gracekit.runs.run import Run, run_as_json
 
@@ -61,6 +62,7 @@ class StatusReport:
         exits: The last runs that ended, newest first.
         ownerless: Transient rows without an owner, by state.
         accounts: As last counted; None if the first count has not ended yet.
+        resources: Those that wait to be settled, and the last passes.
     """
 
     store: str
@@ -68,6 +70,7 @@ class StatusReport:
     exits: Sequence[Run]
     ownerless: UnfinishedCounts
     accounts: Accounts | None
+    resources: Sequence[ResourceStatus]
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -77,6 +80,7 @@ class StatusReport:
             "last_exits": [exit_as_json(run) for run in self.exits],
             "ownerless": dict(self.ownerless),
             "accounts": self.accounts and self.accounts.as_json(),
+            "resources": [one.as_json() for one in self.resources],
         }
 
 
@@ -118,6 +122,7 @@ async def look(
         exits=_last_ended([run for run in runs if judged[run.run_id].is_dead], LAST_EXITS),
         ownerless=unfinished.get(None, {}),
         accounts=accounts,
+        resources=await list_resources(view),
     )
 
 

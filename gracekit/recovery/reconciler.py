@@ -175,7 +175,7 @@ class Reconciler:
                 await self._gates.hold_all()
             await self._settling.settle_rows()
             self._side_tasks.do("holds", self._left_holds.settle_all)
-            self._side_tasks.do("resources", self._resources.look)
+        self._side_tasks.do("resources", self._resources.look)
         self._side_tasks.do("errored hooks", self._duties.call_errored_hooks)
         for lane in self._lanes:
             claim = partial(self._starts.claim_accepted, lane)
@@ -210,20 +210,30 @@ class Reconciler:
         """Settles the resources of the application."""
         return self._resources
 
-    async def settle_by_hand(self, request: PassRequest) -> tuple[int, PassReport]:
+    @property
+    def settles(self) -> bool:
+        """Whether unfinished tasks and resources are settled unasked."""
+        return self._settings.startup_reconciliation_enabled
+
+    @property
+    def least_age_s(self) -> float:
+        """Seconds that a resource has had its status before a pass by hand settles it."""
+        return self._settings.startup_reconciliation_wait_seconds
+
+    async def settle_by_hand(self, request: PassRequest, report: PassReport) -> None:
         """Settle what an operator asks for, also where nothing is settled unasked.
 
-        Returns:
-            How many unfinished tasks were settled, and what became of the resources.
+        Args:
+            request: What is to be settled.
+            report: Gets what became of it, while it is done.
 
         Raises:
             GracekitError: it cannot be done now; the message says why.
         """
-        tasks = 0
         if request.is_whole and self._resources.may_begin():
             await self._adoption.adopt_dead_runs()
-            tasks = await self._settling.settle_all()
-        return tasks, await self._resources.make_by_hand(request)
+            report.tasks = await self._settling.settle_all()
+        await self._resources.make_by_hand(request, report)
 
     async def adopt_dead_runs(self) -> None:
         """At a start: classify runs proven dead and take over what they left."""

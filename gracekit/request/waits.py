@@ -36,6 +36,7 @@ class LeaseWaits:
     Args:
         wakeups: Wake the run that is next.
         trigger: Recovery is asked whether the run that holds a lease has died.
+        settles: Whether unfinished tasks are settled unasked; a wait for them would have no end.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class LeaseWaits:
         run_id: str,
         wakeups: Wakeups,
         trigger: RecoveryTrigger,
+        settles: bool,
     ) -> None:
         self._custody = custody
         self._leases = leases
@@ -56,10 +58,25 @@ class LeaseWaits:
         self._run_id = run_id
         self._wakeups = wakeups
         self._trigger = trigger
+        self._settles = settles
         self._woken = asyncio.Event()
         self._waiting = 0
 
-    async def is_for_itself(self, job: Job) -> LeaseHeld | None:
+    async def refusal(self, job: Job) -> LeaseHeld | None:
+        """Why a request may not wait for its resource; None if it may."""
+        if not self._settles and job.task.resource is not None:
+            unsettled = await self._leases.unsettled(job.task.resource)
+            if unsettled is not None:
+                resource = ":".join(job.task.resource)
+                return LeaseHeld(
+                    f"{job.task} wants {resource}, on which task {unsettled} was interrupted, and "
+                    "nothing settles that unasked: "
+                    "startup_reconciliation_enabled is false here; run `gracekit reconcile`, then "
+                    "send the request again"
+                )
+        return await self._is_for_itself(job)
+
+    async def _is_for_itself(self, job: Job) -> LeaseHeld | None:
         """Why it may not wait: it was called by the very task that holds its resource.
 
         Each would wait for the other's end. None if that is not so.

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
 from gracekit.clock import Clock
 from gracekit.config.choices import StopSource
+from gracekit.errors import ConfigError
 from gracekit.exits import Verdict, classify
 from gracekit.life import Alive, Liveness
 from gracekit.process import Point, Process
@@ -69,10 +71,12 @@ class Members:
         transport: str,
         schema: int,
         methods: str | None = None,
+        kinds: str | None = None,
     ) -> int:
         """Write this run down; returns its generation, which counts the runs of the instance.
 
-        *methods* says what it serves, in words that only those who act on requests read.
+        *methods* says what it serves, in words that only those who act on requests read; *kinds*
+        which kinds of resources it settles, as a JSON list.
         """
         now = self.joined_at = self._clock.wall()
         me = seat.identity
@@ -91,6 +95,7 @@ class Members:
             ops_topic,
             transport,
             methods,
+            kinds,
             now,
             schema,
             expect=1,
@@ -211,6 +216,24 @@ class Members:
             and run.ended_at is None
             and self.judge(run).answer is Alive.NOT_PROVEN
         )
+
+    async def check_kinds(self, kinds: Collection[str]) -> None:
+        """See that no living run of another service settles resources of the same *kinds*.
+
+        Raises:
+            ConfigError: one does: their rules would undo each other's work.
+        """
+        if not kinds:
+            return
+        for *columns, theirs in await self._engine.query(sql.WITH_KINDS, self._service):
+            both = sorted(set(kinds) & set(json.loads(str(theirs))))
+            run = run_of(tuple(columns))
+            if both and self.judge(run).is_alive:
+                raise ConfigError(
+                    f"kind {both[0]!r} is settled by {run.service}@{run.instance} and by "
+                    f"{self._service} in one store, and their rules would fight: let one service "
+                    "declare it, or give each a store of its own (GRACEKIT_STORE_URL)"
+                )
 
     async def offers(self) -> list[str]:
         """What runs on record have served, as texts of `gracekit.rpc.offer`; newest first."""

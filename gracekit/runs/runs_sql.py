@@ -26,11 +26,11 @@ WHERE run_id = ? AND adopted_at IS NULL AND gone_at IS NULL"""
 
 JOIN: Final = """
 INSERT INTO run (run_id, service, host, instance, generation, version, boot_id, pid_ns, time_ns,
-    pid, start_ticks, lock_path, lock_file, phase, topic, ops_topic, transport, methods,
+    pid, start_ticks, lock_path, lock_file, phase, topic, ops_topic, transport, methods, kinds,
     started_at, beat_at, schema)
 VALUES (?1, ?2, ?3, ?4, 1 + coalesce(
     (SELECT max(generation) FROM run WHERE service = ?2 AND instance = ?4), 0),
-    ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 'starting', ?13, ?14, ?15, ?16, ?17, ?17, ?18)
+    ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 'starting', ?13, ?14, ?15, ?16, ?17, ?18, ?18, ?19)
 RETURNING generation"""
 STANDING: Final = "SELECT gone_by, gone_reason, adopted_by FROM run WHERE run_id = ?"
 BEAT: Final = "UPDATE run SET beat_at = ?, phase = ? WHERE run_id = ?"
@@ -46,6 +46,9 @@ SIBLINGS: Final = f"""
 SELECT {COLUMNS}, methods FROM run WHERE service = ?
     AND (coalesce(ended_at, adopted_at) IS NULL OR coalesce(ended_at, adopted_at) >= ?)
 ORDER BY generation DESC"""
+WITH_KINDS: Final = f"""
+SELECT {COLUMNS}, kinds FROM run WHERE service <> ? AND ended_at IS NULL AND adopted_at IS NULL
+    AND kinds IS NOT NULL"""
 OFFERS: Final = """
 SELECT methods FROM run WHERE service = ? AND methods IS NOT NULL
 GROUP BY methods ORDER BY max(started_at) DESC LIMIT ?"""

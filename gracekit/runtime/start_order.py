@@ -69,6 +69,7 @@ def in_order(
             ListedPart("wake-ups", StepPart(_soon(listening), end=_soon(records.wakeups.stop))),
             ListedPart(RECORD, records.own),
             # A Runtime is open. What follows works, and stops before the stop record.
+            ListedPart("kinds", StepPart(partial(_check_kinds, ground, records.members))),
             ListedPart("door", _door(ground, control)),
             ListedPart("adoption", StepPart(reconciler.adopt_dead_runs)),
             ListedPart("history", StepPart(seed)),
@@ -116,6 +117,10 @@ def _intake(ground: Ground, lane: Lane, servers: Mapping[Lane, RpcServer]) -> St
         ground.telemetry.emit("intake.opened", channel=lane.value)
 
     return StepPart(start, end=server.stop)
+
+
+async def _check_kinds(ground: Ground, members: Members) -> None:
+    await members.check_kinds([kind.name for kind in ground.service.kinds])
 
 
 async def _serve(ground: Ground, members: Members) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from gracekit.control.facts import StoreFacts
 from gracekit.control.gauges import Gauges
 from gracekit.control.health import HealthCheck
 from gracekit.control.orders import Orders
+from gracekit.control.reconcile import HandPasses
 from gracekit.control.reload import READERS, Reload
 from gracekit.control.verbs import Control
 from gracekit.dispatcher import Dispatcher
@@ -96,7 +98,8 @@ def wire(ground: Ground) -> Wired:
     accounts = AccountsCount(view, ground.location.reader(), ground.process.threads(1))
     facts = StoreFacts(view, accounts, ground.telemetry, service=ground.service.topic)
     health = HealthCheck(ground.phase, coordinator, servers, ground.engine, facts, ground.clock)
-    control = verbs.control = _control(ground, records, requests, coordinator, health)
+    passes = HandPasses(reconciler, ground.service.kinds, ground.clock)
+    control = verbs.control = _control(ground, records, requests, coordinator, health, passes)
     gauges = _gauges(ground, records, requests, servers, jobs, facts)
     admin = _admin(ground, control, health, gauges, facts, view)
     return Wired(
@@ -141,6 +144,7 @@ def _records(ground: Ground) -> Records:
             "transport": written_url(settings.transport_url),
             "schema": ground.location.schema,
             "methods": offer.written(ground.service.methods),
+            "kinds": _kinds(ground),
         },
         cancelled=(int(cancelled.exit_code), cancelled.as_json()),
     )
@@ -151,6 +155,11 @@ def _records(ground: Ground) -> Records:
         wakeups=wakeups,
         own=own,
     )
+
+
+def _kinds(ground: Ground) -> str | None:
+    names = sorted(kind.name for kind in ground.service.kinds)
+    return json.dumps(names) if names else None
 
 
 def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
@@ -181,6 +190,7 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
         run_id=seat.run_id,
         wakeups=records.wakeups,
         trigger=trigger,
+        settles=settings.startup_reconciliation_enabled,
     )
     history, gates = History(), _gates(ground)
     ground.live.on_change(lambda _, now: scheduler.resize(gates[Lane.REQUESTS], now.max_running))
@@ -343,6 +353,7 @@ def _control(
     requests: Requests,
     coordinator: ShutdownCoordinator,
     health: HealthCheck,
+    passes: HandPasses,
 ) -> Control:
     tracker = requests.services.tracker
     return Control(
@@ -370,6 +381,7 @@ def _control(
             ground.telemetry,
         ),
         dumps=Dumps(ground.stacks, ground.process.threads(1), ground.clock),
+        passes=passes,
         telemetry=ground.telemetry,
         clock=ground.clock,
     )

@@ -102,6 +102,7 @@ def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
         says("tasks cancel", "order-2", "--reason", "wrong")
         says("tasks fail", "order-1", "--reason", "wrong", "--no-wait")
         says("tasks retry", "failed")
+        says("reconcile")
         says("extend", "--by", "5s")
         says("quiet")
         says("resume")

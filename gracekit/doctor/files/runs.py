@@ -34,6 +34,11 @@ _ENDED: Final = ", ".join(
 _LEFT: Final = f"""
 SELECT state, cut = 'unclean', owner, count(*) FROM task WHERE {IS_OPEN}
 GROUP BY state, cut = 'unclean', owner"""  # noqa: S608 - a constant
+_TO_SETTLE: Final = """
+SELECT (SELECT count(*) FROM task WHERE finished_at IS NULL AND state = 'handed_over'
+        AND owner IS NULL),
+    (SELECT count(*) FROM finding WHERE tries > 0),
+    (SELECT coalesce(sum(waiting), 0) FROM resource_pass WHERE found_only = 1)"""
 _DUE: Final = """
 SELECT (SELECT count(*) FROM task WHERE errored_due = 1),
        (SELECT count(*) FROM hold WHERE ended_at IS NULL),
@@ -233,6 +238,20 @@ def check_left(look: ReadOnlyDatabase, runs: Runs) -> Finding:
     return warn(
         "unfinished", seen, "start the service: it settles them; `gracekit tasks` lists them"
     )
+
+
+def check_resources(look: ReadOnlyDatabase, settings: Settings) -> Iterator[Finding]:
+    """What waits to be settled: where nothing is settled unasked, also started tasks."""
+    ((tasks, waiting, found),) = look.rows(_TO_SETTLE)
+    if not settings.startup_reconciliation_enabled and any((tasks, waiting, found)):
+        yield warn(
+            "resources",
+            f"{tasks!s} started tasks and {found or waiting!s} resources wait, and nothing is "
+            "settled unasked, as startup_reconciliation_enabled is false",
+            "`gracekit reconcile` settles them",
+        )
+    elif waiting:
+        yield ok("resources", f"{waiting!s} were asked about and have no end yet")
 
 
 def check_due(look: ReadOnlyDatabase, runs: Runs) -> Finding:

@@ -114,6 +114,7 @@ class Acting:
             rule=case.rule.name,
             settle_s=self._settings.startup_reconciliation_wait_seconds,
             alone=alone,
+            at_once=case.at_once,
         )
         try:
             rows = await self._journal.commit(batch)

@@ -110,7 +110,14 @@ class Judging:
             return None
         if reason is not None:
             return left(kind.name, found, reason)
-        return Case(kind=kind, found=found, page=page, finding=known, dependency=dependency)
+        return Case(
+            kind=kind,
+            found=found,
+            page=page,
+            finding=known,
+            dependency=dependency,
+            at_once=self._request.by_hand,
+        )
 
     def _note_unsettled(self, kind: ResourceKind, found: Found) -> None:
         rule = kind.rules.get(found.status)
@@ -178,13 +185,15 @@ class Judging:
             return left(case.kind.name, case.found, why)
         rule = case.rule
         if case.dependency is not None:
-            would, written = f"dependency {':'.join(case.dependency)}", rule.failed
+            needs = ":".join(case.dependency)
+            would, written = f"write {rule.failed}: dependency {needs}", rule.failed
         elif rule.how is How.MARK:
-            would, written = "", rule.failed
+            would, written = f"mark {rule.failed}", rule.failed
         elif rule.how is How.DELETE:
-            would, written = f"delete again ({rule.name})", rule.done
+            would = f"delete again ({rule.name}), else {rule.failed}"
+            written = rule.done
         else:
-            would, written = f"ask ({rule.name})", ""
+            would, written = f"ask {rule.name}, else {rule.failed}", ""
         return Result(
             resource=case.resource,
             status=case.found.status,

@@ -33,6 +33,7 @@ class ResourcePass:
         acting: Acting,
         findings: FindingRows,
         request: PassRequest,
+        report: PassReport,
         telemetry: Telemetry,
         clock: Clock,
         *,
@@ -43,13 +44,13 @@ class ResourcePass:
         self._reader = reader
         self._acting = acting
         self._findings = findings
-        self._request = request
+        self.request = request
         self._telemetry = telemetry
         self._clock = clock
         self._at_once = at_once
         self._may_begin = may_begin
         self._readers: list[asyncio.Task[None]] = []
-        self.report = PassReport(keeps=request.by_hand)
+        self.report = report
         self.began_at = clock.wall()
         self._judging = Judging(kinds, request, self.report, acting, clock, began_at=self.began_at)
 
@@ -81,7 +82,7 @@ class ResourcePass:
         """The kinds to be settled, and those before them, which are only looked at."""
         chosen: set[str] = set()
         for kind in reversed(self._kinds.in_order()):
-            if kind.name in chosen or self._request.covers(kind.name):
+            if kind.name in chosen or self.request.covers(kind.name):
                 chosen |= {kind.name, *kind.after}
         return [kind for kind in self._kinds.in_order() if kind.name in chosen]
 
@@ -93,7 +94,7 @@ class ResourcePass:
         try:
             await self._wait_for_earlier(kind)
             await self._read(kind, acting)
-            if self._request.is_whole:
+            if self.request.is_whole:
                 await self._wait_for(acting)
                 await self._findings.sweep(kind.name, before=self.began_at)
         except FindError as error:
@@ -131,13 +132,18 @@ class ResourcePass:
         slots = asyncio.Semaphore(self._at_once)
         async for page, founds in self._reader.pages(kind):
             known = await self._findings.by_name(kind.name, [found.id for found in founds])
-            if not self._request.dry_run:
+            if not self.request.dry_run:
                 await self._findings.note_seen(self._sightings(kind, page, founds, known))
             for found in founds:
                 case = self._judging.case(kind, page, found, known.get(found.id))
                 if isinstance(case, Result):
                     self._add(case)
                 if not isinstance(case, Case):
+                    continue
+                if self.request.dry_run:
+                    result = await self._judging.foresee(case)
+                    self.report.add(result)
+                    self._judging.note_end(case, result)
                     continue
                 await slots.acquire()
                 if not self._may_begin():
@@ -156,17 +162,14 @@ class ResourcePass:
         """Of what has a row; and of what needs one, to know later since when it has its status."""
         for found in founds:
             dateless = found.since is None and found.status in kind.rules
-            if found.id in known or (dateless and self._request.at_least_s is None):
+            if found.id in known or (dateless and self.request.at_least_s is None):
                 yield Sighting(kind=kind.name, name=found.id, status=found.status, page=page.after)
 
     # -- one resource -------------------------------------------------------------------
 
     async def _act(self, case: Case, slots: asyncio.Semaphore) -> None:
         try:
-            if self._request.dry_run:
-                result = await self._judging.foresee(case)
-            else:
-                result = await self._acting.settle(case)
+            result = await self._acting.settle(case)
             self._add(result)
             self._judging.note_end(case, result)
         except Exception as error:  # noqa: BLE001 - one resource's trouble is its own

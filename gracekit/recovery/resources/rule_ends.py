@@ -35,6 +35,7 @@ class Case:
         page: Where it was found.
         finding: Its row; None if it has none.
         dependency: What it needs and has ended in a failed status; None if nothing has.
+        at_once: It is asked again although it is not time, as an operator wants it.
     """
 
     kind: ResourceKind
@@ -42,11 +43,17 @@ class Case:
     page: Page
     finding: FindingRow | None
     dependency: Resource | None = None
+    at_once: bool = False
 
     @property
     def rule(self) -> StatusRule:
         """What is done about its status."""
         return self.kind.rules[self.found.status]
+
+    @property
+    def by(self) -> str:
+        """By what its status is written, for records and logs."""
+        return self.rule.name if self.dependency is None else "dependency"
 
     @property
     def resource(self) -> Resource:
@@ -148,8 +155,8 @@ class RuleEnds:
         batch = Batch(Point.RESOURCE_SETTLED)
         self._findings.add_end(batch, begun.row_id)
         if written is not None:
-            detail = f"{case.found.status} -> {written} by {case.rule.name}, token "
-            detail += f"{begun.guard.token}{': ' * bool(reason)}{reason}"
+            detail = f"{':'.join(case.resource)}: {case.found.status} -> {written} by {case.by}, "
+            detail += f"token {begun.guard.token}{': ' * bool(reason)}{reason}"
             self._findings.add_note(batch, f"resource_{outcome.value}", case.resource, detail)
         self._leases.add_release(batch, begun.guard, reason="clean")
         await self._journal.commit(batch)
@@ -172,7 +179,7 @@ class RuleEnds:
                 resource=case.resource,
                 status=case.found.status,
                 written=written or "",
-                rule=case.rule.name,
+                rule=case.by,
                 token=begun.guard.token,
             )
         elif outcome is ResourceOutcome.FAILED:
@@ -181,7 +188,7 @@ class RuleEnds:
                 resource=case.resource,
                 status=case.found.status,
                 written=written or "",
-                rule=case.rule.name,
+                rule=case.by,
                 reason=reason,
                 token=begun.guard.token,
             )
@@ -191,7 +198,7 @@ class RuleEnds:
                 resource=case.resource,
                 status=case.found.status,
                 outcome=outcome.value,
-                rule=case.rule.name,
+                rule=case.by,
                 reason=reason,
                 token=begun.guard.token,
             )
@@ -201,7 +208,7 @@ class RuleEnds:
             since=case.found.since,
             outcome=outcome,
             written=written,
-            rule=case.rule.name,
+            rule=case.by,
             token=begun.guard.token,
             reason=reason,
             facts=short_facts(facts),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from gracekit import backoff
@@ -29,12 +30,7 @@ LEASE_KIND: Final = "gracekit reconciliation"
 
 
 class Resources:
-    """Settles the resources of one run's host.
-
-    Attributes:
-        report: Of the pass under way, or the last one; None before the first.
-        waits_for: Requests that the pass under way waits for; 0 for none.
-    """
+    """Settles the resources of one run's host."""
 
     def __init__(
         self,
@@ -67,8 +63,7 @@ class Resources:
         self._ready_at: float | None = None  # wall time of the first look in service
         self._next_at = 0.0  # loop time
         self._reported_wait = False
-        self.report: PassReport | None = None
-        self.waits_for = 0
+        self._report = PassReport(keeps=False)  # of the pass under way, or the last one
 
     def may_begin(self) -> bool:
         """Whether the service takes requests, and no drain has begun."""
@@ -86,7 +81,9 @@ class Resources:
         if not self._kinds or not self.may_begin():
             return None
         self._note_ready()
-        return max(0.0, min(self._next_at, self._again.due_at) - self._clock.loop())
+        settles = self._settings.startup_reconciliation_enabled
+        moment = min(self._next_at, self._again.due_at) if settles else self._next_at
+        return max(0.0, moment - self._clock.loop())
 
     # -- looks --------------------------------------------------------------------------
 
@@ -97,7 +94,8 @@ class Resources:
         self._note_ready()
         if self._clock.loop() >= self._next_at:
             await self._look_at_pass()
-        if self._clock.loop() >= self._again.due_at:
+        settles = self._settings.startup_reconciliation_enabled
+        if settles and self._clock.loop() >= self._again.due_at:
             async with self._one_pass:
                 await self._again.ask_due()
 
@@ -123,11 +121,13 @@ class Resources:
             request = PassRequest()
         else:
             request = PassRequest(at_least_s=self._settings.startup_reconciliation_wait_seconds)
-        report = await self._make(request)
-        if report is not None and not report.interrupted:
+        if not self._settings.startup_reconciliation_enabled:
+            request = replace(request, dry_run=True)  # listings say how many wait
+        report = PassReport(keeps=False)
+        if await self._make(request, report) and not report.interrupted:
             self._next_at = self._clock.loop() + (every_s or float("inf"))
 
-    async def make_by_hand(self, request: PassRequest) -> PassReport:
+    async def make_by_hand(self, request: PassRequest, report: PassReport) -> None:
         """Make a pass that an operator asks for; waits for one that is under way.
 
         Raises:
@@ -139,23 +139,22 @@ class Resources:
                 "requests again"
             )
         if request.dry_run:
-            return await self._new_pass(request).run()
-        report = await self._make(request)
-        if report is None:
+            await self._new_pass(request, report).run()
+        elif not await self._make(request, report):
             row = await self._leases.look(self._lease)
             raise GracekitError(
                 f"run {row.owner if row else 'unknown'} of this host settles its resources now: "
                 "ask again when it has finished"
             )
-        return report
 
-    def _new_pass(self, request: PassRequest) -> ResourcePass:
+    def _new_pass(self, request: PassRequest, report: PassReport) -> ResourcePass:
         return ResourcePass(
             self._kinds,
             self._reader,
             self._acting,
             self._findings,
             request,
+            report,
             self._telemetry,
             self._clock,
             at_once=self._settings.reconcile_at_once,
@@ -164,17 +163,18 @@ class Resources:
 
     # -- a pass -------------------------------------------------------------------------
 
-    async def _make(self, request: PassRequest) -> PassReport | None:
-        """Make a pass; None if another run of the host makes one."""
+    async def _make(self, request: PassRequest, report: PassReport) -> bool:
+        """Make a pass; false if another run of the host makes one."""
         async with self._one_pass:
             guard = await self._leases.take(self._lease, "reconciliation")
             if guard is None:
                 await self._ask_after_holder()
-                return None
+                return False
             try:
-                return await self._make_alone(request)
+                await self._make_alone(request, report)
             finally:
                 await self._give_back(guard)
+            return True
 
     async def _ask_after_holder(self) -> None:
         holder = (await self._leases.rivals(self._lease)).holder
@@ -187,9 +187,10 @@ class Resources:
         except StoreError:
             self._leases.owe(guard, "reconciliation")
 
-    async def _make_alone(self, request: PassRequest) -> PassReport:
-        one = self._new_pass(request)  # its moment: what is younger waits for the next one
-        report = self.report = one.report
+    async def _make_alone(self, request: PassRequest, report: PassReport) -> None:
+        # Its moment: what is younger waits for the next one.
+        one = self._new_pass(request, report)
+        self._report = report
         began = self._clock.loop()
         self._telemetry.emit("reconciliation.started", by_hand=request.by_hand)
         telling = asyncio.create_task(self._tell_progress(report))
@@ -202,7 +203,7 @@ class Resources:
         finally:
             telling.cancel()
             self._running = None
-        if request.is_whole and not report.interrupted:
+        if (request.is_whole or not request.by_hand) and not report.interrupted:
             await self._findings.note_pass(self._record(one))
         numbers = report.numbers
         self._telemetry.emit(
@@ -216,7 +217,6 @@ class Resources:
             took_s=round(self._clock.loop() - began, 3),
         )
         await self._again.note_next()
-        return report
 
     async def _wait_for_queues(self) -> bool:
         """Wait for the requests that stand in the queues; false if a drain has ended the wait."""
@@ -228,7 +228,7 @@ class Resources:
         finally:
             task.cancel()
             self._waiting.discard(task)
-            self.waits_for = 0
+            self._report.waits_for = 0
         if task.cancelled():
             return False
         task.result()
@@ -244,7 +244,7 @@ class Resources:
         return self._settings.accept_wait_s
 
     def _note_wait(self, requests: int, waited_s: float) -> None:
-        self.waits_for = requests
+        self._report.waits_for = requests
         if waited_s >= LONGEST_S and not self._reported_wait:
             self._reported_wait = True
             self._telemetry.emit(
@@ -261,17 +261,21 @@ class Resources:
                 failed=numbers[ResourceOutcome.FAILED],
                 waiting=numbers[ResourceOutcome.WAITING],
                 left=numbers[ResourceOutcome.LEFT],
-                waits_for=self.waits_for,
+                waits_for=report.waits_for,
             )
 
     def _record(self, one: ResourcePass) -> PassRecord:
         numbers = one.report.numbers
+        settled, waiting = numbers[ResourceOutcome.SETTLED], numbers[ResourceOutcome.WAITING]
+        if one.request.dry_run:
+            settled, waiting = 0, settled
         return PassRecord(
             run_id=self._run_id,
             began_at=one.began_at,
             finished_at=self._clock.wall(),
-            settled=numbers[ResourceOutcome.SETTLED],
+            settled=settled,
             failed=numbers[ResourceOutcome.FAILED],
-            waiting=numbers[ResourceOutcome.WAITING],
+            waiting=waiting,
             left_alone=numbers[ResourceOutcome.LEFT],
+            found_only=not self._settings.startup_reconciliation_enabled,
         )

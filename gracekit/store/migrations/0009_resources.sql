@@ -35,6 +35,7 @@ CREATE TABLE resource_pass (
     failed      INTEGER NOT NULL,
     waiting     INTEGER NOT NULL,            -- to be asked again
     left_alone  INTEGER NOT NULL,
+    found_only  INTEGER NOT NULL DEFAULT 0,  -- nothing is settled unasked: waiting counts what would be
     PRIMARY KEY (service, host)
 );
 -- Two services that settle resources of one kind would undo each other's work.

@@ -1,0 +1,206 @@
+"""`gracekit reconcile`: has a run settle resources in a transient status, and shows what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import click
+
+from gracekit.cli.main import ERROR, tell
+from gracekit.cli.options import CommonOptions, common, living_instance_argument, why_option
+from gracekit.cli.quiet import find
+from gracekit.cli.reach import ControlClient
+from gracekit.cli.records import StoreRecords
+from gracekit.cli.text import LONGEST_WHY, json_text, plural, safe, table
+from gracekit.clock import age_s
+from gracekit.config.values import duration
+from gracekit.errors import GracekitError
+from gracekit.runs.run import Run
+
+WAITING: Final = 3
+"""Exit status where something is to be asked again, or the pass was cut short."""
+POLL_S: Final = 0.2
+TOLD_EVERY_S: Final = 5.0
+
+_HEADERS: Final = ("KIND", "ID", "STATUS", "SINCE", "WOULD")
+_TOLD: Final = ("settled", "failed", "waiting", "stale")
+
+
+@click.command()
+@living_instance_argument
+@click.option("--dry-run", is_flag=True, help="Only find, and say what would be done.")
+@click.option("--kind", metavar="KIND", help="Settle resources of this kind alone.")
+@click.option("--resource", metavar="KIND:ID", help="Settle this one alone.")
+@why_option
+@common
+def reconcile(
+    options: CommonOptions,
+    /,
+    *,
+    name: str | None,
+    dry_run: bool,
+    kind: str | None,
+    resource: str | None,
+    reason: str,
+) -> None:
+    """Settle resources in a transient status that nobody works on, by the rules of the service.
+
+    The run that is asked makes one pass now: also where
+    GRACEKIT_STARTUP_RECONCILIATION_ENABLED is false, and then it settles the
+    unfinished tasks of dead runs first. It waits until the requests that stand in
+    the queues have been taken. INSTANCE may be left out where one run lives.
+
+    Exit status: 0 done; 3 something is asked again later, or the pass was cut
+    short; 1 a rule has failed, or a kind could not be read; 4 no run lives or
+    answers.
+    """
+    if kind and resource:
+        raise click.UsageError("give --kind or --resource, not both")
+    asked: dict[str, Any] = {"dry_run": dry_run, "kind": kind, "resource": resource}
+    asked |= {"reason": reason} if reason else {}
+    with StoreRecords(options.settings) as records:
+        (run,) = asyncio.run(find(records, options, name, everyone=None))
+        watch = _Watch(as_json=options.as_json, shows_left=resource is not None)
+        report = asyncio.run(watch.make(records, run, asked))
+    if options.as_json:
+        one = {"service": run.service, "instance": run.instance, "run_id": run.run_id}
+        click.echo(json_text({**one, **report}))
+    elif dry_run:
+        click.echo(_foreseen(report))
+    else:
+        _tell_end(report, resource)
+    click.get_current_context().exit(_code(report, dry_run=dry_run, of_one=resource is not None))
+
+
+class _Watch:
+    """One pass that is watched.
+
+    Args:
+        as_json: Print nothing on the way.
+        shows_left: Print resources that were left, too.
+    """
+
+    def __init__(self, *, as_json: bool, shows_left: bool) -> None:
+        self._as_json = as_json
+        self._shown = {*_TOLD, "left", "moved_on"} if shows_left else set(_TOLD)
+        self._told_at = time.monotonic()
+
+    async def make(self, records: StoreRecords, run: Run, asked: Mapping[str, Any]) -> Any:
+        """Begin the pass, wait for its end, and return its report with all results.
+
+        Raises:
+            GracekitError: the run does not answer, or refuses.
+        """
+        results: list[Any] = []
+        async with ControlClient(records.run_directory) as control:
+            begun = await control.ask(run, "reconcile", asked)
+            after: int | None = 0
+            while after is not None:
+                step = {"pass_id": begun["pass_id"], "after": after}
+                report = await control.ask(run, "reconciled", step)
+                results += report["results"]
+                if not asked["dry_run"]:
+                    self._say(report)
+                after = report["next"]
+                if report["state"] == "running" and not report["results"]:
+                    await asyncio.sleep(POLL_S)
+        if report["error"]:
+            raise GracekitError(report["error"])
+        names = ("counts", "tasks", "broken", "unruled", "interrupted")
+        shown = {name: report[name] for name in names}
+        return {"dry_run": asked["dry_run"], **shown, "results": results}
+
+    def _say(self, report: Mapping[str, Any]) -> None:
+        if self._as_json:
+            return
+        for result in report["results"]:
+            if result["outcome"] in self._shown:
+                click.echo(_line(result))
+        now = time.monotonic()
+        if report["waits_for"] and now - self._told_at >= TOLD_EVERY_S:
+            self._told_at = now
+            waits = plural(report["waits_for"], "request")
+            tell(f"waits until {waits} in the queues have been taken", prefix="")
+
+
+def _line(result: Mapping[str, Any]) -> str:
+    """`share:sh-12  creating -> available   export_locations=2   by was_it_created, token 4`."""
+    name = f"{safe(result['kind'])}:{safe(result['id'])}"
+    if result["written"] is None:
+        words = {"waiting": "is asked again", "left": "left", "moved_on": "has moved on"}
+        said = words.get(result["outcome"], result["outcome"])
+        why = safe(result["reason"], longest=LONGEST_WHY) if result["reason"] else ""
+        return f"{name}  {safe(result['status'])}   {said}{': ' * bool(why)}{why}"
+    facts = " ".join(f"{safe(key)}={safe(value)}" for key, value in result["facts"].items())
+    parts = (
+        f"{name}  {safe(result['status'])} -> {safe(result['written'])}",
+        facts,
+        safe(result["reason"], longest=LONGEST_WHY) if result["reason"] else "",
+        f"by {safe(result['rule'])}, token {result['token']}",
+    )
+    return "   ".join(part for part in parts if part)
+
+
+def _foreseen(report: Mapping[str, Any]) -> str:
+    now = time.time()
+    rows = [
+        (
+            safe(one["kind"]),
+            safe(one["id"]),
+            safe(one["status"]),
+            "-" if one["since"] is None else duration(age_s(now, one["since"])),
+            safe(_would(one), longest=LONGEST_WHY),
+        )
+        for one in report["results"]
+    ]
+    counts = report["counts"]
+    parts = [table(_HEADERS, rows)] if rows else []
+    hidden = sum(counts.values()) - len(rows)
+    parts += [f"and {hidden} more"] if hidden else []
+    parts += _troubles(report)
+    parts.append(
+        f"{counts['settled']} would be settled, {counts['left']} left; nothing was changed"
+    )
+    return "\n".join(parts)
+
+
+def _would(one: Mapping[str, Any]) -> str:
+    return f"leave: {one['reason']}" if one["outcome"] == "left" else str(one["reason"])
+
+
+def _tell_end(report: Mapping[str, Any], resource: str | None) -> None:
+    counts = report["counts"]
+    if resource is not None and not report["results"] and not report["broken"]:
+        click.echo(f"{safe(resource)} was not found in a transient status: nothing to settle")
+        return
+    for line in _troubles(report):
+        click.echo(line)
+    words = [f"{counts[name]} {name}" for name in _TOLD if counts[name] or name == "settled"]
+    words += [f"{counts['moved_on']} moved on"] if counts["moved_on"] else []
+    words.append(f"{counts['left']} left")
+    tasks = f"; {plural(report['tasks'], 'task')} settled" if report["tasks"] else ""
+    click.echo(f"{', '.join(words)}{tasks}")
+
+
+def _troubles(report: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"{safe(kind)}: {safe(why, longest=LONGEST_WHY)}" for kind, why in report["broken"].items()
+    ]
+    lines += [
+        f"{plural(one['number'], safe(one['kind']))} in status {safe(one['status'])}: no rule"
+        for one in report["unruled"]
+    ]
+    if report["interrupted"]:
+        lines.append("the pass was cut short: the service takes no requests now")
+    return lines
+
+
+def _code(report: Mapping[str, Any], *, dry_run: bool, of_one: bool) -> int:
+    counts = report["counts"]
+    if report["broken"] or counts["failed"]:
+        return ERROR
+    waits = counts["waiting"] or counts["stale"] or (of_one and counts["left"])
+    return WAITING if not dry_run and (waits or report["interrupted"]) else 0

@@ -1,0 +1,160 @@
+"""Passes that operators ask for: the verb `reconcile` begins one, `reconciled` shows how far it is.
+
+A pass takes longer than an answer may: it goes on by itself, and is kept for a while after its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gracekit.clock import Clock
+from gracekit.config.values import did_you_mean
+from gracekit.errors import GracekitError, InvalidArgumentsError
+from gracekit.recovery.reconciler import Reconciler
+from gracekit.recovery.resources.judging import PassRequest
+from gracekit.recovery.resources.kind_table import KindTable
+from gracekit.recovery.resources.results import PassReport
+
+PAGE_BYTES: Final = 40_000
+"""JSON bytes of the results in one answer: less than `door_wire.LONGEST_LINE`."""
+MOST_KEPT: Final = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class _HandPass:
+    """One pass.
+
+    Attributes:
+        error: Why it was not made; None if it was, or is under way.
+    """
+
+    request: PassRequest
+    report: PassReport
+    task: asyncio.Task[None] | None = None
+    error: str | None = None
+
+
+class HandPasses:
+    """The passes of one run that operators have asked for, the last few of them."""
+
+    def __init__(self, reconciler: Reconciler, kinds: KindTable, clock: Clock) -> None:
+        self._reconciler = reconciler
+        self._kinds = kinds
+        self._clock = clock
+        self._passes: dict[str, _HandPass] = {}
+
+    @property
+    def settles(self) -> bool:
+        """Whether unfinished tasks and resources are settled unasked."""
+        return self._reconciler.settles
+
+    def begin(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin a pass.
+
+        Args:
+            args: `dry_run`, true or false; `kind`, or `resource` as `kind:id`, to settle it alone.
+
+        Raises:
+            GracekitError: one that settles is under way.
+            InvalidArgumentsError: there is no such kind.
+        """
+        request = self._read(args)
+        if not request.dry_run and any(_is_settling(one) for one in self._passes.values()):
+            raise GracekitError(
+                "a pass that somebody has asked for is under way: wait for its end, or look at "
+                "what it would do with --dry-run"
+            )
+        one = _HandPass(request=request, report=PassReport(keeps=True))
+        one.task = asyncio.create_task(self._make(one), name="gracekit-reconcile")
+        pass_id = self._clock.new_id()
+        self._passes[pass_id] = one
+        ended = [name for name, kept in self._passes.items() if kept.task and kept.task.done()]
+        for name in ended[: max(0, len(self._passes) - MOST_KEPT)]:
+            del self._passes[name]
+        return {"pass_id": pass_id, "dry_run": request.dry_run}
+
+    def look(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """How far a pass is, and a page of its results.
+
+        Args:
+            args: `pass_id`; and `after`, the `next` of the page before.
+
+        Raises:
+            GracekitError: it is not kept any more.
+        """
+        one = self._passes.get(str(args.get("pass_id")))
+        if one is None:
+            raise GracekitError(
+                f"pass {str(args.get('pass_id'))[:50]} is kept no longer: the last {MOST_KEPT} are"
+            )
+        after = args.get("after", 0)
+        after = after if isinstance(after, int) and after >= 0 else 0
+        report = one.report
+        done = one.task is None or one.task.done()  # before the page is cut from its results
+        results = _page([result.as_json() for result in report.results[after : after + 500]])
+        following = after + len(results)
+        return {
+            "state": ("refused" if one.error else "finished") if done else "running",
+            "error": one.error,
+            "waits_for": report.waits_for,
+            "tasks": report.tasks,
+            "counts": report.counts,
+            "broken": report.broken,
+            "unruled": [
+                {"kind": kind, "status": status, "number": number}
+                for (kind, status), number in list(report.unruled.items())[:100]
+            ],
+            "interrupted": report.interrupted,
+            "results": results,
+            "next": following if following < len(report.results) or not done else None,
+        }
+
+    async def _make(self, one: _HandPass) -> None:
+        try:
+            await self._reconciler.settle_by_hand(one.request, one.report)
+        except Exception as error:  # noqa: BLE001 - who asked reads it
+            one.error = str(error) or type(error).__name__
+
+    def _read(self, args: Mapping[str, Any]) -> PassRequest:
+        kind, word = args.get("kind"), args.get("resource")
+        resource = None
+        if word is not None:
+            name, colon, resource_id = str(word).partition(":")
+            if not colon or not resource_id:
+                raise InvalidArgumentsError(
+                    f"resource {str(word)[:50]!r} is no kind and id: write it as share:sh-12"
+                )
+            resource = (name, resource_id)
+        asked = resource[0] if resource is not None else kind
+        for name in () if asked is None else (asked,):
+            if name not in self._kinds:
+                known = [one.name for one in self._kinds]
+                raise InvalidArgumentsError(
+                    f"this service has no kind {str(name)[:50]!r}"
+                    f"{did_you_mean(str(name)[:50], known)}; it has {', '.join(known) or 'none'}"
+                )
+        return PassRequest(
+            by_hand=True,
+            dry_run=bool(args.get("dry_run")),
+            kind=None if kind is None else str(kind),
+            resource=resource,
+            at_least_s=self._reconciler.least_age_s,
+        )
+
+
+def _is_settling(one: _HandPass) -> bool:
+    return not one.request.dry_run and one.task is not None and not one.task.done()
+
+
+def _page(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As many of *results*, from the first, as fit into a page; one at least."""
+    size = PAGE_BYTES
+    for number, result in enumerate(results):
+        size -= len(json.dumps(result))
+        if size < 0:
+            return results[: max(1, number)]
+    return results

@@ -1,0 +1,253 @@
+"""`gracekit reconcile`: a pass by hand, and what status and doctor say of resources."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.cli.kit import Running, gracekit, write_service
+
+pytestmark = pytest.mark.process
+
+SERVICE: Final = """
+import json
+import time
+from pathlib import Path
+
+from gracekit import Absent, Context, Found, Service, Settled, Wait
+
+svc = Service("shares")
+server = svc.kind("share_server")
+share = svc.kind("share", after=server)
+records = Path(__file__).with_name("records.json")
+
+
+def read():
+    return json.loads(records.read_text())
+
+
+def finder(kind):
+    async def find(ctx, *, after, limit):
+        rows = [(i, row) for k, i, row in sorted(read()) if k == kind and (after or "") < i]
+        return [
+            Found(i, row["status"], since=row["since"], needs=[server.of(row.get("server"))])
+            for i, row in rows
+            if row["status"] in {"creating", "deleting", "migrating", "odd"}
+        ][:limit]
+
+    return find
+
+
+def writer(kind):
+    async def write(ctx, found, status, facts):
+        rows = read()
+        for k, i, row in rows:
+            if (k, i, row["status"]) == (kind, found.id, found.status):
+                row["status"] = status
+                records.write_text(json.dumps(rows))
+                return True
+        return False
+
+    return write
+
+
+for kind in (server, share):
+    kind.find(finder(kind.name))
+    kind.write(writer(kind.name))
+server.mark(creating="error")
+
+
+@share.probe("creating", failed="error")
+async def was_it_created(ctx: Context, found: Found) -> Settled | Absent | Wait:
+    if found.id == "sh-3":
+        return Wait("1h")
+    return Settled("available", export_locations=["10.0.0.1:/a", "10.0.0.2:/a"])
+
+
+@share.delete("deleting", done="deleted", failed="error_deleting")
+async def delete_again(ctx: Context, found: Found) -> None: ...
+
+
+share.leave("migrating", why="migration_continue goes on with it")
+
+
+@svc.rpc(resource="share", on_interrupt="retry")
+async def extend(ctx: Context, share: str) -> str:
+    print("at work", share, flush=True)
+    await ctx.time_left or 0
+""".replace("    await ctx.time_left or 0\n", "    import asyncio\n    await asyncio.sleep(3600)\n")
+
+ROWS: Final[list[Any]] = [
+    ["share_server", "srv-7", {"status": "creating", "since": 1}],
+    ["share", "sh-1", {"status": "creating", "since": 1}],
+    ["share", "sh-2", {"status": "deleting", "since": 1}],
+    ["share", "sh-4", {"status": "migrating", "since": 1}],
+    ["share", "sh-5", {"status": "creating", "since": 1, "server": "srv-7"}],
+    ["share", "sh-6", {"status": "creating", "since": 1}],
+    ["share", "sh-7", {"status": "available", "since": 1}],
+]
+WAITS: Final = ["share", "sh-3", {"status": "creating", "since": 1}]
+BY_HAND: Final = {"GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "1h"}
+OFF: Final = {
+    "GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "0s",
+    "GRACEKIT_STARTUP_RECONCILIATION_ENABLED": "false",
+}
+
+
+def prepare(directory: Path, *more: Any) -> None:
+    """The service, and records of which none was touched yet."""
+    write_service(directory, "compute", SERVICE)
+    (directory / "records.json").write_text(json.dumps([*ROWS, *more]))
+
+
+def statuses(directory: Path) -> dict[str, str]:
+    """As the records say."""
+    rows = json.loads((directory / "records.json").read_text())
+    return {name: row["status"] for _, name, row in rows}
+
+
+def serving(directory: Path, **more: str) -> Running:
+    return Running(directory, "--instance", "api-1", **more)
+
+
+def test_a_dry_run_says_what_would_be_done_and_changes_nothing(tmp_path: Path):
+    """
+    One line for each resource in a transient status, in the order of the kinds and ids.
+    """
+    prepare(tmp_path)
+    with serving(tmp_path, **BY_HAND) as run:
+        assert gracekit(tmp_path, "cast", "shares", "extend", "share=sh-6", "--id", "r-6").code == 0
+        run.wait_line("at work sh-6")
+        answer = gracekit(tmp_path, "reconcile", "--dry-run", **BY_HAND)
+
+    lines = [" ".join(line.split()) for line in answer.out.splitlines()]
+    assert answer.code == 0
+    assert [line.split(" ", 4)[:3] + line.split(" ", 4)[4:] for line in lines[:-1]] == [
+        ["KIND", "ID", "STATUS", "WOULD"],
+        ["share_server", "srv-7", "creating", "mark error"],
+        ["share", "sh-1", "creating", "ask was_it_created, else error"],
+        ["share", "sh-2", "deleting", "delete again (delete_again), else error_deleting"],
+        ["share", "sh-4", "migrating", "leave: migration_continue goes on with it"],
+        ["share", "sh-5", "creating", "write error: dependency share_server:srv-7"],
+        ["share", "sh-6", "creating", "leave: request r-6 (extend) runs on api-1"],
+    ]
+    assert lines[-1] == "4 would be settled, 2 left; nothing was changed"
+    assert set(statuses(tmp_path).values()) == {"creating", "deleting", "migrating", "available"}
+
+
+def test_one_resource_is_settled_alone(tmp_path: Path):
+    """
+    The line says from which status to which, with what facts, by which rule and token.
+    """
+    prepare(tmp_path)
+    with serving(tmp_path, **BY_HAND):
+        answer = gracekit(tmp_path, "reconcile", "--resource", "share:sh-1")
+        none = gracekit(tmp_path, "reconcile", "--resource", "share:sh-7")
+        unknown = gracekit(tmp_path, "reconcile", "--kind", "shar")
+        both = gracekit(tmp_path, "reconcile", "--kind", "share", "--resource", "share:sh-1")
+
+    assert answer.out.splitlines() == [
+        "share:sh-1  creating -> available   export_locations=2   by was_it_created, token 1",
+        "1 settled, 0 left",
+    ]
+    assert answer.code == 0
+    changed = {name for name, status in statuses(tmp_path).items() if status == "available"}
+    assert changed == {"sh-1", "sh-7"}
+    assert (none.code, none.out) == (
+        0,
+        "share:sh-7 was not found in a transient status: nothing to settle\n",
+    )
+    assert unknown.code == 1
+    assert "no kind 'shar'; did you mean share?; it has share_server, share" in unknown.err
+    assert both.code == 2
+
+
+def test_what_waits_is_exit_status_3_and_is_shown_by_status(tmp_path: Path):
+    """
+    A failed rule is 1; without a living run it is 4.
+    """
+    prepare(tmp_path, WAITS)
+    with serving(tmp_path, **BY_HAND):
+        waits = gracekit(tmp_path, "reconcile", "--resource", "share:sh-3")
+        shown = gracekit(tmp_path, "status")
+        whole = gracekit(tmp_path, "reconcile", "--json")
+        after = gracekit(tmp_path, "status", "--json")
+    nobody = gracekit(tmp_path, "reconcile")
+
+    assert waits.code == 3
+    assert "share:sh-3  creating   is asked again: was_it_created said Wait" in waits.out
+    assert "resources: 1 waiting (oldest share:sh-3, " in shown.out
+    assert "no pass has finished yet" in shown.out
+    assert whole.code == 1  # sh-5 needs a server that has failed
+    assert whole.json["counts"] == {
+        "settled": 4, "failed": 1, "waiting": 1, "left": 1, "moved_on": 0, "stale": 0,
+    }  # fmt: skip
+    (resources,) = after.json["resources"]
+    assert resources["waiting"] == 1
+    assert resources["last_pass"]["settled"] == 4
+    assert nobody.code == 4
+    assert statuses(tmp_path)["sh-5"] == "error"
+
+
+def test_without_unasked_settling_everything_says_so_and_a_pass_by_hand_settles(tmp_path: Path):
+    """
+    Neither tasks nor resources are settled; a request for such a resource is refused with the way
+    out; `gracekit reconcile` settles both.
+    """
+    prepare(tmp_path)
+    with serving(tmp_path, **OFF) as killed:
+        gracekit(tmp_path, "cast", "shares", "extend", "share=sh-7", "--id", "r-7")
+        killed.wait_line("at work sh-7")
+        killed.kill()
+    with serving(tmp_path, **OFF) as run:
+        run.wait_line("reconciliation.finished")
+        shown = gracekit(tmp_path, "status")
+        told = gracekit(tmp_path, "doctor", "compute:svc", **OFF)
+        refused = gracekit(tmp_path, "call", "shares", "extend", "share=sh-7")
+        before = statuses(tmp_path)
+        settled = gracekit(tmp_path, "reconcile")
+        run.wait_line("at work sh-7")  # it is run again
+
+    assert "without owner: 1 handed_over; started ones are not settled unasked" in shown.out
+    assert "resources: 5 waiting, and none is settled unasked" in shown.out
+    assert "`gracekit reconcile` settles them" in shown.out
+    assert "1 started tasks and 5 resources wait" in told.out
+    assert refused.code == 1
+    assert "r-7 was interrupted, and nothing settles that unasked" in refused.err
+    assert "run `gracekit reconcile`" in refused.err
+    assert before["sh-1"] == "creating"
+    assert settled.out.splitlines()[-1] == "4 settled, 1 failed, 1 left; 1 task settled"
+    assert statuses(tmp_path)["sh-1"] == "available"
+
+
+def test_two_services_with_one_kind_cannot_share_a_store(tmp_path: Path):
+    """
+    The second start is refused with both names, as their rules would fight.
+    """
+    prepare(tmp_path)
+    other = SERVICE.replace('Service("shares")', 'Service("backups")')
+    write_service(tmp_path, "backups", other)
+    with serving(tmp_path, **BY_HAND):
+        refused = gracekit(tmp_path, "run", "backups:svc", **BY_HAND)
+
+    assert refused.code == 78
+    assert "settled by shares@api-1 and by backups in one store" in refused.err
+
+
+def test_doctor_judges_kinds(tmp_path: Path):
+    """
+    It names their order, and a method whose resource has no kind.
+    """
+    prepare(tmp_path)
+    text = SERVICE.replace('resource="share"', 'resource="shere"').replace(
+        "share: str) -> str", "shere: str) -> str"
+    )
+    write_service(tmp_path, "odd", text)
+    good = gracekit(tmp_path, "doctor", "compute:svc")
+    odd = gracekit(tmp_path, "doctor", "odd:svc")
+
+    assert "kinds: settled in this order: share_server (1 statuses), then share" in good.out
+    assert "resource='shere', and there is no kind of that name; did you mean share?" in odd.out
