@@ -76,6 +76,10 @@ driver: Driver = DummyDriver(config.backend)
 svc = Service("share-manager")
 
 
+class StaleError(Exception):
+    """A later owner has written to the record."""
+
+
 def token(ctx: Context) -> int:
     """The fencing token of the lease under which this code runs; it always has one."""
     assert ctx.fence is not None, "a rule, and a method with a resource, has a lease"
@@ -342,8 +346,13 @@ def working(ctx: Context, kind: str, id_: str, status: str, *, failed: str) -> I
     earlier attempt, or somebody has decided otherwise, and there is nothing to do.
 
     A drain cancels the block, which is no failure: the next start goes on.
+
+    Raises:
+        StaleError: the record has a higher token.
     """
     begun = database.write(kind, id_, seen=status, status=status, fence=token(ctx))
+    if not begun and status_of(kind, id_) == status:
+        raise StaleError(f"{kind} {id_}: token {token(ctx)} is stale, a later owner has written")
     try:
         yield begun
     except Exception:

@@ -120,6 +120,22 @@ def test_a_record_that_has_moved_on_is_left_as_it_is(
     assert log_of(backend, "sh-1") == []
 
 
+def test_a_request_with_a_stale_token_is_refused(database: Database, backend: DummyDriver) -> None:
+    """
+    It does not pretend that its work is done, and it asks no backend.
+    """
+
+    async def story(site: Site) -> None:
+        database.insert(record("sh-1", fence=99))
+        with pytest.raises(RemoteError, match="token 1 is stale"):
+            await site.one.call(manager.create_share, share="sh-1", size=5)
+        assert (site.share().status, site.share().fence) == ("creating", 99)
+
+    play(database, backend, story)
+
+    assert log_of(backend, "sh-1") == []
+
+
 @pytest.mark.parametrize(
     ("there", "status", "state", "created"),
     [
