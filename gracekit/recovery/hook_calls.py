@@ -24,8 +24,8 @@ class HookEnd:
     """What came of a call.
 
     Attributes:
-        value: What it returned; None if it did not.
-        fault: Why it has no value, as a text; empty if it returned.
+        value: What it returned, in time or while its end was waited for; None if it did not.
+        fault: Why it has no value in time, as a text; empty if it returned.
         is_unwritten: Whether it raised NotImplementedError.
     """
 
@@ -78,9 +78,16 @@ class HookCalls:
         if not done:
             if waits_for_end:
                 await asyncio.wait({calling})
-            return HookEnd(fault=f"no answer within {limit_s:g} s")
+            return HookEnd(value=_value(calling), fault=f"no answer within {limit_s:g} s")
         if calling.cancelled():
             return HookEnd(fault="cancelled")
         if (raised := calling.exception()) is None:
             return HookEnd(value=calling.result())
         return HookEnd(fault=words_of(raised), is_unwritten=isinstance(raised, NotImplementedError))
+
+
+def _value(calling: asyncio.Future[Any]) -> Any:
+    """What a call has returned; None if it has not, or raised."""
+    if not calling.done() or calling.cancelled() or calling.exception() is not None:
+        return None
+    return calling.result()

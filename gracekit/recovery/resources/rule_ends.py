@@ -127,7 +127,7 @@ class RuleEnds:
             limit_s=self._settings.probe_timeout_s,
             waits_for_end=True,
         )
-        if answer.value is True:
+        if answer.value is True:  # also when it came late: the record says so already
             return await self.end(begun, outcome, written=status, reason=reason, facts=facts)
         if answer.value is False:
             is_ours = await self._leases.is_ours(begun.guard)
