@@ -1,7 +1,7 @@
 """The application's own database: one SQLite file with a record of each thing that users see.
 
-The statements that matter are two. `transient` reads the records that say that
-somebody works on them, one page at a time, in the order of their ids. `write`
+The statements that matter are two. `page` reads the records that say that
+somebody works on them, a page at a time, in the order of their ids. `write`
 changes a status only if the record still has the status that was seen, and only
 if no later owner has written to it. Both conditions stand in the WHERE clause of
 one UPDATE, so nothing can happen between the comparison and the change.
@@ -122,10 +122,6 @@ class Database:
     def all(self) -> list[Record]:
         """Every record, by kind and id."""
         return self._read("SELECT * FROM resource ORDER BY kind, id", ())
-
-    def transient(self, kind: str, host: str, after: str | None, limit: int) -> list[Record]:
-        """A page of the records of *host* that are in a transient status, in the order of ids."""
-        return self.page(kind, host, TRANSIENT[kind], after, limit)
 
     def page(
         self, kind: str, host: str, statuses: frozenset[str], after: str | None, limit: int

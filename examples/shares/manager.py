@@ -90,7 +90,11 @@ def token(ctx: Context) -> int:
 
 
 def kind_of(
-    name: str, *, needs: ResourceKind | None = None, after: ResourceKind | None = None
+    name: str,
+    *,
+    needs: ResourceKind | None = None,
+    after: ResourceKind | None = None,
+    is_needed: bool = False,
 ) -> ResourceKind:
     """Declare a kind, and where its records are found and written.
 
@@ -101,15 +105,19 @@ def kind_of(
         name: Of the kind.
         needs: Kind of the thing that `parent` names; without that one it is of no use.
         after: Kind that is settled before it; None if that is the one that it needs.
+        is_needed: Whether other kinds need it. Then those that have failed are found too, also
+            long after they have: what needs them fails, and no backend is asked.
     """
-    before = after or needs
     kind = svc.kind(
         name,
-        after=[before] if before else [],
+        after=after or needs or (),
         statuses=TRANSIENT[name],
         stuck_after=config.stuck_after,
         max_wait=config.max_wait,
     )
+
+    def statuses() -> frozenset[str]:
+        return TRANSIENT[name] | (kind.failed_statuses if is_needed else frozenset())
 
     @kind.find
     def find(_ctx: Context, *, after: str | None, limit: int) -> list[Found]:
@@ -121,7 +129,7 @@ def kind_of(
                 busy=record.task_state is not None,
                 needs=[needs.of(record.parent)] if needs else [],
             )
-            for record in database.transient(name, config.host, after, limit)
+            for record in database.page(name, config.host, statuses(), after, limit)
         ]
 
     @kind.write
@@ -132,11 +140,11 @@ def kind_of(
     return kind
 
 
-server = kind_of("share_server")
-share = kind_of("share", needs=server)
+server = kind_of("share_server", is_needed=True)
+share = kind_of("share", needs=server, is_needed=True)
 replica = kind_of("replica", needs=share)
 snapshot = kind_of("snapshot", needs=share, after=replica)
-group = kind_of("share_group", needs=server, after=snapshot)
+group = kind_of("share_group", needs=server, after=snapshot, is_needed=True)
 group_snapshot = kind_of("share_group_snapshot", needs=group)
 backup = kind_of("backup", needs=share, after=group_snapshot)
 

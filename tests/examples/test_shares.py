@@ -11,8 +11,7 @@ import pytest
 from examples.shares import manager
 from examples.shares.database import TRANSIENT, Database, Record
 from examples.shares.driver import BackendError, Driver, DummyDriver, Fault, Thing
-from gracekit import Absent, Found, ResourceKind, Service, Settled, Wait
-from gracekit.errors import DeclarationError
+from gracekit import Absent, DeclarationError, Found, ResourceKind, Service, Settled, Wait
 from gracekit.recovery.resources.rules import How
 from tests.examples.shares_site import ASKED, DELETED, ROWS, Row, kind_of, log_of, record
 
@@ -161,11 +160,12 @@ def test_find_returns_the_transient_records_of_this_host_in_the_order_of_ids(
     """
     In pages of any size: none twice, none left out, and nothing that is settled, or elsewhere.
     """
+    settled = {"available", "ensuring", "deleted", "error", "error_deleting", "manage_error"}
     transient = sorted(TRANSIENT[kind])
     wanted = {f"x:{len(transient) - n}\n": status for n, status in enumerate(transient)}
     for id_, status in wanted.items():
         database.insert(record(id_, status, kind=kind, updated_at=5.0))
-    for status in ("available", "ensuring", "error", "error_deleting", "deleted", "manage_error"):
+    for status in settled - shown_when_failed(kind):
         database.insert(record(f"x:2{status}", status, kind=kind))
     for other in TRANSIENT.keys() - {kind}:
         database.insert(record("x:3", "creating", kind=other))
@@ -176,6 +176,23 @@ def test_find_returns_the_transient_records_of_this_host_in_the_order_of_ids(
     assert [one.id for one in found] == sorted(wanted)
     assert {one.id: one.status for one in found} == wanted
     assert {(one.since, one.busy) for one in found} == {(5.0, False)}
+
+
+def shown_when_failed(kind: str) -> frozenset[str]:
+    """Failed statuses of a kind that others need."""
+    needed = kind in {"share_server", "share", "share_group"}
+    return kind_of(kind).failed_statuses if needed else frozenset()
+
+
+@pytest.mark.parametrize("kind", TRANSIENT)
+def test_find_returns_what_has_failed_if_others_need_it(database: Database, kind: str) -> None:
+    """
+    However long ago, so that what needs it fails as well, in any later pass.
+    """
+    for status in kind_of(kind).failed_statuses:
+        database.insert(record(status, status, kind=kind))
+
+    assert {one.status for one in found_in(kind, limit=2)} == shown_when_failed(kind)
 
 
 def test_a_record_with_a_task_state_is_busy(database: Database) -> None:

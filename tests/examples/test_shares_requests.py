@@ -195,6 +195,34 @@ def test_a_request_is_refused_for_a_record_that_is_in_another_status(
     play(database, backend, story)
 
 
+# -- rules beside requests ----------------------------------------------------------------------
+
+
+def test_what_needs_a_server_that_failed_long_ago_fails(
+    database: Database, backend: DummyDriver
+) -> None:
+    """
+    Also when it was put in error in an earlier pass, or by hand; the backend is not asked.
+    """
+    database.insert(record("srv-7", "error", kind="share_server"))
+    for id_, server in (("sh-1", "srv-7"), ("sh-2", None)):
+        database.insert(record(id_, updated_at=0.0, parent=server))
+        backend.put("share", id_, Thing(export_locations=["nas:/x"]))
+
+    async def story(site: Site) -> None:
+        await site.one.until(lambda: site.share("sh-1").status != "creating")
+        await site.one.until(lambda: site.share("sh-2").status != "creating")
+        assert site.share("sh-1").status == "error"
+        assert site.share("sh-2").status == "available"
+        assert [failed["reason"] for failed in site.one.told("resource.failed")] == [
+            "dependency share_server:srv-7"
+        ]
+
+    play(database, backend, story)
+
+    assert log_of(backend, "sh-1") == []
+
+
 # -- the other pass -------------------------------------------------------------------------
 
 
