@@ -137,6 +137,7 @@ def main() -> None:
         setting.add_argument(name)
     commands.add_parser("show")
     given = parser.parse_args()
+    database.create()
     match given.command:
         case "show":
             show()

@@ -189,7 +189,7 @@ class DummyDriver(Driver):
             log.write(f"{line}\n".encode())  # one write: lines of two processes do not mix
         fault = self._fault(id_)
         try:
-            text = fault.read_text()
+            text = fault.read_text().strip()
         except FileNotFoundError:
             return
         match text:

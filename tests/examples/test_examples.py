@@ -411,3 +411,42 @@ def test_nova_vm_arrives_in_the_drain_of_its_host_and_after_a_crash_of_its_sourc
         "vm-3 is of host-c: host-a gone, host-b gone, host-c running",
     ]
     assert "host-a: vm-3 resumed" in said_by_services(lines)
+
+
+def test_share_records_that_nobody_works_on_are_settled_after_a_crash(play):
+    """
+    Each ends as its rule says; what the killed manager has settled is not asked for by a rule.
+    """
+    lines = play("examples.shares.play")
+
+    assert said_by_services(lines) == []
+    assert lines == [
+        "made by requests:",
+        "share:sh-1 available size=5 export_locations=2",
+        "share:sh-2 available size=5 export_locations=2",
+        "share:sh-3 available size=5 export_locations=2",
+        "",
+        "nobody works on these:",
+        "share:sh-1 extending size=5 export_locations=2",
+        "share:sh-2 deleting size=5 export_locations=2",
+        "share:sh-3 creating size=5 export_locations=2",
+        "share:sh-4 creating",
+        "share:sh-5 creating",
+        "share:sh-6 server_migrating",
+        "share_server:srv-7 creating",
+        "snapshot:sn-1 manage_starting",
+        "",
+        "the manager was killed while the backend did not answer for sh-3",
+        "",
+        "after the next start:",
+        "share:sh-1 available size=9 export_locations=1",
+        "share:sh-2 deleted size=5 export_locations=2",
+        "share:sh-3 available size=5 export_locations=2",
+        "share:sh-4 error",
+        "share:sh-5 error",
+        "share:sh-6 server_migrating",
+        "share_server:srv-7 error",
+        "snapshot:sn-1 manage_error",
+        "",
+        "what that one has asked the backend for: sh-1, sh-3",
+    ]
