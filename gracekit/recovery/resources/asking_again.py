@@ -9,6 +9,7 @@ from gracekit import backoff
 from gracekit.journal.findings import FindingRow, FindingRows
 from gracekit.recovery.decisions import probe_pause_s
 from gracekit.recovery.resources.acting import Acting
+from gracekit.recovery.resources.found import Found
 from gracekit.recovery.resources.kind_table import KindTable
 from gracekit.recovery.resources.reading import PAGE, FindError, Page, Reader
 from gracekit.recovery.resources.results import ResourceOutcome
@@ -68,7 +69,7 @@ class AskingAgain:
             await self._put_off(finding)
             return
         found = founds.get(finding.name)
-        if found is None or found.status != finding.status or found.status not in kind.rules:
+        if found is None or not _is_same(found, finding) or found.status not in kind.rules:
             await self._findings.forget(finding, is_gone=len(founds) < PAGE)
             return
         case = Case(kind=kind, found=found, page=page, finding=finding)
@@ -81,3 +82,12 @@ class AskingAgain:
         now = self._clock.wall()
         pause_s = max(backoff.RESOURCES_S, probe_pause_s(finding.waiting_since, now))
         await self._findings.put_off(finding, next_check=now + pause_s)
+
+
+def _is_same(found: Found, finding: FindingRow) -> bool:
+    """Whether the resource still has the status that was found, and has had it since.
+
+    One that was deleted and made anew has its request in a queue, perhaps: it waits for a pass.
+    """
+    is_anew = found.since is not None and found.since > finding.first_seen
+    return found.status == finding.status and not is_anew

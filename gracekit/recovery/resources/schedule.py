@@ -63,6 +63,7 @@ class Resources:
         self._ready_at: float | None = None  # wall time of the first look in service
         self._next_at = 0.0  # loop time
         self._reported_wait = False
+        self._may_ask_again = False  # what stood in the queues at this run's start has been taken
         self._report = PassReport(keeps=False)  # of the pass under way, or the last one
 
     def may_begin(self) -> bool:
@@ -81,9 +82,8 @@ class Resources:
         if not self._kinds or not self.may_begin():
             return None
         self._note_ready()
-        settles = self._settings.startup_reconciliation_enabled
-        moment = min(self._next_at, self._again.due_at) if settles else self._next_at
-        return max(0.0, moment - self._clock.loop())
+        due_at = min(self._next_at, self._again.due_at) if self._asks_again() else self._next_at
+        return max(0.0, due_at - self._clock.loop())
 
     # -- looks --------------------------------------------------------------------------
 
@@ -94,10 +94,12 @@ class Resources:
         self._note_ready()
         if self._clock.loop() >= self._next_at:
             await self._look_at_pass()
-        settles = self._settings.startup_reconciliation_enabled
-        if settles and self._clock.loop() >= self._again.due_at:
+        if self._asks_again() and self._clock.loop() >= self._again.due_at:
             async with self._one_pass:
                 await self._again.ask_due()
+
+    def _asks_again(self) -> bool:
+        return self._may_ask_again and self._settings.startup_reconciliation_enabled
 
     def _note_ready(self) -> None:
         """At the first look while the service takes requests."""
@@ -115,6 +117,7 @@ class Resources:
         if last is not None and last.began_at >= self._ready_at:
             due_at = last.finished_at + every_s if every_s else float("inf")
             left_s = due_at - self._clock.wall()
+            self._may_ask_again = True
             if left_s > 0:
                 self._next_at = self._clock.loop() + min(left_s, every_s or left_s)
                 return
@@ -196,6 +199,7 @@ class Resources:
         telling = asyncio.create_task(self._tell_progress(report))
         try:
             if await self._wait_for_queues():
+                self._may_ask_again = True
                 self._running = one
                 await one.run()
             else:
