@@ -105,7 +105,7 @@ class Shares(Site):
         self.database.create()
 
     def start_manager(
-        self, *, stuck_after: str = "10m", max_wait: str = "1s", **settings: object
+        self, *, stuck_after: str = "10m", max_wait: str = "0.6s", **settings: object
     ) -> ServiceProcess:
         """Start the manager's next life, with short times."""
         variables = (
