@@ -180,6 +180,7 @@ class ResourcePass:
 
     def _add(self, result: Result) -> None:
         self.report.add(result)
-        self._telemetry.emit(
-            "resource.reconciled", kind=result.resource[0], outcome=result.outcome.value
-        )
+        if not self._request.dry_run:
+            self._telemetry.emit(
+                "resource.reconciled", kind=result.resource[0], outcome=result.outcome.value
+            )
