@@ -4,6 +4,7 @@ Start with `InMemoryService` and `run`; docs/testing.md tells the rest.
 """
 
 from gracekit.process import Point
+from gracekit.recovery.resources.results import ResourceOutcome, Result
 from gracekit.testing.calls import Caller, Pending
 from gracekit.testing.faults import Fault
 from gracekit.testing.kit import InMemoryService, ServiceFaultError
@@ -17,6 +18,8 @@ __all__ = [
     "NothingLeftError",
     "Pending",
     "Point",
+    "ResourceOutcome",
+    "Result",
     "ServiceFaultError",
     "TaskState",
     "VirtualLoop",

@@ -33,6 +33,7 @@ from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.instance import InstanceLife, InstanceMachine
 from gracekit.testing.loop import NothingLeftError, VirtualLoop, waiting_at
 from gracekit.testing.machine import EmittedEvent
+from gracekit.testing.passes import ByHand
 from gracekit.testing.ports import COMMIT_FAULTS, WIRE_STEPS, VirtualClock
 from gracekit.testing.traps import Blow, Trap
 from gracekit.tracker.task import TaskState
@@ -61,7 +62,7 @@ class ServiceFaultError(AssertionError):
     """Something went wrong that no assertion of the test has seen; the message lists it."""
 
 
-class InMemoryService(Caller):
+class InMemoryService(Caller, ByHand):
     """A service in memory: `async with InMemoryService(svc) as one: ...`.
 
     Entering starts its first process; leaving drains the last one, and raises

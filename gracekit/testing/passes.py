@@ -1,0 +1,95 @@
+"""A pass over the resources of a service, made by a test as an operator makes one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from gracekit.config.values import did_you_mean
+from gracekit.errors import GracekitError
+from gracekit.leases.leases import Resource
+from gracekit.recovery.resources.judging import PassRequest
+from gracekit.recovery.resources.kinds import ResourceKind
+from gracekit.recovery.resources.results import PassReport, Result
+from gracekit.testing.instance import InstanceLife
+
+LONGEST_PASS_S: Final = 7200.0
+"""Virtual seconds within which a pass ends: it may wait for queues, and for a pass under way."""
+
+
+class ByHand:
+    """What a test does as an operator would."""
+
+    def _living(self) -> InstanceLife:
+        raise NotImplementedError
+
+    def _note_news(self, quiet_s: float = 0.0) -> None:
+        raise NotImplementedError
+
+    async def reconcile(
+        self,
+        *,
+        dry_run: bool = False,
+        kind: ResourceKind | str | None = None,
+        resource: Resource | None = None,
+    ) -> list[Result]:
+        """Make one pass over the resources, as `gracekit reconcile` does.
+
+        As each pass, it waits until the requests that stand in the queues have been taken.
+
+        Args:
+            dry_run: Only say what would be done.
+            kind: Settle this kind alone.
+            resource: Settle this one alone: `share.of("sh-12")`, or `("share", "sh-12")`.
+
+        Returns:
+            What became of each resource that was found. If the process was killed, or a drain has
+            begun meanwhile: what became of them before.
+
+        Raises:
+            GracekitError: a kind could not be read, there is no such kind, or the service takes
+                no requests now.
+            TimeoutError: the pass has not ended within two hours.
+        """
+        life = self._living()
+        request = PassRequest(
+            by_hand=True,
+            dry_run=dry_run,
+            kind=kind.name if isinstance(kind, ResourceKind) else kind,
+            resource=resource,
+            at_least_s=life.runtime.settings.startup_reconciliation_wait_seconds,
+        )
+        _check(life, request)
+        self._note_news(LONGEST_PASS_S)
+        async with asyncio.timeout(LONGEST_PASS_S):
+            report = await _make(life, request)
+        if report is None:
+            return []
+        if report.broken:
+            told = "; ".join(f"{name}: {why}" for name, why in report.broken.items())
+            raise GracekitError(f"not all resources could be settled: {told}")
+        return report.results
+
+
+def _check(life: InstanceLife, request: PassRequest) -> None:
+    kinds = life.runtime.service.kinds
+    name = request.kind if request.resource is None else request.resource[0]
+    if name is not None and name not in kinds:
+        known = [kind.name for kind in kinds]
+        raise GracekitError(f"no kind {name!r} is declared{did_you_mean(name, known)}")
+
+
+async def _make(life: InstanceLife, request: PassRequest) -> PassReport | None:
+    """The report of the pass; of one that the end of the process has cut, what there is."""
+    reconciler = life.runtime.wired.reconciler
+    earlier = reconciler.resources.report
+    making = life.machine.spawn_as(life, reconciler.settle_by_hand(request))
+    over = asyncio.ensure_future(life.over.wait())
+    try:
+        await asyncio.wait({making, over}, return_when=asyncio.FIRST_COMPLETED)
+        if making.done():
+            return making.result()[1]
+        cut = reconciler.resources.report
+        return None if cut is earlier else cut
+    finally:
+        over.cancel()
