@@ -136,12 +136,13 @@ class Reconciler:
 
     async def _pause_s(self) -> float:
         every = self._clock.jitter(self._settings.reconcile_every_s)
+        if self._trigger.is_paused:
+            return every  # a pass would do nothing, and `resume` asks for one
         longest = min(every, max(0.05, self._look_by - self._clock.loop()))
-        if (due_s := self._resources.due_in_s()) is not None and not self._trigger.is_paused:
+        if (due_s := self._resources.due_in_s()) is not None:
             longest = min(longest, max(0.05, due_s))
         if (
-            self._trigger.is_paused
-            or not self._settings.startup_reconciliation_enabled
+            not self._settings.startup_reconciliation_enabled
             or self._settling.is_full
             or self._trigger.is_set
         ):

@@ -45,6 +45,7 @@ class AskingAgain:
 
     async def ask_due(self) -> None:
         """Ask about those that are due, as many as are settled at one time."""
+        self.due_at = self._clock.loop() + backoff.RESOURCES_S  # also if this fails
         due = await self._findings.due(self._settings.reconcile_at_once)
         if due and self._may_begin():
             await asyncio.gather(*map(self._ask, due))

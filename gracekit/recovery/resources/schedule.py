@@ -65,6 +65,7 @@ class Resources:
         self._reported_wait = False
         self._may_ask_again = False  # what stood in the queues at this run's start has been taken
         self._report = PassReport(keeps=False)  # of the pass under way, or the last one
+        self._is_looking = False
 
     def may_begin(self) -> bool:
         """Whether the service takes requests, and no drain has begun."""
@@ -79,7 +80,7 @@ class Resources:
 
     def due_in_s(self) -> float | None:
         """Seconds until `look` has something to do; None if it has nothing."""
-        if not self._kinds or not self.may_begin():
+        if not self._kinds or not self.may_begin() or self._is_looking:
             return None
         self._note_ready()
         due_at = min(self._next_at, self._again.due_at) if self._asks_again() else self._next_at
@@ -89,9 +90,16 @@ class Resources:
 
     async def look(self) -> None:
         """Do what is due: a whole pass, or a question that is to be asked again."""
-        if not self._kinds or not self.may_begin():
+        if self.due_in_s() != 0:
             return
-        self._note_ready()
+        self._is_looking = True
+        try:
+            await self._do_due()
+        finally:
+            self._is_looking = False
+            self._trigger.go_on()  # to learn when something is due again
+
+    async def _do_due(self) -> None:
         if self._clock.loop() >= self._next_at:
             await self._look_at_pass()
         if self._asks_again() and self._clock.loop() >= self._again.due_at:
