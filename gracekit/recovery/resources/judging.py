@@ -148,7 +148,8 @@ class Judging:
         since = found.since
         if at_least_s is None:
             at_least_s = kind.stuck_after_s
-            since = since or (self._began_at if known is None else known.first_seen)
+            if since is None:
+                since = self._began_at if known is None else known.first_seen
         if since is None:
             return None
         had_s = max(0.0, self._began_at - since)
