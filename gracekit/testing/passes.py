@@ -81,6 +81,7 @@ def _check(life: InstanceLife, request: PassRequest) -> None:
 
 async def _make(life: InstanceLife, request: PassRequest) -> PassReport | None:
     """The report of the pass; of one that the end of the process has cut, what there is."""
+    assert life.runtime.wired is not None, "it lives"
     reconciler = life.runtime.wired.reconciler
     earlier = reconciler.resources.report
     making = life.machine.spawn_as(life, reconciler.settle_by_hand(request))
