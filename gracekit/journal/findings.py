@@ -207,9 +207,9 @@ class FindingRows:
         now, me = self._journal.clock.wall(), self._journal.run_id
         batch.add(sql.WAIT, now, next_check, why[:1000], row_id, me, expect=1)
 
-    def add_let_go(self, batch: Batch, row_id: int, *, next_check: float | None) -> None:
-        """Its rule was not called after all."""
-        batch.add(sql.LET_GO, next_check, row_id, self._journal.run_id)
+    def add_let_go(self, batch: Batch, resource: tuple[str, str], *, next_check: float) -> None:
+        """No rule acts on it here after all: it is asked at wall time *next_check*."""
+        batch.add(sql.LET_GO, next_check, *self._where, *resource, self._journal.run_id)
 
     async def note_seen(self, sightings: Iterable[Sighting]) -> None:
         """Write down what a page shows: what had no row, or whose row must outlive the pass."""

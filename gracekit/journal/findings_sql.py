@@ -56,7 +56,8 @@ WAIT: Final = """
 UPDATE finding SET owner = NULL, tries = tries + 1, waiting_since = coalesce(waiting_since, ?1),
     next_check = ?2, detail = ?3, crashes = 0, alone = 0 WHERE id = ?4 AND owner = ?5"""
 LET_GO: Final = """
-UPDATE finding SET owner = NULL, next_check = ?1, alone = 0 WHERE id = ?2 AND owner = ?3"""
+UPDATE finding SET owner = NULL, next_check = ?, alone = 0
+WHERE service = ? AND host = ? AND kind = ? AND name = ? AND owner = ?"""
 FORGET: Final = "DELETE FROM finding WHERE id = ? AND owner IS NULL"
 PUT_OFF: Final = "UPDATE finding SET next_check = ? WHERE id = ? AND owner IS NULL"
 NOT_AGAIN: Final = "UPDATE finding SET next_check = NULL WHERE id = ? AND owner IS NULL"

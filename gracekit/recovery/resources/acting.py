@@ -8,7 +8,7 @@ from typing import Final
 
 from gracekit.errors import ConflictError, StoreError
 from gracekit.journal.findings import FindingRows, Sighting
-from gracekit.leases.leases import Guard
+from gracekit.leases.leases import Guard, Resource
 from gracekit.process import Point
 from gracekit.recovery.decisions import Wait
 from gracekit.recovery.hook_calls import HookCalls, HookEnd
@@ -52,6 +52,22 @@ class Acting:
         self._ends = RuleEnds(shared, calls, findings)
         self._findings = findings
         self._may_begin = may_begin
+        self._owed: set[Resource] = set()  # whose rows may be ours, and nothing acts on them
+
+    @property
+    def is_owing(self) -> bool:
+        """Whether `let_go_owed` has something to do."""
+        return bool(self._owed)
+
+    async def let_go_owed(self) -> None:
+        """Have asked again what a commit of unknown end has left with us; while no rule acts."""
+        if not self._owed:
+            return
+        batch, owed = Batch(Point.FINDING), set(self._owed)
+        for resource in owed:
+            self._findings.add_let_go(batch, resource, next_check=self._clock.wall())
+        await self._journal.commit(batch)
+        self._owed -= owed
 
     async def settle(self, case: Case) -> Result:
         """Settle one resource, if nobody works on it; says what became of it."""
@@ -93,6 +109,7 @@ class Acting:
                 except StoreError as error:
                     if not isinstance(error, ConflictError):
                         self._leases.owe(guard, case.rule.name)
+                        self._owed.add(case.resource)
                         raise
                     # Others have taken over what it did.
                     return self._ends.tell(
@@ -122,6 +139,7 @@ class Acting:
             raise
         except (StoreError, asyncio.CancelledError):
             self._leases.doubt(case.resource, case.rule.name)
+            self._owed.add(case.resource)
             raise
         row_id, since = rows[row][0]
         guard = Guard(resource=case.resource, token=int(rows[lease][0][0] or 0))

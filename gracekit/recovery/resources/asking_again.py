@@ -46,6 +46,7 @@ class AskingAgain:
     async def ask_due(self) -> None:
         """Ask about those that are due, as many as are settled at one time."""
         self.due_at = self._clock.loop() + backoff.RESOURCES_S  # also if this fails
+        await self._acting.let_go_owed()
         due = await self._findings.due(self._settings.reconcile_at_once)
         if due and self._may_begin():
             await asyncio.gather(*map(self._ask, due))
@@ -55,6 +56,8 @@ class AskingAgain:
         """Look when the next one is due."""
         moment = await self._findings.next_check()
         left_s = float("inf") if moment is None else max(0.05, moment - self._clock.wall())
+        if self._acting.is_owing:
+            left_s = backoff.RESOURCES_S
         self.due_at = self._clock.loop() + left_s
 
     async def _ask(self, finding: FindingRow) -> None:
@@ -64,7 +67,7 @@ class AskingAgain:
         kind = self._kinds[finding.kind]
         page = Page(self._reader, kind, finding.page)
         try:
-            founds = await page.look_again()
+            founds = await page.read()
         except FindError as error:
             self._telemetry.emit("reconciliation.broken", kind=kind.name, reason=str(error))
             await self._put_off(finding)

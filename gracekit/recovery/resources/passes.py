@@ -63,7 +63,7 @@ class ResourcePass:
             await asyncio.wait(self._readers)
         except asyncio.CancelledError:
             self.interrupt()
-            await asyncio.wait(self._readers)
+            await asyncio.gather(*self._readers, return_exceptions=True)
             raise
         for reader in self._readers:
             if not reader.cancelled() and (error := reader.exception()) is not None:

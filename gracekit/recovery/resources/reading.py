@@ -39,8 +39,16 @@ class Page:
         self._reading = asyncio.Lock()
         self._next: asyncio.Task[Mapping[str, Found]] | None = None
 
+    async def read(self) -> Mapping[str, Found]:
+        """The page as it is now, by id.
+
+        Raises:
+            FindError: it cannot be read.
+        """
+        return {found.id: found for found in await self._reader.read(self._kind, self.after)}
+
     async def look_again(self) -> Mapping[str, Found]:
-        """The page as it is now, by id: who holds a lease asks what has become of the resource.
+        """As `read`, for a rule that has begun and holds the lease of its resource.
 
         Those who ask at one time share an answer, as long as its question was put after theirs.
 
@@ -48,13 +56,14 @@ class Page:
             FindError: it cannot be read.
         """
         if self._next is None:
-            self._next = asyncio.ensure_future(self._read())
+            self._next = asyncio.ensure_future(self._read_again())
         return await asyncio.shield(self._next)
 
-    async def _read(self) -> Mapping[str, Found]:
+    async def _read_again(self) -> Mapping[str, Found]:
         async with self._reading:
             self._next = None  # who asks from now on needs an answer of its own
-            return {found.id: found for found in await self._reader.read(self._kind, self.after)}
+            founds = await self._reader.read_within(self._kind, self.after)
+            return {found.id: found for found in founds}
 
 
 class Reader:
@@ -90,13 +99,17 @@ class Reader:
         Raises:
             FindError: it cannot be read.
         """
+        async with self._suspects.beginning(("find", 0), None):
+            return await self.read_within(kind, after)
+
+    async def read_within(self, kind: ResourceKind, after: str | None) -> list[Found]:
+        """As `read`, for a rule that has begun: one that is kept apart would wait for itself."""
         hook = kind.hook("find")
         assert hook.target is not None
         context = self.context(f"find of kind {kind.name}")
-        async with self._suspects.beginning(("find", 0), None):
-            end = await self._calls.call(
-                hook.target, context, {"after": after, "limit": PAGE}, limit_s=self._limit_s
-            )
+        end = await self._calls.call(
+            hook.target, context, {"after": after, "limit": PAGE}, limit_s=self._limit_s
+        )
         if end.fault:
             raise FindError(f"{_name(kind)}(): {masked(end.fault)}")
         return _checked(kind, end.value, after)

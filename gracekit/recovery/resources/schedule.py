@@ -61,6 +61,7 @@ class Resources:
         self._waiting: set[asyncio.Task[None]] = set()
         self._lease = (LEASE_KIND, f"{shared.journal.service}@{shared.settings.host}")
         self._ready_at: float | None = None  # wall time of the first look in service
+        self._known: PassRecord | None = None  # the last pass since then, if there was one
         self._next_at = 0.0  # loop time
         self._reported_wait = False
         self._may_ask_again = False  # what stood in the queues at this run's start has been taken
@@ -122,15 +123,16 @@ class Resources:
         every_s, wait_s = self._settings.reconciliation_interval_s, backoff.RESOURCES_S
         self._next_at = self._clock.loop() + wait_s
         last = await self._findings.last_pass()
-        if last is not None and last.began_at >= self._ready_at:
+        if last is not None and last != self._known and last.began_at >= self._ready_at:
+            self._known = last  # once: its wall time says nothing if the clock is set
             due_at = last.finished_at + every_s if every_s else float("inf")
             left_s = due_at - self._clock.wall()
             self._may_ask_again = True
             if left_s > 0:
                 self._next_at = self._clock.loop() + min(left_s, every_s or left_s)
                 return
-            request = PassRequest()
-        else:
+        request = PassRequest()
+        if self._known is None:
             request = PassRequest(at_least_s=self._settings.startup_reconciliation_wait_seconds)
         if not self._settings.startup_reconciliation_enabled:
             request = replace(request, dry_run=True)  # listings say how many wait
@@ -216,7 +218,9 @@ class Resources:
             telling.cancel()
             self._running = None
         if (request.is_whole or not request.by_hand) and not report.interrupted:
-            await self._findings.note_pass(self._record(one))
+            record = self._record(one)
+            await self._findings.note_pass(record)
+            self._known = self._known if request.by_hand else record
         numbers = report.numbers
         self._telemetry.emit(
             "reconciliation.finished",
