@@ -3,7 +3,8 @@
 The records are a SQLite database of the application's own. The backend is a directory with a file
 for each volume that was built; its log are lines in the effects file: `ask` and `delete` when a
 rule calls it, `built` by a handler, `wrote` and `refused` by the record. How a rule behaves is in
-the name of the volume: one that begins with `gated-` keeps its rule until the test says go.
+the name of the volume: one that begins with `gated-` keeps its rule until the test says go, and
+the rule of one that begins with `kills-` is the end of its process.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -60,6 +62,8 @@ async def gate(name: str) -> None:
 @volumes.probe("creating", failed="error")
 async def was_it_built(ctx: Context, found: Found) -> Settled | Absent:
     effect("ask", found.id, ctx.fence)
+    if found.id.startswith("kills-"):
+        os.kill(os.getpid(), signal.SIGKILL)
     await gate(found.id)
     return Settled("available") if (BACKEND / found.id).exists() else Absent()
 

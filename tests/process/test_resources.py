@@ -123,6 +123,28 @@ async def test_rule_whose_process_was_killed_is_done_again_by_the_next_start(
     assert len(site.seen("wrote")) == 1
 
 
+async def test_rule_that_ends_its_process_each_time_is_given_up(
+    site: Site, records: VolumeRecords
+) -> None:
+    """
+    After `max_attempts` crashes, the last of them with nothing else at work, the failed status is
+    written, and the backend is asked no more; other resources are settled.
+    """
+    attempts = 3
+    records.add(["kills-1", "v"], "creating")
+    build(site, "v")
+    for _ in range(attempts):
+        assert await start(site, max_attempts=attempts).exit_code() == -signal.SIGKILL
+
+    again = await start(site, max_attempts=attempts).serving()
+    await until(lambda: not statuses(records)["creating"], "their end")
+
+    assert records.by_name() == {"kills-1": "error", "v": "available"}
+    assert times_asked(site)["kills-1"] == attempts
+    await again.wait_log(f"attempts: {attempts} processes ended while it ran")
+    assert await again.stop() == 0
+
+
 # -- side by side -----------------------------------------------------------------
 
 
