@@ -231,7 +231,7 @@ class Reconciler:
         Raises:
             GracekitError: it cannot be done now; the message says why.
         """
-        if request.is_whole and self._resources.may_begin():
+        if request.is_whole and not self.settles and self._resources.may_begin():
             await self._adoption.adopt_dead_runs()
             report.tasks = await self._settling.settle_all()
         await self._resources.make_by_hand(request, report)

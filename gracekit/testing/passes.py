@@ -63,8 +63,6 @@ class ByHand:
         self._note_news(LONGEST_PASS_S)
         async with asyncio.timeout(LONGEST_PASS_S):
             report = await _make(life, request)
-        if report is None:
-            return []
         if report.broken:
             told = "; ".join(f"{name}: {why}" for name, why in report.broken.items())
             raise GracekitError(f"not all resources could be settled: {told}")
@@ -79,18 +77,17 @@ def _check(life: InstanceLife, request: PassRequest) -> None:
         raise GracekitError(f"no kind {name!r} is declared{did_you_mean(name, known)}")
 
 
-async def _make(life: InstanceLife, request: PassRequest) -> PassReport | None:
+async def _make(life: InstanceLife, request: PassRequest) -> PassReport:
     """The report of the pass; of one that the end of the process has cut, what there is."""
     assert life.runtime.wired is not None, "it lives"
     reconciler = life.runtime.wired.reconciler
-    earlier = reconciler.resources.report
-    making = life.machine.spawn_as(life, reconciler.settle_by_hand(request))
+    report = PassReport(keeps=True)
+    making = life.machine.spawn_as(life, reconciler.settle_by_hand(request, report))
     over = asyncio.ensure_future(life.over.wait())
     try:
         await asyncio.wait({making, over}, return_when=asyncio.FIRST_COMPLETED)
         if making.done():
-            return making.result()[1]
-        cut = reconciler.resources.report
-        return None if cut is earlier else cut
+            making.result()
+        return report
     finally:
         over.cancel()

@@ -102,11 +102,17 @@ async def measure_over(
             traffic.is_over = True
             await asyncio.gather(*callers)
             await _wait_quiet(site)
-            ops = client.prepare(ops=True, timeout=60)
-            found.append((traffic.sent, await ops.call("measure")))
+            found.append((traffic.sent, await _measure(client)))
     _check_accounts(site)
     assert await process.stop() == 0, process.log[-3000:]
     return found
+
+
+async def _measure(client: RpcClient) -> Measured:
+    """The least of three looks: a pass of recovery has tasks of its own, for a moment."""
+    ops = client.prepare(ops=True, timeout=60)
+    looks: list[Measured] = [await ops.call("measure") for _ in range(3)]
+    return {name: min(look[name] for look in looks) for name in looks[0]}
 
 
 async def _wait_quiet(site: Site) -> None:

@@ -165,8 +165,10 @@ async def hang() -> None:
 async def settle(life: Life, **options: Any) -> PassReport:
     """One pass by hand."""
     request = PassRequest(by_hand=True, **{"at_least_s": WAIT_S, **options})
-    making = life.runtime.wired.reconciler.settle_by_hand(request)
-    return (await life.machine.run_as(life, making))[1]
+    report = PassReport(keeps=True)
+    making = life.runtime.wired.reconciler.settle_by_hand(request, report)
+    await life.machine.run_as(life, making)
+    return report
 
 
 def results(report: PassReport) -> dict[str, Result]:

@@ -51,7 +51,7 @@ async def test_a_job_that_asks_for_a_request_is_told_that_it_has_none(
     await asyncio.sleep(11)
 
     assert str(raised[0]).startswith(
-        f"sweep() is a periodic job and answers no request, so it has no ctx.{what}: "
+        f"periodic job sweep() answers no request, so it has no ctx.{what}: "
     )
     await life.drain()
 

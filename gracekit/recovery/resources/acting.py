@@ -179,7 +179,7 @@ class Acting:
         try:
             present = (await begun.case.page.look_again()).get(found.id)
         except FindError as error:
-            return await self._ends.wait(begun, None, str(error))
+            return await self._ends.put_off(begun, str(error))  # no backend was asked
         if present is None or present.status != found.status:
             return await self._ends.end(begun, ResourceOutcome.MOVED_ON)
         if present.busy:

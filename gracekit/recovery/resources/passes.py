@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator
 
 from gracekit.clock import Clock
-from gracekit.journal.findings import FindingRow, FindingRows, Sighting
+from gracekit.journal.findings import FindingRow, FindingRows, PassRecord, Sighting
 from gracekit.recovery.resources.acting import Acting
 from gracekit.recovery.resources.found import Found
 from gracekit.recovery.resources.judging import Judging, PassRequest
 from gracekit.recovery.resources.kind_table import KindTable
 from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.recovery.resources.reading import FindError, Page, Reader
-from gracekit.recovery.resources.results import PassReport, Result, left
+from gracekit.recovery.resources.results import PassReport, ResourceOutcome, Result, left
 from gracekit.recovery.resources.rule_ends import Case
 from gracekit.rpc.failures import words_of
 from gracekit.telemetry.telemetry import Telemetry
@@ -85,6 +85,26 @@ class ResourcePass:
             if kind.name in chosen or self.request.covers(kind.name):
                 chosen |= {kind.name, *kind.after}
         return [kind for kind in self._kinds.in_order() if kind.name in chosen]
+
+    def record(self, run_id: str, *, settles: bool) -> PassRecord:
+        """What is kept of it, at its end.
+
+        Args:
+            run_id: Of this run.
+            settles: Whether resources are settled unasked.
+        """
+        numbers = self.report.numbers
+        settled, waiting = numbers[ResourceOutcome.SETTLED], numbers[ResourceOutcome.WAITING]
+        return PassRecord(
+            run_id=run_id,
+            began_at=self.began_at,
+            finished_at=self._clock.wall(),
+            settled=0 if self.request.dry_run else settled,
+            failed=numbers[ResourceOutcome.FAILED],
+            waiting=settled if self.request.dry_run else waiting,
+            left_alone=numbers[ResourceOutcome.LEFT],
+            found_only=not settles,
+        )
 
     # -- one kind -----------------------------------------------------------------------
 
@@ -180,7 +200,7 @@ class ResourcePass:
 
     def _add(self, result: Result) -> None:
         self.report.add(result)
-        if not self._request.dry_run:
+        if not self.request.dry_run:
             self._telemetry.emit(
                 "resource.reconciled", kind=result.resource[0], outcome=result.outcome.value
             )

@@ -34,6 +34,7 @@ class QueueWait:
             the wait has lasted.
         siblings_s: Asked for the seconds that other runs of the host may keep a delivery which is
             no longer in its queue, and is not accepted.
+        held: How many requests of a lane run here that their queue holds until they have ended.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class QueueWait:
         clock: Clock,
         report: Report,
         siblings_s: Callable[[], Awaitable[float]],
+        held: Callable[[Lane], int],
     ) -> None:
-        self._servers = tuple(servers.values())
+        self._servers = servers
+        self._held = held
         self._clock = clock
         self._report = report
         self._siblings_s = siblings_s
@@ -55,31 +58,36 @@ class QueueWait:
         stood in it. What has come and has no place is not taken yet.
         """
         began = self._clock.loop()
-        marks = {server: await self._mark(server) for server in self._servers}
+        marks = {lane: await self._mark(lane) for lane in self._servers}
         looks = 0
         while looks < LOOKS:
-            left = [await self._left(server, mark) for server, mark in marks.items()]
+            left = [await self._left(lane, mark) for lane, mark in marks.items()]
             looks = 0 if any(left) else looks + 1
             self._report(sum(left), self._clock.loop() - began)
             await asyncio.sleep(LOOK_S)
         await asyncio.sleep(await self._siblings_s())
 
-    async def _mark(self, server: RpcServer) -> int:
+    async def _depth(self, lane: Lane) -> int:
+        """How many requests its queues hold that are not taken; raises GracekitError."""
+        return max(0, await self._servers[lane].depth() - self._held(lane))
+
+    async def _mark(self, lane: Lane) -> int:
         """The count of fresh deliveries at which all that stands in its queues has come."""
         while True:
-            fresh = server.fresh
+            fresh = self._servers[lane].fresh
             try:
-                return fresh + await server.depth()
+                return fresh + await self._depth(lane)
             except GracekitError:  # the broker is away, and nothing is read either
                 await asyncio.sleep(LOOK_S)
 
-    async def _left(self, server: RpcServer, mark: int) -> int:
+    async def _left(self, lane: Lane, mark: int) -> int:
         """How many requests are to be taken still; 0 if the queue is read to the mark."""
+        server = self._servers[lane]
         if server.has_waiting or server.failure is not None:
             return max(1, mark - server.fresh)
         if server.fresh >= mark:
             return 0
         try:
-            return min(mark - server.fresh, await server.depth())
+            return min(mark - server.fresh, await self._depth(lane))
         except GracekitError:
             return mark - server.fresh

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from gracekit import backoff
 from gracekit.journal.findings import FindingRow, FindingRows
 from gracekit.leases.leases import Guard, Resource
 from gracekit.process import Point
@@ -100,6 +101,15 @@ class RuleEnds:
         self._leases.add_release(batch, begun.guard, reason="clean")
         await self._journal.commit(batch)
         return self.tell(begun, ResourceOutcome.WAITING, reason=why)
+
+    async def put_off(self, begun: Begun, why: str) -> Result:
+        """Its rule was not called, as its `find` did not answer: that counts for no `max_wait`."""
+        batch = Batch(Point.FINDING)
+        next_check = self._clock.wall() + backoff.RESOURCES_S
+        self._findings.add_let_go(batch, begun.case.resource, next_check=next_check)
+        self._leases.add_release(batch, begun.guard, reason="clean")
+        await self._journal.commit(batch)
+        return self.tell(begun, ResourceOutcome.WAITING, reason=masked(why))
 
     async def fail(self, begun: Begun, reason: str) -> Result:
         """Write the failed status of its rule."""

@@ -52,7 +52,9 @@ class Resources:
         self._findings = findings
         self._reader = Reader(shared, calls)
         self._acting = Acting(shared, calls, findings, self.may_begin)
-        self._queues = QueueWait(servers, self._clock, self._note_wait, self._siblings_s)
+        self._queues = QueueWait(
+            servers, self._clock, self._note_wait, self._siblings_s, self._held
+        )
         self._again = AskingAgain(
             shared, kinds, findings, self._reader, self._acting, self.may_begin
         )
@@ -218,7 +220,8 @@ class Resources:
             telling.cancel()
             self._running = None
         if (request.is_whole or not request.by_hand) and not report.interrupted:
-            record = self._record(one)
+            settles = self._settings.startup_reconciliation_enabled
+            record = one.record(self._run_id, settles=settles)
             await self._findings.note_pass(record)
             self._known = self._known if request.by_hand else record
         numbers = report.numbers
@@ -259,6 +262,12 @@ class Resources:
             return 0.0
         return self._settings.accept_wait_s
 
+    def _held(self, lane: Lane) -> int:
+        """`requeue` requests that run here: a local queue holds each until it has ended."""
+        if not self._shared.is_local:
+            return 0
+        return sum(task.lane is lane and not task.journaled for task in self._shared.tracker)
+
     def _note_wait(self, requests: int, waited_s: float) -> None:
         self._report.waits_for = requests
         if waited_s >= LONGEST_S and not self._reported_wait:
@@ -279,19 +288,3 @@ class Resources:
                 left=numbers[ResourceOutcome.LEFT],
                 waits_for=report.waits_for,
             )
-
-    def _record(self, one: ResourcePass) -> PassRecord:
-        numbers = one.report.numbers
-        settled, waiting = numbers[ResourceOutcome.SETTLED], numbers[ResourceOutcome.WAITING]
-        if one.request.dry_run:
-            settled, waiting = 0, settled
-        return PassRecord(
-            run_id=self._run_id,
-            began_at=one.began_at,
-            finished_at=self._clock.wall(),
-            settled=settled,
-            failed=numbers[ResourceOutcome.FAILED],
-            waiting=waiting,
-            left_alone=numbers[ResourceOutcome.LEFT],
-            found_only=not self._settings.startup_reconciliation_enabled,
-        )
