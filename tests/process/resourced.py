@@ -15,19 +15,17 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 from gracekit import Absent, Context, Found, Service, Settled
 from gracekit.recovery.resources.queue_wait import QueueWait
 from gracekit.telemetry.logs import configure_logging
 from tests.process.served import GO, effect
-from tests.process.volumes import VolumeRecords
+from tests.process.volumes import BACKEND, VolumeRecords
 
 LATE = "GRACEKIT_TEST_LATE"
 """If set, a write waits for the test's go between its call and the change of the record."""
 PLANTED = "GRACEKIT_TEST_PLANTED"
 STUCK_AFTER = os.environ.get("GRACEKIT_TEST_STUCK_AFTER", "10m")
-BACKEND = Path("backend")  # in the site's directory
 
 svc = Service("volumes")
 volumes = svc.kind("volume", stuck_after=STUCK_AFTER)

@@ -16,6 +16,7 @@ import pytest
 from gracekit import RpcClient
 from tests.process import resourced
 from tests.process.helpers import SLACK_S, ServiceProcess, Site, until
+from tests.process.volume_sites import build, make_records, start, statuses, times_asked
 from tests.process.volumes import RECORDS, VolumeRecords
 from tests.scale import scale
 
@@ -38,33 +39,6 @@ async def client(site: Site) -> AsyncIterator[RpcClient]:
 @pytest.fixture
 def records(site: Site) -> VolumeRecords:
     return make_records(site)
-
-
-def make_records(site: Site) -> VolumeRecords:
-    """The application's database, and its backend without volumes."""
-    (site.root / resourced.BACKEND).mkdir()
-    made = VolumeRecords(site.root / RECORDS)
-    made.make()
-    return made
-
-
-def build(site: Site, *names: str) -> None:
-    """Let the backend have these volumes."""
-    for name in names:
-        (site.root / resourced.BACKEND / name).touch()
-
-
-def start(site: Site, **settings: object) -> ServiceProcess:
-    return site.start_program("resourced", **settings)
-
-
-def statuses(records: VolumeRecords) -> Counter[str]:
-    """How many records have which status."""
-    return Counter(records.by_name().values())
-
-
-def times_asked(site: Site) -> Counter[str]:
-    return Counter(effect.key for effect in site.seen("ask"))
 
 
 # -- after a kill -----------------------------------------------------------------
@@ -341,62 +315,6 @@ async def test_a_rule_whose_lease_was_lost_meanwhile_does_not_write(
     assert not site.seen("refused")
     assert "outcome=stale" in frozen.log
     assert await heir.stop() == 0
-
-
-# -- behind the queue -------------------------------------------------------------
-
-CREATES = scale(200, 1000)
-
-
-async def check_creates(site: Site, **settings: object) -> None:
-    """Send creates to a service that is down, start it, and judge what its rules have done."""
-    records = make_records(site)
-    first = await start(site).serving()  # from now on there are queues
-    assert await first.stop() == 0
-    names = [f"v-{n:05}" for n in range(CREATES)]
-    async with resourced.svc.client(site.url) as client:
-        for name in names:
-            records.add([name], "creating", since=time.time())
-            await client.cast(resourced.create, volume=name, s=0.04)
-    await until(lambda: site.queued() == CREATES, "all in the queue")
-
-    # Few are accepted at a time: the others are in no record, as if nobody worked on them.
-    again = await start(site, max_running=2, max_accepted=4, **settings).serving()
-    began = time.monotonic()
-    await site.effect("built", times=1)
-    await until(lambda: len(built(site)) == CREATES and not site.queued(), "their end", 120)
-    took_s = time.monotonic() - began
-    await again.wait_log("reconciliation.finished")
-    assert await again.stop() == 0
-
-    judged = times_asked(site)
-    told = f"{len(judged)} of {CREATES} were judged by a rule; built in {took_s:.1f} s"
-    print(f"\n{told}")  # noqa: T201 - for `pytest -s`
-    assert not judged, told
-    assert took_s > 0.2, "the queue took no longer than the pause before a pass"
-    assert built(site) == dict.fromkeys(names, 1)
-    assert statuses(records) == {"available": CREATES}
-
-
-def built(site: Site) -> Counter[str]:
-    return Counter(effect.key for effect in site.seen("built"))
-
-
-@pytest.mark.timeout(scale(120, 600))
-async def test_creates_sent_to_a_stopped_service_are_built_and_not_judged(site: Site) -> None:
-    """
-    Their records are found before their requests: the pass waits until all have been taken.
-    """
-    await check_creates(site)
-
-
-@pytest.mark.timeout(scale(120, 600))
-async def test_without_the_wait_for_the_queue_creates_are_judged(site: Site) -> None:
-    """
-    The claim above fails with that wait taken out: it is the wait that protects them.
-    """
-    with pytest.raises(AssertionError, match="were judged by a rule"):
-        await check_creates(site, test_planted="no wait for the queue")
 
 
 # -- drains -----------------------------------------------------------------------

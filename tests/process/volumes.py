@@ -14,6 +14,7 @@ from gracekit import Found
 
 PATIENCE_S = "GRACEKIT_TEST_PATIENCE_S"
 RECORDS = Path("records.db")  # in the working directory of the service
+BACKEND = Path("backend")  # there too: a file for each volume that was built
 TABLE = """
 CREATE TABLE IF NOT EXISTS volume (
     id TEXT PRIMARY KEY, status TEXT NOT NULL, since REAL NOT NULL,
