@@ -20,6 +20,7 @@ from gracekit.rpc.client import RpcClient
 from gracekit.rpc.transport import Message, directed_queue, shared_queue
 from tests.crash.queues import PATIENCE_S, Database, Queues, until
 from tests.crash.service import TOPIC, effects
+from tests.process.volumes import RECORDS, VolumeRecords
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SERVICE: Final = Path(__file__).with_name("service.py")
@@ -61,6 +62,7 @@ class Cell:
         self.child: asyncio.subprocess.Process | None = None
         self._starts = 0
         self._store = Database(directory / "store.db")
+        self._records = VolumeRecords(directory / RECORDS)
 
     # -- the service --------------------------------------------------------------
 
@@ -169,6 +171,11 @@ class Cell:
         await self.transport.publish(shared_queue(TOPIC), Message(body=body))
         self.garbage.append(body)
 
+    def add_volumes(self, status: str, *names: str) -> None:
+        """Write records in a transient status; from the next start on there are rules for them."""
+        self._records.make()
+        self._records.add(names, status)
+
     async def control(self, verb: str) -> Any:
         """Ask the living run for a control verb."""
         await self.until(lambda: bool(self.rows("SELECT 1 FROM run WHERE phase <> 'starting'")))
@@ -182,6 +189,10 @@ class Cell:
         """What handlers and hooks did, in order."""
         found = effects(self.directory / "effects")
         return [one for one in found if what is None or one["what"] == what]
+
+    def volumes(self) -> dict[str, str]:
+        """The status of each record of the application."""
+        return self._records.by_name() if (self.directory / RECORDS).exists() else {}
 
     def rows(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
         """Ask the journal; nothing if there is no such table yet."""

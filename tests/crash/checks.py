@@ -17,6 +17,8 @@ from gracekit.life import read_note
 from tests.crash.cell import Cell
 
 TERMINAL: Final = {"succeeded", "failed", "cancelled", "errored", "rejected"}
+VOLUME_ENDS: Final = {"creating": "available", "deleting": "deleted"}
+"""What must become of a record in each transient status: the backend has all volumes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,8 @@ class Snapshot:
         starts: How often each request was started.
         done: Requests whose work was done at least once.
         stopping: Runs whose lock file notes a stop that the store does not know.
+        volumes: Status of each record of the application that rules settle.
+        rules: How often a rule asked the backend, or deleted again, for each of them.
     """
 
     tasks: dict[str, Task]
@@ -69,6 +73,8 @@ class Snapshot:
     starts: Counter[str]
     done: set[str]
     stopping: set[str]
+    volumes: dict[str, str]
+    rules: Counter[str]
 
     @property
     def on_record(self) -> set[str]:
@@ -108,6 +114,8 @@ def look(cell: Cell) -> Snapshot:
         starts=Counter(one["id"] for one in cell.effects("start")),
         done={one["id"] for one in cell.effects("done")},
         stopping={path.stem for path in locks.glob("*.lock") if read_note(path) == "stopping"},
+        volumes=cell.volumes(),
+        rules=Counter(one["volume"] for one in cell.effects() if one["what"] in {"ask", "delete"}),
     )
 
 
@@ -220,6 +228,8 @@ def is_quiet(cell: Cell, crash: Snapshot) -> bool:
         and not cell.rows("SELECT 1 FROM task WHERE errored_due = 1")
         and not cell.rows("SELECT 1 FROM hold WHERE errored_due = 1")
         and not cell.rows("SELECT 1 FROM hold WHERE ended_at IS NULL AND owner IS NULL")
+        and not VOLUME_ENDS.keys() & set(now.volumes.values())
+        and not cell.rows("SELECT 1 FROM finding")
     )
 
 
@@ -238,6 +248,19 @@ def check_end(cell: Cell, history: Sequence[Snapshot], *, retired: bool = False)
     assert {owner for _, owner in end.leases.values()} <= {None}, f"owned by the dead: {end.leases}"
     check_answers(cell, end)
     check_verdicts(history)
+    check_volumes(cell, crash, end)
+
+
+def check_volumes(cell: Cell, crash: Snapshot, end: Snapshot) -> None:
+    """Each record has one end; what had none at the crash is asked about, or deleted, once more."""
+    for name, before in crash.volumes.items():
+        assert end.volumes[name] == VOLUME_ENDS.get(before, before), name
+        more = end.rules[name] - crash.rules[name]
+        waits = name.endswith("waits") and not crash.rules[name]  # its first answer is Wait
+        assert more == (1 + waits if before in VOLUME_ENDS else 0), f"{name}: {more} times more"
+    writes = Counter(one["volume"] for one in cell.effects("wrote"))
+    assert all(number == 1 for number in writes.values()), writes
+    assert not cell.effects("refused")
 
 
 def check_outcome(task: Task, crash: Snapshot, end: Snapshot) -> None:

@@ -322,6 +322,21 @@ async def after_stuck(story: Story) -> None:
     await story.arm(**AT_ONCE)
 
 
+async def rules(story: Story) -> None:
+    """The first pass of a start over resources that nobody works on, one at a time."""
+    story.cell.add_volumes("creating", "a", "c-waits")
+    story.cell.add_volumes("deleting", "b")
+    await story.arm(RECONCILE_AT_ONCE="1", **AT_ONCE)
+
+
+async def after_rule(story: Story) -> None:
+    """The start after a rule's process died with the answer of the backend, before its write."""
+    story.cell.add_volumes("creating", "a-dies")
+    await story.cell.start("", **AT_ONCE)
+    await story.killed()
+    await story.arm(**AT_ONCE)
+
+
 async def retire(story: Story) -> None:
     """A start that removes old records, refusals among them."""
     for _ in range(3):
@@ -398,6 +413,12 @@ TABLE: Final = (
     Reaches(after_cut, (P.ADOPT, P.CLAIM, P.SETTLE), JOURNALED),
     Reaches(after_stuck, (P.ADOPT, P.CLAIM, P.SETTLE), JOURNALED),
     Reaches(retire, (P.RETIRE,), ANY),
+    # In the order of their ids. A pass commits findings for what waits, then for what it has not
+    # found, then for itself; it has a lease of its own, as one of a host makes it.
+    Reaches(rules, (P.TAKE_LEASE, P.RULE, (P.RULE, 2), (P.RULE, 3)), ANY),
+    Reaches(rules, (P.RESOURCE_SETTLED, (P.RESOURCE_SETTLED, 2), P.RELEASE_LEASE), ANY),
+    Reaches(rules, (P.FINDING, (P.FINDING, 2), (P.FINDING, 3)), ANY),
+    Reaches(after_rule, (P.ADOPT, P.RULE, P.RESOURCE_SETTLED), ANY),
 )
 
 # -- and what of it there is on a broker

@@ -16,8 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from gracekit import Context, Done, Retry, Service
+from gracekit import Context, Done, Found, Retry, Service, Settled, Wait
 from gracekit.runtime.process_life import run_service
+from tests.process.volumes import RECORDS, VolumeRecords
 
 POLICIES: Final = ("error", "retry", "probe", "requeue")
 JOURNALED: Final = POLICIES[:3]
@@ -31,7 +32,10 @@ svc = Service(TOPIC)
 
 def tell(what: str, ctx: Context, **more: Any) -> None:
     """Append one effect."""
-    line = {"what": what, "id": ctx.request_id, "attempt": ctx.attempt, "fence": ctx.fence, **more}
+    append({"what": what, "id": ctx.request_id, "attempt": ctx.attempt, "fence": ctx.fence, **more})
+
+
+def append(line: dict[str, Any]) -> None:
     file = os.open(EFFECTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, f"{json.dumps(line)}\n".encode())
     os.close(file)
@@ -63,10 +67,10 @@ async def borrow(ctx: Context, thing: str) -> None:
         tell("borrowed", ctx, resource=f"disk:{thing}", token=guard.token)
 
 
-async def die(ctx: Context) -> None:
-    """End the process, the first time that this request comes here."""
+def die_once(key: str) -> None:
+    """End the process, the first time that it comes here with this key."""
     with contextlib.suppress(FileExistsError):
-        Path(f"died-{ctx.request_id}").touch(exist_ok=False)
+        Path(f"died-{key}").touch(exist_ok=False)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -87,10 +91,10 @@ async def work(ctx: Context, how: str = "now", thing: str = "") -> str:
         case "end_hold":
             await ctx.end_hold("operation", thing)
         case "die":
-            await die(ctx)
+            die_once(ctx.request_id)
     tell("done", ctx, resource=f"thing:{thing}" if ctx.fence else None)
     if how == "die_done":
-        await die(ctx)
+        die_once(ctx.request_id)
     return "done"
 
 
@@ -123,6 +127,46 @@ def declare(name: str, **options: Any) -> None:
         method.probe(probe)
 
 
+# -- resources, where the test has written records of them ------------------------
+
+
+def tell_of_rule(what: str, ctx: Context, found: Found) -> None:
+    """Append one effect of a rule: each of its acts has a token of its own."""
+    attempt = {"id": f"rule of {found.id}", "attempt": ctx.fence, "fence": ctx.fence}
+    line = {"what": what, "volume": found.id, "resource": f"volume:{found.id}", **attempt}
+    append(line)
+
+
+def declare_volumes() -> None:
+    """A kind whose rules tell what they do; `dies` and `waits` in an id say how they behave."""
+    kind = svc.kind("volume")
+
+    @kind.find
+    def find(ctx: Context, *, after: str | None, limit: int) -> list[Found]:
+        return VolumeRecords().page(after, limit)
+
+    @kind.write
+    async def write(ctx: Context, found: Found, status: str, facts: dict[str, object]) -> bool:
+        if found.id.endswith("dies"):
+            die_once(found.id)
+        assert ctx.fence is not None
+        done = VolumeRecords().write(found.id, status, seen=found.status, fence=ctx.fence)
+        tell_of_rule("wrote" if done else "refused", ctx, found)
+        return done
+
+    @kind.probe("creating", failed="error")
+    async def ask(ctx: Context, found: Found) -> Settled | Wait:
+        is_first = not any(one["what"] == "ask" and one["volume"] == found.id for one in effects())
+        tell_of_rule("ask", ctx, found)
+        return Wait("50ms") if is_first and found.id.endswith("waits") else Settled("available")
+
+    @kind.delete("deleting", done="deleted", failed="error_deleting")
+    async def delete(ctx: Context, found: Found) -> None:
+        tell_of_rule("delete", ctx, found)
+
+
+if RECORDS.exists():
+    declare_volumes()
 for policy in POLICIES:
     declare(f"work_{policy}", on_interrupt=policy)
 for policy in JOURNALED:
