@@ -57,6 +57,8 @@ PROBE: Final = Backoff(first_s=1.0, most_s=60.0)
 RESOURCES_S: Final = 5.0
 """A pass over the resources of a host that another run has begun, or that could not be made; and
 the next look at one resource on which somebody works."""
+BROKEN_PASS: Final = Backoff(first_s=5.0, most_s=600.0, jitter=True)
+"""A pass in which a kind could not be read; no longer than `reconciliation_interval`."""
 
 # -- the store ------------------------------------------------------------------------------
 

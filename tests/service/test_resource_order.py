@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tracemalloc
 from collections import deque
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import pytest
 
 from gracekit import Context, Found, Service, Settled
 from tests.scale import scale
-from tests.service.kit import World
+from tests.service.kit import World, now
 from tests.service.shares import Shares, absent, first_pass, results, settle, why_left
 
 pytestmark = pytest.mark.looptime
@@ -152,17 +153,28 @@ async def test_a_kind_that_cannot_be_read_stops_those_behind_it(
     assert (server.asks(), share.asks()) == (["server 1"], ["share 1"])
 
 
-async def test_a_broken_pass_is_made_again_at_the_interval(world: World, svc: Service):
+async def test_a_broken_pass_is_made_again_after_pauses_that_grow(world: World, svc: Service):
     """
-    A database that is down is not asked in a loop.
+    Up to the interval: a database that is down is not asked in a loop. What is found when it is
+    back is settled as by a first pass.
     """
-    shares = Shares(world, svc)
-    shares.finds = lambda _n: OSError("the database is away")
-    life = await world.start(svc, reconciliation_interval_s=100)
-    await asyncio.sleep(1000)
+    shares = Shares(world, svc, stuck_after="1h")
+    shares.add("a", age_s=60)
+    times: list[float] = []
 
-    assert 8 <= len(shares.pages) <= 10
-    assert len(life.told("reconciliation.broken")) == len(shares.pages)
+    def away(_n: int) -> OSError | None:
+        times.append(now())
+        return OSError("the database is away") if len(times) < 10 else None
+
+    shares.finds = away
+    life = await world.start(svc, reconciliation_interval_s=100)
+    await world.until(lambda: bool(shares.written), within_s=2000)
+
+    pauses = [later - earlier for earlier, later in itertools.pairwise(times[:10])]
+    assert pauses[0] < 10
+    assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(pauses[:4]))
+    assert max(pauses) < 120
+    assert len(life.told("reconciliation.broken")) == 9
 
 
 async def test_1200_resources_are_read_in_pages_and_settled_16_at_a_time(

@@ -73,7 +73,8 @@ class AskingAgain:
             await self._put_off(finding)
             return
         found = founds.get(finding.name)
-        if found is None or not _is_same(found, finding) or found.status not in kind.rules:
+        now = self._clock.wall()
+        if found is None or not _is_same(found, finding, now) or found.status not in kind.rules:
             await self._findings.forget(finding, is_gone=len(founds) < PAGE)
             return
         case = Case(kind=kind, found=found, page=page, finding=finding)
@@ -88,10 +89,11 @@ class AskingAgain:
         await self._findings.put_off(finding, next_check=now + pause_s)
 
 
-def _is_same(found: Found, finding: FindingRow) -> bool:
+def _is_same(found: Found, finding: FindingRow, now: float) -> bool:
     """Whether the resource still has the status that was found, and has had it since.
 
-    One that was deleted and made anew has its request in a queue, perhaps: it waits for a pass.
+    One that was deleted and made anew has its request in a queue, perhaps: it waits for a pass. A
+    moment behind *now* was written before the clock was set back, and says nothing.
     """
-    is_anew = found.since is not None and found.since > finding.first_seen
+    is_anew = found.since is not None and finding.first_seen < found.since <= now
     return found.status == finding.status and not is_anew

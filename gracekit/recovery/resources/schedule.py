@@ -65,6 +65,7 @@ class Resources:
         self._ready_at: float | None = None  # wall time of the first look in service
         self._known: PassRecord | None = None  # the last pass since then, if there was one
         self._next_at = 0.0  # loop time
+        self._pauses = backoff.BROKEN_PASS.pauses(self._clock)
         self._reported_wait = False
         self._may_ask_again = False  # what stood in the queues at this run's start has been taken
         self._report = PassReport(keeps=False)  # of the pass under way, or the last one
@@ -139,7 +140,14 @@ class Resources:
         if not self._settings.startup_reconciliation_enabled:
             request = replace(request, dry_run=True)  # listings say how many wait
         report = PassReport(keeps=False)
-        if await self._make(request, report) and not report.interrupted:
+        if not await self._make(request, report) or report.interrupted:
+            return
+        if report.broken:
+            # As soon as the application's database is back, and at the interval's pace at last.
+            pause_s = next(self._pauses)
+            self._next_at = self._clock.loop() + min(pause_s, every_s or pause_s)
+        else:
+            self._pauses = backoff.BROKEN_PASS.pauses(self._clock)
             self._next_at = self._clock.loop() + (every_s or float("inf"))
 
     async def make_by_hand(self, request: PassRequest, report: PassReport) -> None:
@@ -219,7 +227,8 @@ class Resources:
         finally:
             telling.cancel()
             self._running = None
-        if (request.is_whole or not request.by_hand) and not report.interrupted:
+        is_done = not report.interrupted and not report.broken
+        if is_done and (request.is_whole or not request.by_hand):
             settles = self._settings.startup_reconciliation_enabled
             record = one.record(self._run_id, settles=settles)
             await self._findings.note_pass(record)
