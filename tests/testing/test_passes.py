@@ -89,7 +89,7 @@ async def test_a_dry_run_changes_nothing(svc: Service, shares: Shares):
     async with InMemoryService(svc) as one:
         (result,) = await one.reconcile(dry_run=True)
 
-        assert (result.written, result.reason) == (None, "ask (probe)")
+        assert (result.written, result.reason) == (None, "ask probe, else error")
         assert (shares.records, shares.asks) == ({"a": "creating"}, [])
         assert one.machine.rows("SELECT * FROM finding") == []
         assert one.told("resource.reconciled") == []
