@@ -15,6 +15,7 @@ from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.recovery.resources.reading import FindError, Page, Reader
 from gracekit.recovery.resources.results import PassReport, ResourceOutcome, Result, left
 from gracekit.recovery.resources.rule_ends import Case
+from gracekit.recovery.resources.rules import How
 from gracekit.rpc.failures import words_of
 from gracekit.telemetry.telemetry import Telemetry
 
@@ -181,8 +182,11 @@ class ResourcePass:
     ) -> Iterator[Sighting]:
         """Of what has a row; and of what needs one, to know later since when it has its status."""
         for found in founds:
-            dateless = found.since is None and found.status in kind.rules
-            if found.id in known or (dateless and self.request.at_least_s is None):
+            rule = kind.rules.get(found.status)
+            if rule is None or rule.how is How.LEAVE:
+                continue  # it waits for nothing: the row of an earlier case goes with the sweep
+            dateless = found.since is None and self.request.at_least_s is None
+            if found.id in known or dateless:
                 yield Sighting(kind=kind.name, name=found.id, status=found.status, page=page.after)
 
     # -- one resource -------------------------------------------------------------------
