@@ -7,6 +7,7 @@ from typing import Any
 
 from gracekit import Context, Service
 from gracekit.rpc.methods import Method
+from tests.simulation.records import Records, declare_kinds
 from tests.simulation.threads import sleep
 from tests.simulation.truth import Truth
 
@@ -20,12 +21,14 @@ class App:
 
     Attributes:
         truth: The present seed's; handlers look it up at each start.
+        records: As `truth`.
         last_trace: Of the seed that was played last, also where it failed.
         methods: By (policy, on a resource, style).
     """
 
     def __init__(self) -> None:
         self.truth = Truth()
+        self.records: Records
         self.last_trace: list[str] = []
         self.svc = Service("compute")
         self.methods: dict[tuple[str, bool, str], Method[Any, Any]] = {}
@@ -35,6 +38,7 @@ class App:
         self._declare_ops()
         self._declare_holds()
         self._declare_jobs()
+        declare_kinds(self, self.svc)
 
     def _declare(self, policy: str, *, on_vm: bool, style: str) -> None:
         handler = self._handler(on_vm=on_vm, style=style)
@@ -67,13 +71,17 @@ class App:
         steps = "steps" in style
 
         async def on_one(ctx: Context, n: int, vm: str) -> str:
-            return await self.truth.work(ctx, vm, steps=steps)
+            result = await self.truth.work(ctx, vm, steps=steps)
+            self.records.note_built(vm, ctx.fence)
+            return result
 
         async def alone(ctx: Context, n: int) -> str:
             return await self.truth.work(ctx, None, steps=steps)
 
         def on_one_in_thread(ctx: Context, n: int, vm: str) -> str:
-            return self.truth.work_in_thread(ctx, vm, sleep, steps=steps)
+            result = self.truth.work_in_thread(ctx, vm, sleep, steps=steps)
+            self.records.note_built(vm, ctx.fence)
+            return result
 
         def alone_in_thread(ctx: Context, n: int) -> str:
             return self.truth.work_in_thread(ctx, None, sleep, steps=steps)

@@ -123,6 +123,8 @@ class Callers:
     async def _send(self, client: RpcClient, one: Sent, after: float) -> None:
         """Send until a publish is confirmed; for a call, hold the answer against the truth."""
         await asyncio.sleep(after)
+        if "vm" in one.args:
+            self._story.records.note_sent(one.args["vm"], one.plan.request_id)
         view = client.prepare(**one.options)
         for _ in range(40):
             try:

@@ -27,6 +27,9 @@ CREATE TEMP TRIGGER task_step AFTER UPDATE OF state, owner, cut ON main.task BEG
 CREATE TEMP TRIGGER lease_step AFTER UPDATE OF lver, owner ON main.lease BEGIN
     INSERT INTO step (what, key, before, after, owner_before, owner_after)
     VALUES ('lease', new.kind || ':' || new.id, old.lver, new.lver, old.owner, new.owner); END;
+CREATE TEMP TRIGGER lease_in AFTER INSERT ON main.lease BEGIN
+    INSERT INTO step (what, key, owner_after)
+    VALUES ('grant', new.kind || ':' || new.id, new.owner); END;
 CREATE TEMP TRIGGER task_charged AFTER UPDATE OF crashes ON main.task
     WHEN new.crashes > old.crashes BEGIN
     INSERT INTO step (what, key, owner_before)
@@ -46,6 +49,8 @@ class Ledger:
         begun_late: (process, key) of attempts recorded after the intake was proven closed.
         left: Runs whose stop record says that nothing of them can act any more.
         charged_alone: Keys of tasks that were by themselves in a process when it died.
+        born: When each task came, as a number that rises with each step.
+        granted: When each lease was granted last, as `born`.
     """
 
     def __init__(self, machine: Machine, truth: Truth, tell: Callable[[str], None]) -> None:
@@ -61,6 +66,9 @@ class Ledger:
         self.left: set[str] = set()
         self.runs: dict[str, Life] = {}
         self.charged_alone: set[str] = set()
+        self._order = 0
+        self.born: dict[str, int] = {}
+        self.granted: dict[str, int] = {}
 
     def read(self, actor: Life) -> None:
         """Judge what the last commit of *actor* has done."""
@@ -81,22 +89,41 @@ class Ledger:
         disk.execute("DELETE FROM step")
         self._note_charges([(step[2], step[5]) for step in steps if step[1] == "charge"])
         steps = [step for step in steps if step[1] != "charge"]
-        for _, what, key, before, after, owner_before, owner_after, cut, lane in steps:
-            self._tell(f"{actor.name} {what} {key} {before}>{after} {cut or ''}")
-            if what == "run":
-                self._note_left(actor)
-                continue
-            if what == "task":
-                self._judge_task(actor, key, before, after)
-                self._note_begun(actor, key, before, after, lane)
-            else:
-                self._judge_lease(actor, key, before, after, owner_before, owner_after)
-            self._judge_owner(actor, key, owner_before)
-            if (before, after, cut) == ("running", "handed_over", "unclean"):
-                self._judge_disowned(actor, key, owner_before)
+        for step in steps:
+            self._judge(actor, step[1:])
         self._reads += 1
         if self._reads % 8 == 0:
             self.check_accounts()
+
+    def _judge(self, actor: Life, step: tuple[Any, ...]) -> None:
+        """Judge one row of the table `step`, less its number."""
+        what, key, before, after, owner_before, owner_after, cut, lane = step
+        self._tell(f"{actor.name} {what} {key} {before}>{after} {cut or ''}")
+        self._note_order(what, key, before, after, owner_after)
+        if what == "run":
+            self._note_left(actor)
+        if what in {"run", "grant"}:
+            return
+        if what == "task":
+            self._judge_task(actor, key, before, after)
+            self._note_begun(actor, key, before, after, lane)
+        else:
+            self._judge_lease(actor, key, before, after, owner_before, owner_after)
+        self._judge_owner(actor, key, owner_before)
+        if (before, after, cut) == ("running", "handed_over", "unclean"):
+            self._judge_disowned(actor, key, owner_before)
+
+    def _note_order(
+        self, what: str, key: str, before: str | None, after: str, owner: str | None
+    ) -> None:
+        self._order += 1
+        if what == "task" and after == "accepted" and before != "handed_over":
+            if before != after:  # new, or what an operator retries
+                self.born[key] = self._order
+        elif what == "task" and before is None:
+            self.born[key] = self._order
+        elif what in {"lease", "grant"} and owner is not None:
+            self.granted[key] = self._order
 
     def _note_charges(self, charges: list[tuple[str, str | None]]) -> None:
         """Adoption charges all that ran in one commit."""
@@ -146,7 +173,7 @@ class Ledger:
         if owner_before is not None and owner_before != owner_after:
             vm = key.partition(":")[2]
             for act in self._truth.acting():
-                if act.vm == vm:
+                if act.vm == vm and not act.only_asks:
                     raise Violation(
                         f"I12: lease {key} was given up by {actor.name} while {act.request_id} "
                         f"acts on it"

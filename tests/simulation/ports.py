@@ -85,6 +85,8 @@ class SimLife(Life):
     def _hear(self, name: str, fields: Any) -> None:
         super()._hear(name, fields)
         self.story.tell(f"{self.name} {name} {sorted(fields.items())}")
+        if name == "reconciliation.started":
+            self.story.records.note_pass(self)
         if fields.get("channel") != "requests":
             return
         if name == "intake.closed":

@@ -26,6 +26,7 @@ class Reckoning:
                 "SELECT * FROM task WHERE state IN ('accepted','running','handed_over','pending')"
             )
         ]
+        found += self._story.records.unsettled()
         queues = ["compute", "compute-ops"]
         queues += [f"{topic}.{host}" for topic in queues for host in self._story.hosts]
         found += [f"queue {name}" for name in queues if self._story.machine.broker.waiting(name)]

@@ -25,6 +25,7 @@ from tests.simulation.ledger import Ledger
 from tests.simulation.operators import Operator
 from tests.simulation.ports import SimLife, SimMachine
 from tests.simulation.reckoning import Reckoning
+from tests.simulation.records import Records
 from tests.simulation.swarm import JUMPS_S, Swarm
 from tests.simulation.truth import Truth, Violation
 from tests.simulation.watch import Watch
@@ -75,6 +76,7 @@ class Story:
             judged=self.judged,
             jumps=self.swarm.jumps,
         )
+        self.records = app.records = Records(self)
         self.sent: dict[str, Sent] = {}
         self.ends: Counter[str] = Counter()
         self._killer_from = self._draw_killer()
@@ -165,6 +167,8 @@ class Story:
         """Processes and clients, until the clients have sent all and all fates are told."""
         slots = self.rng.choice(SLOTS)
         self.hosts = sorted(set(slots))
+        self.records.fill(self.hosts)
+        self.spawn(self.records.drift())
         settings = self._settings()
         fates = [
             self.spawn(self._slot(host, n, settings, random.Random(f"{self.seed} {host} {n}")))
@@ -195,6 +199,15 @@ class Story:
             "beat_s": 30.0,
             "progress_every_s": 5.0,
             "retention_after_s": 600.0,
+            **self._settings_of_rules(),
+        }
+
+    def _settings_of_rules(self) -> dict[str, Any]:
+        pick = random.Random(f"{self.seed} rules").choice  # of its own: the rest stays
+        return {
+            "startup_reconciliation_wait_seconds": pick([1.0, 3.0, 10.0]),
+            "reconciliation_interval_s": pick([10.0, 30.0, 60.0]),
+            "reconcile_at_once": pick([1, 2, 16]),
         }
 
     # -- processes ------------------------------------------------------------------------

@@ -98,6 +98,7 @@ class Act:
         key: Request id, and for a fanout copy its instance: each copy is a task of its own.
         effect: The effect that is on its way.
         is_foreign: Whether somebody else than gracekit has cancelled this start.
+        only_asks: It changes nothing: whoever asked may give it up before it has ended.
     """
 
     request_id: str
@@ -108,6 +109,7 @@ class Act:
     ctx: Context | None = None
     effect: asyncio.TimerHandle | None = None
     is_foreign: bool = False
+    only_asks: bool = False
 
 
 @dataclass
