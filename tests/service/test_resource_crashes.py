@@ -171,10 +171,10 @@ async def test_a_clock_that_is_set_neither_hurries_nor_delays(
     world: World, svc: Service, jump_s: float
 ):
     """
-    What waits keeps its own length, and `stuck_after` is no shorter for it.
+    What waits keeps its own length. The application's `since` is its own, and is not moved.
     """
     shares = Shares(world, svc, max_wait="10m")
-    shares.add("a")
+    shares.add("a", age_s=None)
     shares.answers = lambda _id, n: Wait("5m") if n == 1 else Settled("available")
     life = await world.start(svc, reconciliation_interval_s=0)
     await first_pass(life)
