@@ -141,7 +141,7 @@ class Story:
             faults=self.swarm.met,
             runs=len(self.machine.lives),
             iterations=self.loop.iterations,
-            ends=self.ends,
+            ends=self.ends + self.records.acted,
         )
 
     def raise_first(self) -> None:

@@ -65,6 +65,8 @@ def test_no_seed_breaks_a_promise_and_together_they_meet_everything(block: int, 
     assert set(map(tuple, met["kinds"])) == kinds
     assert set(map(tuple, met["edges"])) >= _edges()
     assert {"term", "kill", "operator", "quiet", "pause"} <= set(met["ends"])
+    assert {"drift", "probe answered", "probe raised", "delete"} <= set(met["ends"])
+    assert {"write", "write refused"} <= set(met["ends"])
 
 
 def _edges() -> set[tuple[str, str]]:
