@@ -201,7 +201,7 @@ class Records:
         for row in self._story.machine.rows(sql, found.id):
             if ledger.born.get(f"{row['request_id']}/{row['recipient']}", 0) < granted:
                 what = f"{row['request_id']} is {row['state']}"
-                raise Violation(f"I18: {found.id} is judged while {what}")
+                raise Violation(f"R1: {found.id} is judged while {what}")
         self._check_stood(found, life)
 
     def _check_token(self, ctx: Context, found: Found) -> None:
@@ -216,7 +216,7 @@ class Records:
         asked = self._asked.get((found.id, ctx.fence or 0))
         if asked is not None and asked != found.status:
             raise Violation(
-                f"I20: {found.id} was judged as {asked} and written over {found.status}"
+                f"R3: {found.id} was judged as {asked} and written over {found.status}"
             )
 
     def note_pass(self, life: SimLife) -> None:
@@ -243,7 +243,7 @@ class Records:
         }
         for number, (vm, request_id) in stood.items():
             if vm == found.id and number in there:
-                raise Violation(f"I19: {vm} is judged while {request_id} waits in a queue")
+                raise Violation(f"R2: {vm} is judged while {request_id} waits in a queue")
 
 
 def _life() -> SimLife:
