@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -87,8 +87,10 @@ class RpcServer:
 
     Attributes:
         returned: Deliveries that were given back because they got no place.
-        fresh: Deliveries that came for the first time (not `redelivered`), less those of them
-            that were given back because they got no place.
+        fresh: By the name of their queue, deliveries that came for the first time (not
+            `redelivered`), less those of them that were given back because they got no place.
+        kept: By the name of their queue, deliveries that became tasks and stay unsettled until
+            those have ended.
     """
 
     def __init__(
@@ -127,7 +129,8 @@ class RpcServer:
         self._background: set[asyncio.Task[None]] = set()
         self._resuming = False
         self.returned = 0
-        self.fresh = 0
+        self.fresh: Counter[str] = Counter()
+        self.kept: Counter[str] = Counter()
         capacity.on_free(self._place_is_free)
 
     async def start(self) -> None:
@@ -203,13 +206,13 @@ class RpcServer:
         """Whether deliveries are here that have no place yet."""
         return bool(self._waiting)
 
-    async def depth(self) -> int:
-        """How many messages its queues hold; see `Transport.depth`.
+    async def depth(self, queue: Queue | None = None) -> int:
+        """How many messages its queues, or one of them, hold; see `Transport.depth`.
 
         Raises:
             DependencyError: the broker or file cannot be asked now.
         """
-        return await self._transport.depth(self._queues)
+        return await self._transport.depth(self._queues if queue is None else [queue])
 
     # -- deliveries ------------------------------------------------------------------
 
@@ -217,12 +220,12 @@ class RpcServer:
         # Noted here: a task may let go of the body before it says that it has taken it.
         size = len(delivery.body)
         self._bytes += size
-        delivery.on_taken = partial(self._taken, size)
+        delivery.on_taken = partial(self._taken, delivery, size)
         if self._here.limit < self._prefetch:  # of others nothing need be known
             delivery.on_settled = partial(self._settled, self._here)
             self._here.number += 1
         if not delivery.redelivered:
-            self.fresh += 1
+            self.fresh[delivery.queue.name] += 1
         self._waiting.append(delivery)
         self._pump()
         if self._bytes > self._prefetch_bytes:
@@ -255,14 +258,27 @@ class RpcServer:
             self._held = None
             self._eased_at = asyncio.get_running_loop().time()
 
-    def _taken(self, number: int, goes_back: bool) -> None:  # noqa: FBT001 - see `Delivery.on_taken`
-        self._bytes -= number
+    def _taken(
+        self,
+        delivery: Delivery,
+        size: int,
+        goes_back: bool,  # noqa: FBT001 - see `Delivery.on_taken`
+    ) -> None:
+        self._bytes -= size
+        if not delivery.settled:
+            self.kept[delivery.queue.name] += 1
+            delivery.on_settled = partial(self._ended, delivery.queue.name, delivery.on_settled)
         if not goes_back:
             self._stuck_since = None
         if self._held and self._bytes <= self._prefetch_bytes:
             self._ease()
             if self._consumer is not None:
                 self._consumer.resume()
+
+    def _ended(self, queue: str, on_settled: Callable[[], None] | None) -> None:
+        self.kept[queue] -= 1
+        if on_settled is not None:
+            on_settled()
 
     def _settled(self, here: _Held) -> None:
         here.number -= 1
@@ -368,7 +384,7 @@ class RpcServer:
     def _return(self, deliveries: Collection[Delivery]) -> Coroutine[Any, Any, None]:
         """Give back what got no place; it is counted at once."""
         self.returned += len(deliveries)
-        self.fresh -= sum(not delivery.redelivered for delivery in deliveries)
+        self.fresh.subtract(one.queue.name for one in deliveries if not one.redelivered)
         return self._give_back(deliveries)
 
     async def _give_back(self, deliveries: Iterable[Delivery]) -> None:

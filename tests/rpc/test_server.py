@@ -49,7 +49,7 @@ class Served:
 
     @property
     def counts(self) -> tuple[int, int, bool]:
-        return self.server.fresh, self.server.returned, self.server.has_waiting
+        return self.server.fresh.total(), self.server.returned, self.server.has_waiting
 
 
 async def test_a_server_counts_what_its_queues_hold(transport):

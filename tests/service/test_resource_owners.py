@@ -330,3 +330,37 @@ async def test_a_queue_that_is_not_read_within_an_hour_is_reported(world: World,
     works.doors.open(*(f"w{n}" for n in range(5)))
     await first_pass(life)
     assert shares.asks() == ["a"]
+
+
+async def test_each_queue_is_read_to_its_own_mark(world: World, svc: Service):
+    """
+    What comes by the shared queue meanwhile does not stand for what waits in the host's own one.
+    """
+    shares = Shares(world, svc)
+
+    @svc.rpc(resource="share")
+    async def build(ctx: Context, share: str) -> None:
+        shares.rows[share].status = "available"
+
+    @svc.rpc(on_interrupt="requeue")
+    async def hog(ctx: Context) -> None:
+        await asyncio.sleep(5)  # its delivery takes the one place of the prefetch
+
+    await (await world.start(svc)).drain()  # the queues are there now
+    client = await world.client(svc)
+    names = [f"s{n}" for n in range(5)]
+    shares.add(*names, "forgotten")
+    for _ in range(5):
+        await client.cast(hog)
+    for name in names:
+        await client.prepare(host="node-1").cast(build, share=name)
+
+    life = await world.start(svc, prefetch=1)
+    await life.hears("reconciliation.started")
+    await asyncio.sleep(1)
+    for _ in range(30):
+        await client.cast(hog)
+    await first_pass(life)
+
+    assert shares.asks() == ["forgotten"]
+    assert {shares.rows[name].status for name in names} == {"available"}

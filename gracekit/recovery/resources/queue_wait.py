@@ -8,13 +8,13 @@ that has failed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 from gracekit.clock import Clock
 from gracekit.errors import GracekitError
 from gracekit.rpc.server import RpcServer
-from gracekit.tracker.task import Lane
+from gracekit.rpc.transport import Queue
 
 LOOK_S: Final = 1.0
 LOOKS: Final = 2
@@ -34,60 +34,67 @@ class QueueWait:
             the wait has lasted.
         siblings_s: Asked for the seconds that other runs of the host may keep a delivery which is
             no longer in its queue, and is not accepted.
-        held: How many requests of a lane run here that their queue holds until they have ended.
+        is_local: Whether a queue counts what consumers hold, as a file and memory do.
     """
 
     def __init__(
         self,
-        servers: Mapping[Lane, RpcServer],
+        servers: Collection[RpcServer],
         clock: Clock,
         report: Report,
         siblings_s: Callable[[], Awaitable[float]],
-        held: Callable[[Lane], int],
+        *,
+        is_local: bool,
     ) -> None:
-        self._servers = servers
-        self._held = held
+        self._servers = tuple(servers)
         self._clock = clock
         self._report = report
         self._siblings_s = siblings_s
+        self._is_local = is_local
 
     async def wait_read(self) -> None:
         """Wait for the requests that stand in the queues now.
 
-        A queue is read to that point when it is empty, or when as many new deliveries have come as
-        stood in it. What has come and has no place is not taken yet.
+        A queue is read to that point when it is empty, or when as many new deliveries have come
+        from it as stood in it. What has come and has no place is not taken yet.
         """
         began = self._clock.loop()
-        marks = {lane: await self._mark(lane) for lane in self._servers}
+        marks = {server: await self._marks(server) for server in self._servers}
         looks = 0
         while looks < LOOKS:
-            left = [await self._left(lane, mark) for lane, mark in marks.items()]
+            left = [await self._left(server, of_queues) for server, of_queues in marks.items()]
             looks = 0 if any(left) else looks + 1
             self._report(sum(left), self._clock.loop() - began)
             await asyncio.sleep(LOOK_S)
         await asyncio.sleep(await self._siblings_s())
 
-    async def _depth(self, lane: Lane) -> int:
-        """How many requests its queues hold that are not taken; raises GracekitError."""
-        return max(0, await self._servers[lane].depth() - self._held(lane))
+    async def _depth(self, server: RpcServer, queue: Queue) -> int:
+        """How many requests a queue holds that are not taken; raises GracekitError."""
+        depth = await server.depth(queue)
+        return max(0, depth - server.kept[queue.name]) if self._is_local else depth
 
-    async def _mark(self, lane: Lane) -> int:
-        """The count of fresh deliveries at which all that stands in its queues has come."""
+    async def _marks(self, server: RpcServer) -> Mapping[Queue, int]:
+        """Of each queue, the count of its fresh deliveries at which all that stands in it came."""
+        return {queue: await self._mark(server, queue) for queue in server.queues}
+
+    async def _mark(self, server: RpcServer, queue: Queue) -> int:
         while True:
-            fresh = self._servers[lane].fresh
+            fresh = server.fresh[queue.name]
             try:
-                return fresh + await self._depth(lane)
+                return fresh + await self._depth(server, queue)
             except GracekitError:  # the broker is away, and nothing is read either
                 await asyncio.sleep(LOOK_S)
 
-    async def _left(self, lane: Lane, mark: int) -> int:
-        """How many requests are to be taken still; 0 if the queue is read to the mark."""
-        server = self._servers[lane]
-        if server.has_waiting or server.failure is not None:
-            return max(1, mark - server.fresh)
-        if server.fresh >= mark:
+    async def _left(self, server: RpcServer, marks: Mapping[Queue, int]) -> int:
+        """How many requests are to be taken still; 0 if all queues are read to their marks."""
+        left = sum([await self._left_in(server, queue, mark) for queue, mark in marks.items()])
+        return max(1, left) if server.has_waiting or server.failure is not None else left
+
+    async def _left_in(self, server: RpcServer, queue: Queue, mark: int) -> int:
+        missing = mark - server.fresh[queue.name]
+        if missing <= 0:
             return 0
         try:
-            return min(mark - server.fresh, await self._depth(lane))
+            return min(missing, await self._depth(server, queue))
         except GracekitError:
-            return mark - server.fresh
+            return missing

@@ -53,7 +53,11 @@ class Resources:
         self._reader = Reader(shared, calls)
         self._acting = Acting(shared, calls, findings, self.may_begin)
         self._queues = QueueWait(
-            servers, self._clock, self._note_wait, self._siblings_s, self._held
+            servers.values(),
+            self._clock,
+            self._note_wait,
+            self._siblings_s,
+            is_local=shared.is_local,
         )
         self._again = AskingAgain(
             shared, kinds, findings, self._reader, self._acting, self.may_begin
@@ -270,12 +274,6 @@ class Resources:
         if self._shared.is_local or not await self._shared.members.siblings():
             return 0.0
         return self._settings.accept_wait_s
-
-    def _held(self, lane: Lane) -> int:
-        """`requeue` requests that run here: a local queue holds each until it has ended."""
-        if not self._shared.is_local:
-            return 0
-        return sum(task.lane is lane and not task.journaled for task in self._shared.tracker)
 
     def _note_wait(self, requests: int, waited_s: float) -> None:
         self._report.waits_for = requests
