@@ -90,7 +90,7 @@ class RpcServer:
         fresh: By the name of their queue, deliveries that came for the first time (not
             `redelivered`), less those of them that were given back because they got no place.
         kept: By the name of their queue, deliveries that became tasks and stay unsettled until
-            those have ended.
+            those have ended; of a local transport alone, whose queues count them.
     """
 
     def __init__(
@@ -131,6 +131,7 @@ class RpcServer:
         self.returned = 0
         self.fresh: Counter[str] = Counter()
         self.kept: Counter[str] = Counter()
+        self._counts_kept = transport.is_local  # a broker does not count what it has sent
         capacity.on_free(self._place_is_free)
 
     async def start(self) -> None:
@@ -265,7 +266,7 @@ class RpcServer:
         goes_back: bool,  # noqa: FBT001 - see `Delivery.on_taken`
     ) -> None:
         self._bytes -= size
-        if not delivery.settled:
+        if self._counts_kept and not delivery.settled:
             self.kept[delivery.queue.name] += 1
             delivery.on_settled = partial(self._ended, delivery.queue.name, delivery.on_settled)
         if not goes_back:
