@@ -150,7 +150,7 @@ class Shares(Site):
             "SELECT method, detail FROM incident"
             " WHERE what IN ('resource_settled', 'resource_failed')"
         )
-        return [(row["method"], row["detail"]) for row in rows]
+        return [(row["method"], row["detail"].removeprefix(f"{row['method']}: ")) for row in rows]
 
     async def reaches(self, wanted: dict[str, str]) -> None:
         """Wait until the records have these statuses."""
