@@ -173,7 +173,8 @@ def _would(one: Mapping[str, Any]) -> str:
 
 def _tell_end(report: Mapping[str, Any], resource: str | None) -> None:
     counts = report["counts"]
-    if resource is not None and not report["results"] and not report["broken"]:
+    is_whole = not report["broken"] and not report["interrupted"]
+    if resource is not None and not report["results"] and is_whole:
         click.echo(f"{safe(resource)} was not found in a transient status: nothing to settle")
         return
     for line in _troubles(report):

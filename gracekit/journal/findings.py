@@ -6,10 +6,12 @@ has none either until its rule begins.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gracekit.errors import ConflictError
 from gracekit.journal import findings_sql as sql
 from gracekit.journal.rows import MET_ALONE
 from gracekit.journal.tasks import Journal
@@ -119,10 +121,6 @@ class FindingRows:
         """Those that are to be asked again now, as many as *limit*, the longest overdue first."""
         return await self._list(sql.DUE, self._journal.clock.wall(), limit)
 
-    async def waiting(self, limit: int) -> list[FindingRow]:
-        """Those that were asked and have no end, the oldest first."""
-        return await self._list(sql.WAITING, limit)
-
     async def next_check(self) -> float | None:
         """Wall time at which the next one is to be asked again; None if none is."""
         rows = await self._journal.engine.query(sql.NEXT_CHECK, *self._where)
@@ -195,6 +193,7 @@ class FindingRows:
             *(seen.kind, seen.name, seen.status),
             self._journal.clock.wall(),
             *(seen.page, rule, self._journal.run_id, settle_s, int(alone), int(at_once)),
+            self._ahead_s(),
             expect=1,
         )
 
@@ -216,17 +215,19 @@ class FindingRows:
         batch = Batch(Point.FINDING, durable=False)
         now = self._journal.clock.wall()
         for seen in sightings:
-            batch.add(sql.SEEN, *self._where, seen.kind, seen.name, seen.status, now, seen.page)
+            what = (seen.kind, seen.name, seen.status)
+            batch.add(sql.SEEN, *self._where, *what, now, seen.page, self._ahead_s())
         if batch.statements:
             await self._journal.commit(batch)
 
     async def forget(self, finding: FindingRow, *, is_gone: bool) -> None:
         """`find` does not show it where it was: over if *is_gone*, else the next pass looks."""
         batch = Batch(Point.FINDING)
-        batch.add(sql.FORGET if is_gone else sql.NOT_AGAIN, finding.id)
+        batch.add(sql.FORGET if is_gone else sql.NOT_AGAIN, finding.id, expect=1)
         if is_gone:
             self._add_moved_on(batch, finding.kind, finding.name, finding.status)
-        await self._journal.commit(batch)
+        with contextlib.suppress(ConflictError):  # a sibling was quicker
+            await self._journal.commit(batch)
 
     async def put_off(self, finding: FindingRow, *, next_check: float) -> None:
         """It could not be asked: look at it again at wall time *next_check*."""
@@ -240,7 +241,7 @@ class FindingRows:
         batch.ask(sql.SWEEP, *self._where, kind, before)
         rows = (await self._journal.commit(batch))[0]
         notes = Batch(Point.TALLY, durable=False)
-        for name, status, _, rule in rows:
+        for name, status, rule in rows:
             if rule is not None:
                 self._add_moved_on(notes, kind, str(name), str(status))
         if notes.statements:
@@ -253,9 +254,12 @@ class FindingRows:
         """List an incident about a resource."""
         self._journal.add_note(batch, what, None, ":".join(resource), detail)
 
-    def add_follow_clock(self, batch: Batch, by_s: float) -> None:
-        """After the wall clock was set by so many seconds."""
-        batch.add(sql.FOLLOW_CLOCK, by_s, self._journal.clock.wall(), *self._where)
+    def add_follow_clock(self, batch: Batch, by_s: float, *, ahead_s: float) -> None:
+        """After the wall clock was set by so many seconds, and is now so far ahead of `loop`."""
+        batch.add(sql.FOLLOW_CLOCK, by_s, *self._where, ahead_s)
+
+    def _ahead_s(self) -> float:
+        return self._journal.clock.wall() - self._journal.clock.loop()
 
     async def note_pass(self, done: PassRecord) -> None:
         """Record that a pass has finished."""

@@ -14,7 +14,6 @@ _ROWS: Final = f"SELECT {', '.join(NAMES)} FROM finding WHERE service = ? AND ho
 AT_ONCE: Final = 100
 BY_NAME: Final = f"{_ROWS} AND kind = ? AND name IN ({', '.join('?' * AT_ONCE)})"
 DUE: Final = f"{_ROWS} AND owner IS NULL AND next_check <= ? ORDER BY next_check LIMIT ?"
-WAITING: Final = f"{_ROWS} AND tries > 0 ORDER BY first_seen, id LIMIT ?"
 NEXT_CHECK: Final = """
 SELECT min(next_check) FROM finding WHERE next_check IS NOT NULL AND service = ? AND host = ?
     AND owner IS NULL"""
@@ -33,11 +32,12 @@ _SAME: Final = ", ".join(
 # lease in the same commit, nobody comes between. In another status, the resource is a new case.
 BEGIN: Final = f"""
 INSERT INTO finding (service, host, kind, name, status, first_seen, seen_at, page, rule, owner,
-    settle_s, alone)
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7, ?8, ?9, ?10, ?11 FROM epoch WHERE NOT EXISTS (
+    settle_s, alone, ahead_s)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7, ?8, ?9, ?10, ?11, ?13 FROM epoch WHERE NOT EXISTS (
     SELECT 1 FROM task WHERE task.resource_kind = ?3 AND task.resource_id = ?4 AND task.{IS_OPEN})
 ON CONFLICT (service, host, kind, name) DO UPDATE SET {_SAME},
-    status = excluded.status, seen_at = excluded.seen_at, page = excluded.page,
+    status = excluded.status, seen_at = excluded.seen_at,
+    ahead_s = excluded.ahead_s, page = excluded.page,
     rule = excluded.rule, owner = excluded.owner, settle_s = excluded.settle_s,
     alone = excluded.alone, next_check = NULL
 WHERE coalesce(finding.owner, excluded.owner) = excluded.owner
@@ -45,11 +45,12 @@ WHERE coalesce(finding.owner, excluded.owner) = excluded.owner
         OR coalesce(finding.next_check, 0) <= excluded.seen_at OR ?12 = 1)
 RETURNING id, waiting_since"""
 SEEN: Final = f"""
-INSERT INTO finding (service, host, kind, name, status, first_seen, seen_at, page)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7)
+INSERT INTO finding (service, host, kind, name, status, first_seen, seen_at, page, ahead_s)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7, ?8)
 ON CONFLICT (service, host, kind, name) DO UPDATE SET {_SAME},
     next_check = {_ANEW.format("next_check", "NULL")},
-    status = excluded.status, seen_at = excluded.seen_at, page = excluded.page
+    status = excluded.status, seen_at = excluded.seen_at,
+    ahead_s = excluded.ahead_s, page = excluded.page
 WHERE finding.owner IS NULL"""
 END: Final = "DELETE FROM finding WHERE id = ? AND owner = ?"
 WAIT: Final = """
@@ -64,7 +65,7 @@ NOT_AGAIN: Final = "UPDATE finding SET next_check = NULL WHERE id = ? AND owner 
 # What a whole pass over its kind has not found any more has moved on by itself.
 SWEEP: Final = """
 DELETE FROM finding WHERE service = ? AND host = ? AND kind = ? AND owner IS NULL AND seen_at < ?
-RETURNING name, status, tries, rule"""
+RETURNING name, status, rule"""
 
 # -- adoption, the clock ----------------------------------------------------------------
 
@@ -75,12 +76,12 @@ UPDATE finding SET alone = 0 WHERE owner = ?1
 FREE: Final = """
 UPDATE finding SET crashes = crashes + ?2, alone = CASE WHEN ?2 = 1 AND alone = 1 THEN 2 ELSE 0 END,
     owner = NULL, next_check = ?3 + settle_s WHERE owner = ?1"""
-# ?1 is by how much the clock was set, ?2 is now.
+# ?1 is by how much the clock was set, ?4 how far it is ahead since. Each run of the host does this:
+# the first one moves a row, and the others find it moved.
 FOLLOW_CLOCK: Final = """
 UPDATE finding SET first_seen = first_seen + ?1, seen_at = seen_at + ?1,
-    waiting_since = waiting_since + ?1,
-    next_check = CASE WHEN next_check > ?2 THEN next_check + ?1 ELSE next_check END
-WHERE service = ?3 AND host = ?4"""
+    waiting_since = waiting_since + ?1, next_check = next_check + ?1, ahead_s = ?4
+WHERE service = ?2 AND host = ?3 AND abs(ahead_s + ?1 - ?4) < 1"""
 
 # -- the last pass ----------------------------------------------------------------------
 

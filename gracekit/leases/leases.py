@@ -157,9 +157,7 @@ class Leases:
         index = batch.ask(sql.TAKE, *self._take_params(resource, request_id, None))
         # What an earlier take for the same task may have brought must not be given back any
         # more once this one is on its way: it would take this one's lease from under it.
-        doubt = _Owed(resource, request_id)
-        doubted = doubt in self._owed
-        self._owed = [owed for owed in self._owed if owed != doubt]
+        doubt, doubted = _Owed(resource, request_id), self.forget_doubt(resource, request_id)
         try:
             rows = (await self._engine.commit(batch))[index]
         except (StoreError, asyncio.CancelledError):
@@ -182,6 +180,12 @@ class Leases:
     def doubt(self, resource: Resource, request_id: str) -> None:
         """A commit that takes a lease may have landed, or may still land: give it back later."""
         self._owed.append(_Owed(resource, request_id))
+
+    def forget_doubt(self, resource: Resource, request_id: str) -> bool:
+        """Give nothing back for an earlier `doubt`: it is taken again; whether there was one."""
+        doubt, before = _Owed(resource, request_id), len(self._owed)
+        self._owed = [owed for owed in self._owed if owed != doubt]
+        return len(self._owed) < before
 
     async def is_ours(self, guard: Guard) -> bool:
         """Whether the lease is still the one that was granted."""
@@ -228,7 +232,7 @@ class Leases:
 
     async def unsettled(self, resource: Resource) -> str | None:
         """The oldest interrupted task of the resource that is to be settled; None for none."""
-        rows = await self._engine.query(sql.UNSETTLED, *resource)
+        rows = await self._engine.query(sql.UNSETTLED, *resource, self._run_id)
         return str(rows[0][0]) if rows else None
 
     async def look(self, resource: Resource) -> LeaseRow | None:

@@ -90,5 +90,6 @@ UPDATE lease SET
 WHERE not_before > ?1 AND (owner IS NOT NULL OR released_at > ?1)"""
 UNSETTLED: Final = f"""
 SELECT request_id FROM task WHERE resource_kind = ? AND resource_id = ? AND {IS_OPEN}
-    AND state = 'handed_over' AND cut <> 'safe_point' ORDER BY id LIMIT 1"""
+    AND state = 'handed_over' AND cut <> 'safe_point' AND owner IS NULL AND target = ''
+    AND service = (SELECT service FROM run WHERE run_id = ?) ORDER BY id LIMIT 1"""
 LOOK: Final = "SELECT lver, owner, request_id, not_before FROM lease WHERE kind = ? AND id = ?"

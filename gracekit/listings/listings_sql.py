@@ -58,10 +58,11 @@ ORDER BY incident.id DESC LIMIT ?2"""
 
 # -- resources ------------------------------------------------------------------------
 
-WAITING_RESOURCES: Final = """
-SELECT service, host, count(*) FROM finding WHERE tries > 0 GROUP BY service, host"""
-OLDEST_RESOURCE: Final = """
-SELECT kind, name, first_seen FROM finding WHERE service = ? AND host = ? AND tries > 0
+_WAITS: Final = "(tries > 0 OR next_check IS NOT NULL)"
+WAITING_RESOURCES: Final = f"""
+SELECT service, host, count(*) FROM finding WHERE {_WAITS} GROUP BY service, host"""
+OLDEST_RESOURCE: Final = f"""
+SELECT kind, name, first_seen FROM finding WHERE service = ? AND host = ? AND {_WAITS}
 ORDER BY first_seen, id LIMIT 1"""
 PASS_NAMES: Final = (
     "began_at", "finished_at", "settled", "failed", "waiting", "left", "found_only",

@@ -198,8 +198,9 @@ class Reconciler:
                 self._leases.add_follow_clock(batch)
                 self._claims.add_follow_clock(batch, by_s)
                 self._holds.add_follow_clock(batch, by_s)
-                self._findings.add_follow_clock(batch, by_s)
+                self._findings.add_follow_clock(batch, by_s, ahead_s=ahead_s)
                 await self._journal.commit(batch)
+                self._resources.follow_clock(by_s)
                 self._telemetry.emit("clock.set", by_s=round(by_s, 1))
                 self._trigger.poke()
             self._ahead_s = ahead_s

@@ -61,7 +61,7 @@ def test_ids_and_times_may_have_several_types():
 @pytest.mark.parametrize(
     ("page", "sentence"),
     [
-        (lambda after: 5, "returned 5: it returns a list of Found"),
+        (lambda after: 5, "returned a int: it returns a list of Found"),
         (lambda after: "abc", "it returns a list of Found"),
         (lambda after: {"a": 1}, "it returns a list of Found"),
         (lambda after: ["a"], "in its list: all are Found"),

@@ -215,9 +215,7 @@ class Records:
         self._check_token(ctx, found)
         asked = self._asked.get((found.id, ctx.fence or 0))
         if asked is not None and asked != found.status:
-            raise Violation(
-                f"R3: {found.id} was judged as {asked} and written over {found.status}"
-            )
+            raise Violation(f"R3: {found.id} was judged as {asked} and written over {found.status}")
 
     def note_pass(self, life: SimLife) -> None:
         """A pass begins: what stands in the queues of its host now is taken before it judges."""

@@ -37,7 +37,7 @@ GROUP BY state, cut = 'unclean', owner"""  # noqa: S608 - a constant
 _TO_SETTLE: Final = """
 SELECT (SELECT count(*) FROM task WHERE finished_at IS NULL AND state = 'handed_over'
         AND owner IS NULL),
-    (SELECT count(*) FROM finding WHERE tries > 0),
+    (SELECT count(*) FROM finding WHERE (tries > 0 OR next_check IS NOT NULL)),
     (SELECT coalesce(sum(waiting), 0) FROM resource_pass WHERE found_only = 1)"""
 _DUE: Final = """
 SELECT (SELECT count(*) FROM task WHERE errored_due = 1),

@@ -15,7 +15,7 @@ from gracekit.recovery.hook_calls import HookCalls, HookEnd
 from gracekit.recovery.resources.found import Absent, Settled
 from gracekit.recovery.resources.reading import FindError
 from gracekit.recovery.resources.results import ResourceOutcome, Result, left
-from gracekit.recovery.resources.rule_ends import Begun, Case, RuleEnds
+from gracekit.recovery.resources.rule_ends import LOST, Begun, Case, RuleEnds
 from gracekit.recovery.resources.rules import How
 from gracekit.recovery.shared import Shared
 from gracekit.request.suspects import is_guilty, suspicion
@@ -101,24 +101,35 @@ class Acting:
                 ctx = WorkContext(task, self._services, what=_named(case))
                 guilty = known is not None and is_guilty(known.crashes, cap, alone=known.alone)
                 begun = Begun(case, guard, row_id, since, ctx)
-                try:
-                    return await self._act(begun, crashes=known.crashes if known and guilty else 0)
-                except asyncio.CancelledError:
-                    self._leases.kept += 1  # only the death of this process frees it
-                    raise
-                except StoreError as error:
-                    if not isinstance(error, ConflictError):
-                        self._leases.owe(guard, case.rule.name)
-                        self._owed.add(case.resource)
-                        raise
-                    # Others have taken over what it did.
-                    return self._ends.tell(
-                        begun, ResourceOutcome.STALE, reason="its lease was lost"
-                    )
+                return await self._act_and_end(
+                    begun, crashes=known.crashes if known and guilty else 0
+                )
+
+    async def _act_and_end(self, begun: Begun, *, crashes: int) -> Result:
+        """Follow the rule; whatever happens, lease and row are given back or known to be kept."""
+        try:
+            result = await self._act(begun, crashes=crashes)
+        except asyncio.CancelledError:
+            self._leases.kept += 1  # only the death of this process frees it
+            raise
+        except ConflictError:  # others have taken over what it did
+            result = self._ends.tell(begun, ResourceOutcome.STALE, reason=LOST)
+        except Exception:
+            self._owe(begun)
+            raise
+        if result.outcome is ResourceOutcome.STALE:
+            self._owe(begun)
+        return result
+
+    def _owe(self, begun: Begun) -> None:
+        self._leases.owe(begun.guard, begun.case.rule.name)
+        self._owed.add(begun.case.resource)
 
     async def _begin(self, case: Case, *, alone: bool) -> tuple[Guard, int, float | None]:
         """Take the lease, and record that the rule begins; a conflict if somebody is at work."""
         batch = Batch(Point.RULE)
+        # What an earlier try may have brought must not be given back once this one is on its way.
+        doubted = self._leases.forget_doubt(case.resource, case.rule.name)
         lease = self._leases.add_take(batch, case.resource, case.rule.name, None)
         row = self._findings.add_begin(
             batch,
@@ -135,11 +146,12 @@ class Acting:
         )
         try:
             rows = await self._journal.commit(batch)
-        except ConflictError:
-            raise
-        except (StoreError, asyncio.CancelledError):
-            self._leases.doubt(case.resource, case.rule.name)
-            self._owed.add(case.resource)
+        except (StoreError, asyncio.CancelledError) as error:
+            is_clear = isinstance(error, ConflictError)
+            if doubted or not is_clear:
+                self._leases.doubt(case.resource, case.rule.name)
+            if not is_clear:
+                self._owed.add(case.resource)
             raise
         row_id, since = rows[row][0]
         guard = Guard(resource=case.resource, token=int(rows[lease][0][0] or 0))

@@ -14,7 +14,9 @@ from gracekit.recovery.resources.kind_table import KindTable
 from gracekit.recovery.resources.reading import PAGE, FindError, Page, Reader
 from gracekit.recovery.resources.results import ResourceOutcome
 from gracekit.recovery.resources.rule_ends import Case
+from gracekit.recovery.resources.rules import How
 from gracekit.recovery.shared import Shared
+from gracekit.rpc.failures import words_of
 
 
 class AskingAgain:
@@ -41,24 +43,34 @@ class AskingAgain:
         self._settings = shared.settings
         self._telemetry = shared.telemetry
         self._clock = shared.clock
+        self._had_trouble = False
         self.due_at = 0.0
 
     async def ask_due(self) -> None:
         """Ask about those that are due, as many as are settled at one time."""
         self.due_at = self._clock.loop() + backoff.RESOURCES_S  # also if this fails
+        self._had_trouble = False
         await self._acting.let_go_owed()
         due = await self._findings.due(self._settings.reconcile_at_once)
         if due and self._may_begin():
-            await asyncio.gather(*map(self._ask, due))
+            await asyncio.gather(*map(self._ask_safely, due))
         await self.note_next()
 
     async def note_next(self) -> None:
         """Look when the next one is due."""
         moment = await self._findings.next_check()
         left_s = float("inf") if moment is None else max(0.05, moment - self._clock.wall())
-        if self._acting.is_owing:
+        if self._acting.is_owing or self._had_trouble:
             left_s = backoff.RESOURCES_S
         self.due_at = self._clock.loop() + left_s
+
+    async def _ask_safely(self, finding: FindingRow) -> None:
+        """One resource's trouble is its own: the others are asked, and waited for."""
+        try:
+            await self._ask(finding)
+        except Exception as error:  # noqa: BLE001 - a commit, or a fault: asked again later
+            self._telemetry.emit("store.error", what="resources", error=words_of(error))
+            self._had_trouble = True
 
     async def _ask(self, finding: FindingRow) -> None:
         if finding.kind not in self._kinds:
@@ -74,8 +86,12 @@ class AskingAgain:
             return
         found = founds.get(finding.name)
         now = self._clock.wall()
-        if found is None or not _is_same(found, finding, now) or found.status not in kind.rules:
+        rule = None if found is None else kind.rules.get(found.status)
+        if found is None or rule is None or not _is_same(found, finding, now):
             await self._findings.forget(finding, is_gone=len(founds) < PAGE)
+            return
+        if found.busy or rule.how is How.LEAVE:
+            await self._put_off(finding)
             return
         case = Case(kind=kind, found=found, page=page, finding=finding)
         result = await self._acting.settle(case)

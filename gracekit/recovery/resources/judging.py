@@ -29,14 +29,16 @@ class PassRequest:
         dry_run: Only say what would be done.
         kind: Settle this kind alone.
         resource: Settle this resource alone.
-        at_least_s: How long a resource has had its status; None for its kind's `stuck_after`.
+        at_least_s: How long a resource has had its status.
+        had_first: Kinds that have had their first pass: their `stuck_after` counts instead.
     """
 
     by_hand: bool = False
     dry_run: bool = False
     kind: str | None = None
     resource: Resource | None = None
-    at_least_s: float | None = None
+    at_least_s: float = 0.0
+    had_first: frozenset[str] = frozenset()
 
     @property
     def is_whole(self) -> bool:
@@ -98,16 +100,19 @@ class Judging:
         state = self.states[kind.name]
         if kind.name in self._needed and found.status in kind.failed_statuses:
             state.failed.add(found.id)
-        reason = self._why_left(kind, found, known)
-        dependency = self._needs(kind, found, _failed)
-        if reason is None and (waits := self._needs(kind, found, _unsettled)):
-            reason = f"waits for {':'.join(waits)}"
         only = self._request.resource
         is_asked = self._request.covers(kind.name) and only in {None, (kind.name, found.id)}
+        dependency = self._needs(kind, found, _failed)
+        at_once = self._request.by_hand or dependency is not None
+        reason = self._why_left(kind, found, known, at_once=at_once)
+        if reason is None and (waits := self._needs(kind, found, _unsettled)):
+            reason = f"waits for {':'.join(waits)}"
         if reason is not None or not is_asked:
             self._note_unsettled(kind, found)
         if not is_asked:
             return None
+        if found.status not in kind.rules and found.status not in kind.failed_statuses:
+            self._report.unruled[kind.name, found.status] += 1
         if reason is not None:
             return left(kind.name, found, reason)
         return Case(
@@ -116,7 +121,7 @@ class Judging:
             page=page,
             finding=known,
             dependency=dependency,
-            at_once=self._request.by_hand,
+            at_once=at_once,
         )
 
     def _note_unsettled(self, kind: ResourceKind, found: Found) -> None:
@@ -124,12 +129,13 @@ class Judging:
         if kind.name in self._needed and rule is not None and rule.how is not How.LEAVE:
             self.states[kind.name].unsettled.add(found.id)
 
-    def _why_left(self, kind: ResourceKind, found: Found, known: FindingRow | None) -> str | None:
+    def _why_left(
+        self, kind: ResourceKind, found: Found, known: FindingRow | None, *, at_once: bool
+    ) -> str | None:
         rule = kind.rules.get(found.status)
         if rule is None and found.status in kind.failed_statuses:
             return "it has failed"  # shown for the sake of what needs it
         if rule is None:
-            self._report.unruled[kind.name, found.status] += 1
             return f"status {found.status!r} has no rule"
         if found.busy:
             return "it is busy"
@@ -137,16 +143,15 @@ class Judging:
             return rule.why
         if known is not None and known.status != found.status:
             known = None
-        if known is not None and known.next_check is not None and not self._request.by_hand:
+        if known is not None and known.next_check is not None and not at_once:
             wait_s = known.next_check - self._clock.wall()
             if wait_s > 0:
                 return f"asked again in {wait_s:.0f}s: {known.detail or ''}"
         return self._why_young(kind, found, known)
 
     def _why_young(self, kind: ResourceKind, found: Found, known: FindingRow | None) -> str | None:
-        at_least_s = self._request.at_least_s
-        since = found.since
-        if at_least_s is None:
+        at_least_s, since = self._request.at_least_s, found.since
+        if kind.name in self._request.had_first:
             at_least_s = kind.stuck_after_s
             if since is None:
                 since = self._began_at if known is None else known.first_seen

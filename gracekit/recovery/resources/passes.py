@@ -13,7 +13,13 @@ from gracekit.recovery.resources.judging import Judging, PassRequest
 from gracekit.recovery.resources.kind_table import KindTable
 from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.recovery.resources.reading import FindError, Page, Reader
-from gracekit.recovery.resources.results import PassReport, ResourceOutcome, Result, left
+from gracekit.recovery.resources.results import (
+    LONGEST_REASON,
+    PassReport,
+    ResourceOutcome,
+    Result,
+    left,
+)
 from gracekit.recovery.resources.rule_ends import Case
 from gracekit.recovery.resources.rules import How
 from gracekit.rpc.failures import words_of
@@ -53,6 +59,7 @@ class ResourcePass:
         self._readers: list[asyncio.Task[None]] = []
         self.report = report
         self.began_at = clock.wall()
+        self._ahead_s = self.began_at - clock.loop()
         self._judging = Judging(kinds, request, self.report, acting, clock, began_at=self.began_at)
 
     async def run(self) -> PassReport:
@@ -87,6 +94,10 @@ class ResourcePass:
                 chosen |= {kind.name, *kind.after}
         return [kind for kind in self._kinds.in_order() if kind.name in chosen]
 
+    def _is_clock_set(self) -> bool:
+        """Whether the wall clock was set since the pass began, so that no moments compare."""
+        return abs(self._clock.wall() - self._clock.loop() - self._ahead_s) > 1.0
+
     def record(self, run_id: str, *, settles: bool) -> PassRecord:
         """What is kept of it, at its end.
 
@@ -115,7 +126,7 @@ class ResourcePass:
         try:
             await self._wait_for_earlier(kind)
             await self._read(kind, acting)
-            if self.request.is_whole:
+            if self.request.is_whole and not self._is_clock_set():
                 await self._wait_for(acting)
                 await self._findings.sweep(kind.name, before=self.began_at)
         except FindError as error:
@@ -185,7 +196,7 @@ class ResourcePass:
             rule = kind.rules.get(found.status)
             if rule is None or rule.how is How.LEAVE:
                 continue  # it waits for nothing: the row of an earlier case goes with the sweep
-            dateless = found.since is None and self.request.at_least_s is None
+            dateless = found.since is None and kind.name in self.request.had_first
             if found.id in known or dateless:
                 yield Sighting(kind=kind.name, name=found.id, status=found.status, page=page.after)
 
@@ -194,13 +205,13 @@ class ResourcePass:
     async def _act(self, case: Case, slots: asyncio.Semaphore) -> None:
         try:
             result = await self._acting.settle(case)
-            self._add(result)
-            self._judging.note_end(case, result)
         except Exception as error:  # noqa: BLE001 - one resource's trouble is its own
             self._telemetry.emit("store.error", what="resources", error=words_of(error))
-            self._add(left(case.kind.name, case.found, words_of(error)))
+            result = left(case.kind.name, case.found, words_of(error)[:LONGEST_REASON])
         finally:
             slots.release()
+        self._add(result)
+        self._judging.note_end(case, result)
 
     def _add(self, result: Result) -> None:
         self.report.add(result)

@@ -8,11 +8,12 @@ that has failed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from gracekit.clock import Clock
 from gracekit.errors import GracekitError
+from gracekit.recovery.resources.results import PassReport
+from gracekit.recovery.shared import Shared
 from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import Queue
 
@@ -22,35 +23,42 @@ LOOKS: Final = 2
 queue nor here, and RabbitMQ says 0 of a quorum queue without a leader."""
 LONGEST_S: Final = 3600.0
 """After it the wait is reported as one that should not be; it goes on."""
-Report = Callable[[int, float], None]
 
 
 class QueueWait:
-    """The queues of one host, as its servers read them.
+    """The queues of one host, as its servers read them."""
 
-    Args:
-        servers: Of each lane.
-        report: Called with the number of requests that are still to be taken, and the seconds that
-            the wait has lasted.
-        siblings_s: Asked for the seconds that other runs of the host may keep a delivery which is
-            no longer in its queue, and is not accepted.
-        is_local: Whether a queue counts what consumers hold, as a file and memory do.
-    """
-
-    def __init__(
-        self,
-        servers: Collection[RpcServer],
-        clock: Clock,
-        report: Report,
-        siblings_s: Callable[[], Awaitable[float]],
-        *,
-        is_local: bool,
-    ) -> None:
+    def __init__(self, shared: Shared, servers: Collection[RpcServer]) -> None:
         self._servers = tuple(servers)
-        self._clock = clock
-        self._report = report
-        self._siblings_s = siblings_s
-        self._is_local = is_local
+        self._clock = shared.clock
+        self._telemetry = shared.telemetry
+        self._members = shared.members
+        self._is_local = shared.is_local  # its queues count what consumers hold
+        self._accept_wait_s = shared.settings.accept_wait_s
+        self._report = PassReport(keeps=False)
+        self._began = 0.0
+        self._is_reported = False
+        self._waiting: asyncio.Task[None] | None = None
+
+    async def wait_for(self, report: PassReport) -> bool:
+        """Wait for a pass, whose report says for how many requests; false if `pause` ended that."""
+        self._report, self._is_reported, self._began = report, False, self._clock.loop()
+        task = self._waiting = asyncio.create_task(self.wait_read())
+        try:
+            await asyncio.wait({task})
+        finally:
+            task.cancel()
+            self._waiting = None
+            report.waits_for = 0
+        if task.cancelled():
+            return False
+        task.result()
+        return True
+
+    def pause(self) -> None:
+        """End the wait."""
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     async def wait_read(self) -> None:
         """Wait for the requests that stand in the queues now.
@@ -58,15 +66,32 @@ class QueueWait:
         A queue is read to that point when it is empty, or when as many new deliveries have come
         from it as stood in it. What has come and has no place is not taken yet.
         """
-        began = self._clock.loop()
         marks = {server: await self._marks(server) for server in self._servers}
         looks = 0
         while looks < LOOKS:
             left = [await self._left(server, of_queues) for server, of_queues in marks.items()]
             looks = 0 if any(left) else looks + 1
-            self._report(sum(left), self._clock.loop() - began)
+            self._note(sum(left))
             await asyncio.sleep(LOOK_S)
         await asyncio.sleep(await self._siblings_s())
+
+    async def _siblings_s(self) -> float:
+        """How long a sibling may keep a delivery for which it has no place.
+
+        A local queue holds it until it is accepted; a broker says only what it has not sent.
+        """
+        if self._is_local or not await self._members.siblings():
+            return 0.0
+        return self._accept_wait_s
+
+    def _note(self, requests: int) -> None:
+        self._report.waits_for = requests
+        waited_s = self._clock.loop() - self._began
+        if waited_s >= LONGEST_S and not self._is_reported:
+            self._is_reported = True
+            self._telemetry.emit(
+                "reconciliation.waits", requests=requests, waited_s=round(waited_s, 1)
+            )
 
     async def _depth(self, server: RpcServer, queue: Queue) -> int:
         """How many requests a queue holds that are not taken; raises GracekitError."""
@@ -83,6 +108,7 @@ class QueueWait:
             try:
                 return fresh + await self._depth(server, queue)
             except GracekitError:  # the broker is away, and nothing is read either
+                self._note(1)
                 await asyncio.sleep(LOOK_S)
 
     async def _left(self, server: RpcServer, marks: Mapping[Queue, int]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from gracekit.errors import GracekitError
@@ -11,10 +11,9 @@ from gracekit.leases.leases import Resource
 from gracekit.recovery.hook_calls import HookCalls
 from gracekit.recovery.resources.found import Found
 from gracekit.recovery.resources.kinds import ResourceKind
+from gracekit.recovery.resources.results import LONGEST_REASON
 from gracekit.recovery.shared import Shared
 from gracekit.request.work_context import WorkContext
-from gracekit.rpc.failures import words_of
-from gracekit.telemetry.safe_text import masked
 from gracekit.tracker.task import Lane, TaskState, TrackedTask
 
 PAGE: Final = 500
@@ -111,7 +110,7 @@ class Reader:
             hook.target, context, {"after": after, "limit": PAGE}, limit_s=self._limit_s
         )
         if end.fault:
-            raise FindError(f"{_name(kind)}(): {masked(end.fault)}")
+            raise FindError(f"{_name(kind)}(): {end.fault[:LONGEST_REASON]}")
         return _checked(kind, end.value, after)
 
     def context(
@@ -136,13 +135,21 @@ def _name(kind: ResourceKind) -> str:
 
 
 def _checked(kind: ResourceKind, value: object, after: str | None) -> list[Found]:
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise FindError(f"{_name(kind)}() returned {_short(value)}: it returns a list of Found")
+    if not isinstance(value, list | tuple):
+        raise FindError(
+            f"{_name(kind)}() returned a {type(value).__name__}: it returns a list of Found"
+        )
     founds: list[Any] = list(value)
+    if len(founds) > PAGE:
+        raise FindError(
+            f"{_name(kind)}(limit={PAGE}) returned {len(founds)}: it returns at most `limit`"
+        )
     seen = set[str]()
     for one in founds:
         if not isinstance(one, Found):
-            raise FindError(f"{_name(kind)}() returned {_short(one)} in its list: all are Found")
+            raise FindError(
+                f"{_name(kind)}() returned a {type(one).__name__} in its list: all are Found"
+            )
         if one.id == after:
             raise FindError(
                 f"{_name(kind)}(after={after!r}) returned {after!r} itself: it returns those "
@@ -152,7 +159,3 @@ def _checked(kind: ResourceKind, value: object, after: str | None) -> list[Found
             raise FindError(f"{_name(kind)}() returned {one.id!r} twice in one page")
         seen.add(one.id)
     return founds
-
-
-def _short(value: object) -> str:
-    return words_of(value)[:80]

@@ -15,6 +15,10 @@ KEPT_RESULTS: Final = 10_000
 """Resources of which a pass that somebody asked for keeps what became of them."""
 
 
+LONGEST_REASON: Final = 1000
+"""Characters of a reason, which may be all that a backend's program has printed."""
+
+
 class ResourceOutcome(enum.Enum):
     """What became of one resource."""
 

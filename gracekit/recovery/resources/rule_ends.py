@@ -16,13 +16,17 @@ from gracekit.recovery.hook_calls import HookCalls
 from gracekit.recovery.resources.found import Found
 from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.recovery.resources.reading import Page
-from gracekit.recovery.resources.results import ResourceOutcome, Result, short_facts
+from gracekit.recovery.resources.results import (
+    LONGEST_REASON,
+    ResourceOutcome,
+    Result,
+    short_facts,
+)
 from gracekit.recovery.resources.rules import StatusRule
 from gracekit.recovery.shared import Shared
 from gracekit.request.work_context import WorkContext
 from gracekit.rpc.failures import words_of
 from gracekit.store.batch import Batch
-from gracekit.telemetry.safe_text import masked
 
 NO_FACTS: Final[Mapping[str, object]] = MappingProxyType({})
 LOST: Final = "its lease was lost"
@@ -94,7 +98,7 @@ class RuleEnds:
         return await self._put_off(begun, min(pause_s, left_s), why)
 
     async def _put_off(self, begun: Begun, seconds: float, why: str) -> Result:
-        why = masked(why)
+        why = why[:LONGEST_REASON]
         batch = Batch(Point.FINDING)
         next_check = self._clock.wall() + seconds
         self._findings.add_wait(batch, begun.row_id, next_check=next_check, why=why)
@@ -103,18 +107,22 @@ class RuleEnds:
         return self.tell(begun, ResourceOutcome.WAITING, reason=why)
 
     async def put_off(self, begun: Begun, why: str) -> Result:
-        """Its rule was not called, as its `find` did not answer: that counts for no `max_wait`."""
+        """Its `find` or `write` did not answer, and not its backend: `max_wait` does not count."""
         batch = Batch(Point.FINDING)
-        next_check = self._clock.wall() + backoff.RESOURCES_S
+        now, finding = self._clock.wall(), begun.case.finding
+        pause_s = probe_pause_s(finding and finding.first_seen, now)
+        next_check = now + max(backoff.RESOURCES_S, pause_s)
         self._findings.add_let_go(batch, begun.case.resource, next_check=next_check)
         self._leases.add_release(batch, begun.guard, reason="clean")
         await self._journal.commit(batch)
-        return self.tell(begun, ResourceOutcome.WAITING, reason=masked(why))
+        return self.tell(begun, ResourceOutcome.WAITING, reason=why[:LONGEST_REASON])
 
     async def fail(self, begun: Begun, reason: str) -> Result:
         """Write the failed status of its rule."""
         failed = begun.case.rule.failed
-        return await self.write(begun, failed, ResourceOutcome.FAILED, reason=masked(reason))
+        return await self.write(
+            begun, failed, ResourceOutcome.FAILED, reason=reason[:LONGEST_REASON]
+        )
 
     async def write(
         self,
@@ -148,8 +156,7 @@ class RuleEnds:
             f"answered {words_of(answer.value)[:80]}: it returns True if it has changed the "
             "record, else False"
         )
-        pause_s = probe_pause_s(begun.waiting_since, self._clock.wall())
-        return await self._put_off(begun, pause_s, f"{hook.name}: {said}")
+        return await self.put_off(begun, f"{hook.name}: {said}")
 
     async def end(
         self,

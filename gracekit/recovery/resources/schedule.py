@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from gracekit import backoff
@@ -18,7 +17,7 @@ from gracekit.recovery.resources.asking_again import AskingAgain
 from gracekit.recovery.resources.judging import PassRequest
 from gracekit.recovery.resources.kind_table import KindTable
 from gracekit.recovery.resources.passes import ResourcePass
-from gracekit.recovery.resources.queue_wait import LONGEST_S, QueueWait
+from gracekit.recovery.resources.queue_wait import QueueWait
 from gracekit.recovery.resources.reading import Reader
 from gracekit.recovery.resources.results import PassReport, ResourceOutcome
 from gracekit.recovery.shared import Shared
@@ -52,27 +51,20 @@ class Resources:
         self._findings = findings
         self._reader = Reader(shared, calls)
         self._acting = Acting(shared, calls, findings, self.may_begin)
-        self._queues = QueueWait(
-            servers.values(),
-            self._clock,
-            self._note_wait,
-            self._siblings_s,
-            is_local=shared.is_local,
-        )
+        self._queues = QueueWait(shared, servers.values())
         self._again = AskingAgain(
             shared, kinds, findings, self._reader, self._acting, self.may_begin
         )
         self._one_pass = asyncio.Lock()
         self._running: ResourcePass | None = None
-        self._waiting: set[asyncio.Task[None]] = set()
+        self._foreseeing: set[ResourcePass] = set()  # dry runs
         self._lease = (LEASE_KIND, f"{shared.journal.service}@{shared.settings.host}")
         self._ready_at: float | None = None  # wall time of the first look in service
         self._known: PassRecord | None = None  # the last pass since then, if there was one
         self._next_at = 0.0  # loop time
         self._pauses = backoff.BROKEN_PASS.pauses(self._clock)
-        self._reported_wait = False
         self._may_ask_again = False  # what stood in the queues at this run's start has been taken
-        self._report = PassReport(keeps=False)  # of the pass under way, or the last one
+        self._read: frozenset[str] = frozenset()  # kinds that have had their first pass
         self._is_looking = False
 
     def may_begin(self) -> bool:
@@ -81,10 +73,14 @@ class Resources:
 
     def pause(self) -> None:
         """Begin nothing more; a rule under way is waited for."""
-        for task in self._waiting:
-            task.cancel()
-        if self._running is not None:
-            self._running.interrupt()
+        self._queues.pause()
+        for one in (*self._foreseeing, *([] if self._running is None else [self._running])):
+            one.interrupt()
+
+    def follow_clock(self, by_s: float) -> None:
+        """The wall clock was set by so many seconds."""
+        if self._ready_at is not None:
+            self._ready_at += by_s
 
     def due_in_s(self) -> float | None:
         """Seconds until `look` has something to do; None if it has nothing."""
@@ -130,22 +126,25 @@ class Resources:
         every_s, wait_s = self._settings.reconciliation_interval_s, backoff.RESOURCES_S
         self._next_at = self._clock.loop() + wait_s
         last = await self._findings.last_pass()
-        if last is not None and last != self._known and last.began_at >= self._ready_at:
-            self._known = last  # once: its wall time says nothing if the clock is set
+        if last is not None and self._is_news(last):
+            self._known = last  # judged once: after that, only the time that passes counts
+            self._read = frozenset(kind.name for kind in self._kinds)
             due_at = last.finished_at + every_s if every_s else float("inf")
             left_s = due_at - self._clock.wall()
             self._may_ask_again = True
             if left_s > 0:
                 self._next_at = self._clock.loop() + min(left_s, every_s or left_s)
                 return
-        request = PassRequest()
-        if self._known is None:
-            request = PassRequest(at_least_s=self._settings.startup_reconciliation_wait_seconds)
-        if not self._settings.startup_reconciliation_enabled:
-            request = replace(request, dry_run=True)  # listings say how many wait
+        request = PassRequest(
+            at_least_s=self._settings.startup_reconciliation_wait_seconds,
+            had_first=self._read,
+            # Where nothing is settled unasked, listings say how many wait.
+            dry_run=not self._settings.startup_reconciliation_enabled,
+        )
         report = PassReport(keeps=False)
         if not await self._make(request, report) or report.interrupted:
             return
+        self._read |= {kind.name for kind in self._kinds} - report.broken.keys()
         if report.broken:
             # As soon as the application's database is back, and at the interval's pace at last.
             pause_s = next(self._pauses)
@@ -153,6 +152,12 @@ class Resources:
         else:
             self._pauses = backoff.BROKEN_PASS.pauses(self._clock)
             self._next_at = self._clock.loop() + (every_s or float("inf"))
+
+    def _is_news(self, last: PassRecord) -> bool:
+        """Whether a sibling has made the pass that is due: of this run's time, and as it would."""
+        settles = self._settings.startup_reconciliation_enabled
+        is_of_our_time = self._ready_at is not None and last.began_at >= self._ready_at
+        return last != self._known and is_of_our_time and last.found_only is not settles
 
     async def make_by_hand(self, request: PassRequest, report: PassReport) -> None:
         """Make a pass that an operator asks for; waits for one that is under way.
@@ -166,7 +171,12 @@ class Resources:
                 "requests again"
             )
         if request.dry_run:
-            await self._new_pass(request, report).run()
+            one = self._new_pass(request, report)
+            self._foreseeing.add(one)
+            try:
+                await one.run()
+            finally:
+                self._foreseeing.discard(one)
         elif not await self._make(request, report):
             row = await self._leases.look(self._lease)
             raise GracekitError(
@@ -198,6 +208,7 @@ class Resources:
                 await self._ask_after_holder()
                 return False
             try:
+                await self._acting.let_go_owed()
                 await self._make_alone(request, report)
             finally:
                 await self._give_back(guard)
@@ -217,12 +228,11 @@ class Resources:
     async def _make_alone(self, request: PassRequest, report: PassReport) -> None:
         # Its moment: what is younger waits for the next one.
         one = self._new_pass(request, report)
-        self._report = report
         began = self._clock.loop()
         self._telemetry.emit("reconciliation.started", by_hand=request.by_hand)
         telling = asyncio.create_task(self._tell_progress(report))
         try:
-            if await self._wait_for_queues():
+            if self.may_begin() and await self._queues.wait_for(report) and self.may_begin():
                 self._may_ask_again = True
                 self._running = one
                 await one.run()
@@ -249,39 +259,6 @@ class Resources:
             took_s=round(self._clock.loop() - began, 3),
         )
         await self._again.note_next()
-
-    async def _wait_for_queues(self) -> bool:
-        """Wait for the requests that stand in the queues; false if a drain has ended the wait."""
-        self._reported_wait = False
-        task = asyncio.create_task(self._queues.wait_read())
-        self._waiting.add(task)
-        try:
-            await asyncio.wait({task})
-        finally:
-            task.cancel()
-            self._waiting.discard(task)
-            self._report.waits_for = 0
-        if task.cancelled():
-            return False
-        task.result()
-        return self.may_begin()
-
-    async def _siblings_s(self) -> float:
-        """How long a sibling may keep a delivery for which it has no place.
-
-        A local queue holds it until it is accepted; a broker says only what it has not sent.
-        """
-        if self._shared.is_local or not await self._shared.members.siblings():
-            return 0.0
-        return self._settings.accept_wait_s
-
-    def _note_wait(self, requests: int, waited_s: float) -> None:
-        self._report.waits_for = requests
-        if waited_s >= LONGEST_S and not self._reported_wait:
-            self._reported_wait = True
-            self._telemetry.emit(
-                "reconciliation.waits", requests=requests, waited_s=round(waited_s, 1)
-            )
 
     async def _tell_progress(self, report: PassReport) -> None:
         while True:

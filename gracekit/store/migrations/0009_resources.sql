@@ -9,6 +9,7 @@ CREATE TABLE finding (
     status        TEXT NOT NULL,             -- as it was found last
     first_seen    REAL NOT NULL,             -- in that status
     seen_at       REAL NOT NULL,             -- last
+    ahead_s       REAL NOT NULL,             -- of the wall clock, before the time that passes: when its moments were written
     page          TEXT,                      -- id behind which its page begins; NULL: the first page
     rule          TEXT,                      -- that has begun; NULL: none has
     owner         TEXT,                      -- run in which the rule acts now
