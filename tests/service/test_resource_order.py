@@ -197,9 +197,52 @@ async def test_1200_resources_are_read_in_pages_and_settled_16_at_a_time(
 
     assert told["settled"] == 1200
     assert sorted(shares.asks()) == sorted(shares.rows)
-    assert {limit for _, limit in shares.pages} == {500}
-    assert {after for after, _ in shares.pages} >= {None, "s0499", "s0999"}
+    assert {limit for _, limit in shares.pages} == {500, 32}  # read, and looked at again
+    assert [after for after, limit in shares.pages if limit == 500] == [
+        *(None, "s0499", "s0999", "s1199")
+    ]
+    assert {after for after, _ in shares.pages} == {None, "s0499", "s0999", "s1199"}
     assert shares.at_once == [0, 16]
+
+
+async def test_what_a_short_page_does_not_show_is_looked_for_in_the_whole_one(
+    world: World, svc: Service
+):
+    """
+    Where much before it is left alone, or `find` returns fewer than it could.
+    """
+    shares = Shares(world, svc)
+    shares.add(*(f"busy-{n:03}" for n in range(100)), busy=True)
+    shares.add(*(f"sh-{n:03}" for n in range(100)))
+    other = Shares(world, svc, "other")
+    other.add("sh-1")
+    other.finds = lambda _n: [] if other.pages[-1][1] < 500 else None
+
+    told = await first_pass(await world.start(svc))
+
+    assert told["settled"] == 101
+    assert shares.pages.count((None, 32)) == 1  # once was enough to learn it
+    assert other.statuses() == {"sh-1": "available"}
+
+
+async def test_what_the_whole_page_does_not_show_has_moved_on(world: World, svc: Service):
+    """
+    No backend is asked about it.
+    """
+    shares = Shares(world, svc)
+    shares.add("sh-1", "sh-2")
+
+    def move_on(n: int) -> None:
+        if n > 1:
+            shares.rows["sh-1"].status = "available"
+
+    shares.finds = move_on
+
+    report = await settle(await world.start(svc))
+
+    assert results(report)["sh-1"].outcome.value == "moved_on"
+    assert shares.asks() == ["sh-2"]
+    assert (None, 500) in shares.pages[1:]
 
 
 @pytest.mark.parametrize("number", [1, 3])

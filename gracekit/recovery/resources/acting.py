@@ -189,7 +189,7 @@ class Acting:
         """Now that nobody else may change the resource: None if it still is as it was found."""
         found = begun.case.found
         try:
-            present = (await begun.case.page.look_again()).get(found.id)
+            present = await begun.case.page.look_again(found.id)
         except FindError as error:
             return await self._ends.put_off(begun, str(error))  # no backend was asked
         if present is None or present.status != found.status:

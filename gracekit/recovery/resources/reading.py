@@ -36,7 +36,8 @@ class Page:
         self._reader = reader
         self._kind = kind
         self._reading = asyncio.Lock()
-        self._next: asyncio.Task[Mapping[str, Found]] | None = None
+        self._next: dict[int, asyncio.Task[Mapping[str, Found]]] = {}  # by their limit
+        self._limit = reader.short
 
     async def read(self) -> Mapping[str, Found]:
         """The page as it is now, by id.
@@ -46,27 +47,43 @@ class Page:
         """
         return {found.id: found for found in await self._reader.read(self._kind, self.after)}
 
-    async def look_again(self) -> Mapping[str, Found]:
-        """As `read`, for a rule that has begun and holds the lease of its resource.
+    async def look_again(self, name: str) -> Found | None:
+        """The resource *name* as it is now; None if the page does not show it any more.
 
-        Those who ask at one time share an answer, as long as its question was put after theirs.
+        For a rule that has begun and holds its lease. In a pass, most of what the page showed
+        before the resource is settled by then, so a short page shows it. Only a whole page proves
+        that it is gone: others may not be settled, and a `find` may return fewer than it could.
 
         Raises:
-            FindError: it cannot be read.
+            FindError: the page cannot be read.
         """
-        if self._next is None:
-            self._next = asyncio.ensure_future(self._read_again())
-        return await asyncio.shield(self._next)
+        limit = self._limit
+        found = (await self._look(limit)).get(name)
+        if found is None and limit < PAGE:
+            found = (await self._look(PAGE)).get(name)
+            if found is not None:
+                self._limit = PAGE  # much before it stays, and is before the next one too
+        return found
 
-    async def _read_again(self) -> Mapping[str, Found]:
+    async def _look(self, limit: int) -> Mapping[str, Found]:
+        """Those who ask at one time share an answer, if its question was put after theirs."""
+        if limit not in self._next:
+            self._next[limit] = asyncio.ensure_future(self._read_again(limit))
+        return await asyncio.shield(self._next[limit])
+
+    async def _read_again(self, limit: int) -> Mapping[str, Found]:
         async with self._reading:
-            self._next = None  # who asks from now on needs an answer of its own
-            founds = await self._reader.read_within(self._kind, self.after)
+            del self._next[limit]  # who asks from now on needs an answer of its own
+            founds = await self._reader.read_within(self._kind, self.after, limit)
             return {found.id: found for found in founds}
 
 
 class Reader:
-    """Calls `find`."""
+    """Calls `find`.
+
+    Attributes:
+        short: Resources in a page that shows all that are settled at one time, and a few more.
+    """
 
     def __init__(self, shared: Shared, calls: HookCalls) -> None:
         self._services = shared.services
@@ -74,6 +91,7 @@ class Reader:
         self._limit_s = shared.settings.probe_timeout_s
         self._clock = shared.clock
         self._calls = calls
+        self.short = min(PAGE, 2 * shared.settings.reconcile_at_once)
 
     async def pages(self, kind: ResourceKind) -> AsyncIterator[tuple[Page, list[Found]]]:
         """All pages of *kind*, in their order.
@@ -101,13 +119,15 @@ class Reader:
         async with self._suspects.beginning(("find", 0), None):
             return await self.read_within(kind, after)
 
-    async def read_within(self, kind: ResourceKind, after: str | None) -> list[Found]:
+    async def read_within(
+        self, kind: ResourceKind, after: str | None, limit: int = PAGE
+    ) -> list[Found]:
         """As `read`, for a rule that has begun: one that is kept apart would wait for itself."""
         hook = kind.hook("find")
         assert hook.target is not None
         context = self.context(f"find of kind {kind.name}")
         end = await self._calls.call(
-            hook.target, context, {"after": after, "limit": PAGE}, limit_s=self._limit_s
+            hook.target, context, {"after": after, "limit": limit}, limit_s=self._limit_s
         )
         if end.fault:
             raise FindError(f"{_name(kind)}(): {end.fault[:LONGEST_REASON]}")
