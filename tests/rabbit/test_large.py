@@ -245,5 +245,5 @@ async def test_what_queues_hold_is_not_known_while_reading_pauses(
             await reader.taken[at].ack()
 
         assert await reader.server.depth() == 0
-        assert reader.server.fresh == HOW_MANY
+        assert reader.server.fresh == {"compute": HOW_MANY}
         await reader.server.stop()

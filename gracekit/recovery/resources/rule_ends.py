@@ -110,7 +110,7 @@ class RuleEnds:
         """Its `find` or `write` did not answer, and not its backend: `max_wait` does not count."""
         batch = Batch(Point.FINDING)
         now, finding = self._clock.wall(), begun.case.finding
-        pause_s = probe_pause_s(finding and finding.first_seen, now)
+        pause_s = probe_pause_s(None if finding is None else finding.first_seen, now)
         next_check = now + max(backoff.RESOURCES_S, pause_s)
         self._findings.add_let_go(batch, begun.case.resource, next_check=next_check)
         self._leases.add_release(batch, begun.guard, reason="clean")

@@ -1,0 +1,149 @@
+"""Resources where something goes wrong beside their rule: clocks, siblings, faults."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gracekit import Context, Service, Settled, Wait
+from tests.service.kit import World, now
+from tests.service.shares import Shares, first_pass, results, settle
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_what_waits_is_failed_when_its_need_fails(world: World, svc: Service):
+    """
+    It is not its time to be asked, and its backend is not asked any more.
+    """
+    server = Shares(world, svc, "share_server")
+    share = Shares(world, svc, after=server.kind, max_wait="10h")
+    share.add("sh-7", needs=(server.kind.of("srv-7"),))
+    share.answers = lambda _id, _n: Wait("5h")
+    life = await world.start(svc)
+    await first_pass(life)
+    server.add("srv-7", status="restoring")
+
+    await world.until(lambda: server.statuses()["srv-7"] == "error", within_s=3600)
+    await world.until(lambda: bool(share.written), within_s=60)
+
+    assert share.written == [("sh-7", "creating", "error")]
+    assert share.asks() == ["sh-7"]
+
+
+@pytest.mark.parametrize("jump_s", [-7200.0, 7200.0])
+async def test_a_clock_that_is_set_moves_a_finding_once_however_many_runs_there_are(
+    world: World, svc: Service, jump_s: float
+):
+    """
+    Each run of the host sees the jump; a wait is neither given up nor prolonged by it.
+    """
+    shares = Shares(world, svc, max_wait="10m")
+    shares.add("a", age_s=None)
+    shares.answers = lambda _id, n: Wait("2m") if n < 4 else Settled("available")
+    lives = [await world.start(svc, instance=f"i{n}") for n in range(3)]
+    await first_pass(lives[0])
+    begun = now()
+    await asyncio.sleep(60)
+    world.clock.shift_s += jump_s
+    await world.until(lambda: bool(shares.written), within_s=20_000)
+
+    assert shares.written == [("a", "creating", "available")]
+    assert 350 <= now() - begun < 450
+
+
+async def test_a_kind_that_stays_broken_keeps_no_other_in_its_first_pass(
+    world: World, svc: Service
+):
+    """
+    Once it was read, a kind leaves what has had its status for less than `stuck_after`.
+    """
+    good = Shares(world, svc, "good", stuck_after="1h")
+    bad = Shares(world, svc, "bad")
+    bad.finds = lambda _n: OSError("away")
+    life = await world.start(svc, reconciliation_interval_s=60)
+    await life.hears("reconciliation.finished")
+    good.add("young", age_s=120)
+    await life.hears("reconciliation.finished", 5)
+
+    assert good.statuses() == {"young": "creating"}
+    assert len(life.told("reconciliation.broken")) >= 5
+
+
+async def test_a_rule_that_a_fault_ends_leaves_its_resource_free(
+    world: World, svc: Service, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    Whatever raises beside the rule: lease and row are given back, and the next pass settles it.
+    """
+    shares = Shares(world, svc)
+    shares.add("a")
+    life = await world.start(svc, reconciliation_interval_s=60)
+    acting = life.runtime.wired.reconciler.resources._acting  # type: ignore[union-attr]  # alive
+    probe = acting._probe
+    faults = [RuntimeError("a fault of our own")]
+
+    async def fail_once(begun: object) -> object:
+        if faults:
+            raise faults.pop()
+        return await probe(begun)  # type: ignore[arg-type]  # it is passed on
+
+    monkeypatch.setattr(acting, "_probe", fail_once)
+    await world.until(lambda: bool(shares.written), within_s=3600)
+
+    assert shares.statuses() == {"a": "available"}
+    assert shares.finding("a") is None
+    assert [row["owner"] for row in world.rows("SELECT owner FROM lease WHERE id = 'a'")] == [None]
+
+
+async def test_a_request_is_not_refused_for_a_task_that_somebody_settles(
+    world: World, svc: Service
+):
+    """
+    Only one that nobody settles keeps a resource from requests, where nothing is settled unasked.
+    """
+    begun = asyncio.Event()
+
+    @svc.rpc(resource="vm", on_interrupt="retry")
+    async def build(ctx: Context, vm: str) -> str:
+        begun.set()
+        await asyncio.sleep(5)
+        return vm
+
+    off = {"startup_reconciliation_enabled": False, "startup_reconciliation_wait_seconds": 1.0}
+    killed = await world.start(svc, **off)
+    client = await world.client(svc)
+    await client.cast("build", vm="v")
+    await begun.wait()
+    await killed.crash()
+    life = await world.start(svc, **off)
+    await asyncio.sleep(5)
+    with pytest.raises(Exception, match="nothing settles that unasked"):
+        await client.call("build", vm="v")
+
+    await settle(life)
+
+    assert await client.call("build", vm="v") == "v"
+
+
+async def test_a_dry_run_ends_with_a_drain(world: World, svc: Service):
+    """
+    It finds nothing more once the service takes no requests.
+    """
+    shares = Shares(world, svc)
+    shares.add(*(f"s{n:04}" for n in range(1200)))
+    looks: list[int] = []
+
+    async def slow(number: int) -> None:
+        looks.append(number)
+        await asyncio.sleep(5)
+
+    life = await world.start(svc, startup_reconciliation_wait_seconds=3600)
+    shares.finds = slow
+    seeing = asyncio.create_task(settle(life, dry_run=True))
+    await asyncio.sleep(1)
+    await life.drain()
+
+    assert len(looks) == 1
+    assert results(await seeing) == {}
