@@ -18,7 +18,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from benchmarks import calls, drain, durable, growth, memory, operators, service, start, tracking
+from benchmarks import (
+    calls,
+    drain,
+    durable,
+    growth,
+    memory,
+    operators,
+    resources,
+    service,
+    start,
+    tracking,
+)
 from benchmarks.machine import describe
 from benchmarks.measure import Figure, Plan, command_line
 from benchmarks.picture import draw
@@ -27,7 +38,18 @@ from benchmarks.table import lines
 
 Bench = Callable[[Plan], Iterator[Figure]]
 
-_MODULES: Final = (tracking, durable, service, calls, drain, start, growth, memory, operators)
+_MODULES: Final = (
+    tracking,
+    durable,
+    service,
+    calls,
+    drain,
+    start,
+    resources,
+    growth,
+    memory,
+    operators,
+)
 BENCHES: Final[Mapping[str, Bench]] = MappingProxyType({one.NAME: one.run for one in _MODULES})
 
 

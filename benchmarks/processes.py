@@ -28,6 +28,8 @@ class Process:
 
     def __init__(self, directory: Path, *command: str, settings: Mapping[str, object]) -> None:
         self._log = directory / f"log-{time.monotonic_ns()}"
+        self._unread = ""
+        self.seen_at = 0.0  # moment of the last line that was waited for, by `perf_counter`
         ours = {f"GRACEKIT_{name.upper()}": str(value) for name, value in settings.items()}
         with self._log.open("wb") as out:
             self._popen = subprocess.Popen(  # noqa: S603 - ourselves
@@ -38,15 +40,29 @@ class Process:
                 cwd=directory,
                 env={**os.environ, **ours, "PYTHONPATH": str(ROOT)},
             )
+        self._lines = self._log.open()
 
-    def serving(self) -> Self:
-        """Wait until it takes requests."""
-        deadline = time.monotonic() + PATIENCE_S
-        while "service.serving" not in (log := self._log.read_text()):
+    def serving(self, *, every_s: float = 0.005) -> Self:
+        """Wait until it takes requests, and look every *every_s* seconds."""
+        return self.logged("service.serving", every_s=every_s)
+
+    def logged(self, event: str, patience_s: float = PATIENCE_S, *, every_s: float = 0.005) -> Self:
+        """Wait until *event* stands in its log, behind the one that was waited for before."""
+        deadline = time.monotonic() + patience_s
+        while event not in (log := self._unread + self._lines.read()):
             if self._popen.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{self._popen.args!r} does not serve:\n{log}")
-            time.sleep(0.005)
+                log = self._log.read_text()
+                raise RuntimeError(f"{self._popen.args!r} does not log {event}:\n{log[-5000:]}")
+            self._unread = log[-len(event) :]  # it may be half written
+            time.sleep(every_s)
+        self.seen_at = time.perf_counter()
+        self._unread = log.partition(event)[2]
         return self
+
+    def memory_mib(self, field: str) -> float:
+        """What it has in memory, as a field of /proc/PID/status says it."""
+        status = Path(f"/proc/{self._popen.pid}/status").read_text()
+        return int(status.partition(f"{field}:")[2].split()[0]) / 1024
 
     def terminate(self) -> tuple[int, int]:
         """Ask it to stop and wait until it is gone; monotonic nanoseconds of both moments."""
@@ -70,14 +86,15 @@ class Process:
         if self._popen.poll() is None:
             self._popen.kill()
         self._popen.wait()
+        self._lines.close()
 
 
-def service(directory: Path, **settings: object) -> Process:
-    """`gracekit run` of the service of the benches, with files in *directory*."""
+def service(directory: Path, app: str = "benchmarks.served:svc", /, **settings: object) -> Process:
+    """`gracekit run` of *app*, with files in *directory*."""
     given = {
         "transport_url": f"sqlite:///{directory / 'transport.db'}",
         "store_url": f"sqlite:///{directory / 'store.db'}",
         "host": "bench",
     }
-    command = ("gracekit", "run", "benchmarks.served:svc")
+    command = ("gracekit", "run", app)
     return Process(directory, *command, settings=given | settings)

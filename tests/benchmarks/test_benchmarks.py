@@ -30,6 +30,11 @@ CASES = {
     "calls": {f"journaled p50 at {n}" for n in (1, 32, 256)},
     "drain": {"idle exit, 1 times", "last task's end to exit, 1 times"},
     "start": {"60 rows: ready", "60 rows: settled"},
+    "resources": {
+        "40 settled by one pass",
+        "peak resident above idle",
+        "none of 40 stuck: ready / no kind",
+    },
     "growth": {"20 in flight / 1", "20 in history / 0", "20 methods / 1", "20 resources / 1"},
     "memory": {"tracked above bare, 200", "full collection, 200 served"},
     "operators": {"processor time of that", "p99 of /readyz beside them", "idle, above off"},
