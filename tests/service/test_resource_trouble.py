@@ -43,7 +43,8 @@ async def test_a_clock_that_is_set_moves_a_finding_once_however_many_runs_there_
     shares.add("a", age_s=None)
     shares.answers = lambda _id, n: Wait("2m") if n < 4 else Settled("available")
     lives = [await world.start(svc, instance=f"i{n}") for n in range(3)]
-    await first_pass(lives[0])
+    await world.until(lambda: bool(shares.asked))
+    assert len(lives) == 3
     begun = now()
     await asyncio.sleep(60)
     world.clock.shift_s += jump_s

@@ -15,6 +15,8 @@ from gracekit.recovery.decisions import Wait
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 
+LATEST: Final = 1e11
+"""Seconds since 1970: a moment behind it was given in milliseconds."""
 LONGEST_STATUS: Final = 100
 """Characters of a status."""
 
@@ -114,12 +116,17 @@ def status_of(value: object) -> str:
 
 def _id_of(value: object) -> str:
     name = resource_id_of(value)
-    if name is None:
+    if name is None or (not name.isprintable() and not _is_text(name)):
         raise InvalidArgumentsError(
             f"the id of a resource is text, a number or a UUID, of 1 to {LONGEST_RESOURCE} "
             f"characters without NUL, and not {words_of(value)}"
         )
     return name
+
+
+def _is_text(name: str) -> bool:
+    """Whether a store takes it: Python keeps bytes that are no UTF-8 as half characters."""
+    return name == name.encode(errors="replace").decode()
 
 
 def _need(value: object) -> Resource:
@@ -143,6 +150,10 @@ def _seconds(since: object) -> float | None:
             )
         return since.timestamp()
     if isinstance(since, int | float) and not isinstance(since, bool) and math.isfinite(since):
+        if since > LATEST:
+            raise InvalidArgumentsError(
+                f"since={since} is behind the year 5000: it is in seconds, not in milliseconds"
+            )
         return float(since)
     raise InvalidArgumentsError(
         f"since= is seconds since 1970 or a datetime with a time zone, and not {words_of(since)}"
