@@ -159,8 +159,8 @@ class Database:
             seen: The status that the caller has acted upon.
             status: The new one. The same as *seen* claims the record: from then on a lower token
                 is refused.
-            fence: The fencing token of whoever writes; None for a user's request, which has no
-                lease, and which the comparison of the status protects.
+            fence: The fencing token of the process that writes; None for a user's request, which
+                has no lease, and which the comparison of the status protects.
             facts: Further columns, `size` and `export_locations`; those that are missing stay.
 
         Returns:

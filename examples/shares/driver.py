@@ -7,9 +7,9 @@
 
 Every `get_..._status` is optional. A driver that does not have one inherits the
 one that raises NotImplementedError, and the record is then marked in error,
-because nobody can say what became of it.
+because it is not known what became of it.
 
-A changing call brings the fencing token of whoever makes it. The backend keeps
+A changing call brings the fencing token of the process that makes it. The backend keeps
 the highest one that it has seen for each thing, also after the thing is gone, and
 refuses a lower one.
 

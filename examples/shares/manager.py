@@ -41,7 +41,7 @@ Truth = Settled | Absent | Wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What the manager is told by its environment.
+    """What the manager reads from its environment.
 
     Attributes:
         database: File of the records.

@@ -89,7 +89,7 @@ class AtWork:
     """An open task that names a resource.
 
     Attributes:
-        instance: Of the run that owns it; None for nobody.
+        instance: Of the run that owns it; None if no run does.
     """
 
     request_id: str

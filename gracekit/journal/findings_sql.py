@@ -29,7 +29,7 @@ _SAME: Final = ", ".join(
     )
 )
 # A rule begins where no request is at work, or about to be, and nothing else of recovery: with the
-# lease in the same commit, nobody comes between. In another status, the resource is a new case.
+# lease in the same commit, no request can begin in between. In another status it is a new case.
 BEGIN: Final = f"""
 INSERT INTO finding (service, host, kind, name, status, first_seen, seen_at, page, rule, owner,
     settle_s, alone, ahead_s)

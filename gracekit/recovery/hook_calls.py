@@ -65,7 +65,7 @@ class HookCalls:
                 returns comes too late to count.
             before: Arguments by position.
             waits_for_end: Return only when the hook has, also after *limit_s*: it changes
-                something, and must not go on beside whoever comes next.
+                something, and must not go on beside the next rule or handler.
             trace: Block in which it is called.
         """
         calling = asyncio.ensure_future(

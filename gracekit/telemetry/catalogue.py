@@ -411,7 +411,7 @@ _RESOURCES: Final = (
     _event(
         "resource.unruled",
         _W,
-        "So many resources have a status without a rule; nobody settles them.",
+        "So many resources have a status without a rule, so none of them is settled.",
         "kind status number",
     ),
     _event(

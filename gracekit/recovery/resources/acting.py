@@ -186,7 +186,7 @@ class Acting:
         return await (self._delete if rule.how is How.DELETE else self._probe)(begun)
 
     async def _look_again(self, begun: Begun) -> Result | None:
-        """Now that nobody else may change the resource: None if it still is as it was found."""
+        """With the lease held: None if the resource still is as it was found."""
         found = begun.case.found
         try:
             present = await begun.case.page.look_again(found.id)
