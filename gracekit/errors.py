@@ -1,12 +1,25 @@
 """Every exception that gracekit raises on purpose, in one tree.
 
 Each class's docstring says what happened and what to do; messages add the
-values. Their names end in `Error`, but for three that are named for a state
-of the world, in which nothing has failed: `Draining`, `LeaseHeld` and
-`Undeliverable`. Callers expect them, and do something else then.
+values. Their names end in `Error`, but for six that are named for a state
+of the world, in which nothing has failed: `Draining`, `Gone`, `LeaseHeld`,
+`NoCapacity`, `Parked` and `Undeliverable`. Callers expect them, and do
+something else then.
 """
 
 from __future__ import annotations
+
+import datetime as dt
+import json
+import typing
+from collections import abc
+
+MOST_REQUESTED: typing.Final = 4096
+"""Bytes of JSON that a `NoCapacity` may say of what is missing."""
+
+_MOST_LEVELS: typing.Final = 16  # of it; the messages that carry it may have 32
+_LONGEST_ID: typing.Final = 255  # characters, as of every id on the wire
+_LAST_TIME: typing.Final = 253_402_300_799  # the end of the year 9999, the last that a date can name
 
 
 class GracekitError(Exception):
@@ -179,6 +192,137 @@ class TaskInterruptedError(RpcError):
 
 class TaskCancelledError(RpcError):
     """The task was cancelled by an operator or its caller."""
+
+
+class NoCapacity(RpcError):  # noqa: N818 - named for a state
+    """What a request needs is not to be had now; its handler raises this.
+
+    No `Error` in its name: resources are taken now and then, and somebody may make room.
+
+    With `use_pending_state` the task waits as PENDING; without it, it is FAILED. A NoCapacity that
+    came from a service which the handler has called parks nothing: raise a new one for that.
+
+    Args:
+        message: Why, in a sentence.
+        requested: What is missing, for whoever makes room: `{"memory_mb": 8192}`. Plain data, at
+            most `MOST_REQUESTED` bytes as JSON and 16 levels. Callers are not sent it.
+
+    Attributes:
+        requested: A copy as plain data; empty if nothing was given.
+
+    Raises:
+        InvalidArgumentsError: *requested* cannot be kept.
+    """
+
+    def __init__(
+        self, message: str = "", *, requested: abc.Mapping[str, typing.Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.requested: dict[str, typing.Any] = _checked_request(requested)
+
+
+def _checked_request(requested: object) -> dict[str, typing.Any]:
+    if requested is None:
+        return {}
+    if not isinstance(requested, abc.Mapping):
+        raise InvalidArgumentsError(
+            f"NoCapacity(requested={str(requested)[:50]!r}) is no mapping; write "
+            "requested={'memory_mb': 8192}"
+        )
+    kept: dict[str, typing.Any] = {}
+    for key, value in requested.items():
+        if not isinstance(key, str):
+            raise InvalidArgumentsError(
+                f"NoCapacity(requested=...) has the key {str(key)[:50]!r}, which is no text"
+            )
+        try:
+            _check_levels(value, _MOST_LEVELS - 1)
+            kept[key] = json.loads(json.dumps(value, allow_nan=False))
+            _compact({key: kept[key]}).encode()  # refuses half a character, as a message does
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentsError(
+                f"NoCapacity(requested=...) has at {key[:50]!r} what is no plain data: {error}; "
+                "use None, truth values, finite numbers, text, lists and mappings"
+            ) from error
+    size = len(_compact(kept).encode())
+    if size > MOST_REQUESTED:
+        raise InvalidArgumentsError(
+            f"NoCapacity(requested=...) has {size} bytes as JSON, and at most {MOST_REQUESTED} are "
+            "kept: name what is missing, not all that was asked for"
+        )
+    return kept
+
+
+def _check_levels(value: object, most: int) -> None:
+    """See that *value* is not nested deeper, and that no key in it would be turned into text."""
+    if not isinstance(value, dict | list | tuple):
+        return
+    if most <= 0:
+        raise ValueError(f"more than {_MOST_LEVELS} levels, or a circle")
+    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+        raise TypeError("a mapping with a key that is no text")
+    for member in value.values() if isinstance(value, dict) else value:
+        _check_levels(member, most - 1)
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+class Parked(RpcError):  # noqa: N818 - named for a state
+    """The task waits for capacity, as PENDING; its call is answered by this.
+
+    No `Error` in its name: nothing has failed, and the task may still succeed.
+
+    Clients get it that have said `prepare(pending=True)`; any other gets `NoCapacity`.
+
+    Attributes:
+        task_id: The request id, under which the task can be looked up and moved.
+        deadline: Wall time, in seconds since 1970, until which it waits.
+        version: How often it was parked; an order about it names this number.
+
+    Raises:
+        TypeError: a value is of another type.
+        ValueError: a value cannot be. From the wire anything may come.
+    """
+
+    def __init__(self, task_id: str, deadline: float, version: int = 1) -> None:
+        if [type(task_id), type(version)] != [str, int] or type(deadline) not in {int, float}:
+            raise TypeError("Parked(task_id, deadline, version) needs a text and two numbers")
+        if not 0 < len(task_id) <= _LONGEST_ID:
+            raise ValueError(f"task_id must have 1 to {_LONGEST_ID} characters")
+        if not 0 <= deadline <= _LAST_TIME:  # NaN is not between them either
+            raise ValueError("deadline must be seconds since 1970, up to the year 9999")
+        if version < 1:
+            raise ValueError("version must be 1 or more")
+        super().__init__(task_id, float(deadline), version)
+        self.task_id = task_id
+        self.deadline = float(deadline)
+        self.version = version
+
+    def __str__(self) -> str:
+        """A sentence; `args` are the values, by which a client rebuilds it."""
+        until = dt.datetime.fromtimestamp(self.deadline, dt.UTC)
+        return (
+            f"task {self.task_id} waits for capacity until {until:%Y-%m-%d %H:%M:%S} UTC (version "
+            f"{self.version}), and its call is answered by this: a resolver or an operator lets "
+            "it run, or it expires"
+        )
+
+
+class Gone(RpcError):  # noqa: N818 - named for a state
+    """The task has ended; the order about it came too late and has changed nothing.
+
+    No `Error` in its name: whoever orders something about a task races with all others who do.
+    """
+
+
+class StaleVersionError(RpcError):
+    """The order names an earlier parking of the task: look at it again, and decide anew."""
+
+
+class UnknownTaskError(RpcError):
+    """No task of that id is on record."""
 
 
 class UnserialisableError(RpcError, TypeError):

@@ -102,6 +102,8 @@ class ClientView:
             Draining: the service takes no such request now; with `fail_fast`
                 nothing was sent then.
             Undeliverable: no service ever read this topic.
+            Parked: there is no capacity now and the task waits for it; with `pending` only.
+            NoCapacity: the same without `pending`, or the task does not wait.
             VersionCapError: it needs a newer interface than `version_cap`.
             InvalidArgumentsError: arguments that the method does not take.
             RemoteError: the handler raised a class that is not registered here;
@@ -275,7 +277,8 @@ class RpcClient(ClientView):
                 if options.fail_fast:
                     await self._check_open(options, method)
                 address, future = await self._replies.expect()
-                request = structs.replace(request, reply=address, monitor_timeout_s=monitor_s)
+                reply_to = structs.replace(address, knows_pending=options.pending)
+                request = structs.replace(request, reply=reply_to, monitor_timeout_s=monitor_s)
                 await self._send(options, method, request, expires_at=scope.when())
                 if monitor_s is not None:
                     silence = self._silence(options, method, request)

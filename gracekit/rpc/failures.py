@@ -23,6 +23,7 @@ from gracekit.rpc.plain import dumps, plain
 
 _DISPATCHER: Final = "oslo_messaging.rpc.dispatcher"
 _EXPECTED: Final = "_gracekit_expected"
+_FOREIGN: Final = "_gracekit_foreign"
 _SUFFIX: Final = "_Remote"  # what oslo appends to a rebuilt exception's class and module
 
 # Characters of a message, of a traceback's end, of all args and of all kwargs. A failure is JSON
@@ -102,6 +103,17 @@ def is_expected(exception: BaseException) -> bool:
     """Whether `expect` was told of it; never raises."""
     try:
         return _EXPECTED in exception.__dict__
+    except BaseException:  # noqa: BLE001 - a property of that name may be the application's
+        return False
+
+
+def is_foreign(exception: BaseException) -> bool:
+    """Whether `rebuild` made it from a message, so another service raised it; never raises.
+
+    A handler that lets such an exception pass says something about its callee, not about itself.
+    """
+    try:
+        return _FOREIGN in exception.__dict__
     except BaseException:  # noqa: BLE001 - a property of that name may be the application's
         return False
 
@@ -211,8 +223,15 @@ def rebuild(failure: Failure, allowed: Mapping[str, type[Exception]]) -> Excepti
 
     Returns:
         An instance of a class from *allowed*, of a builtin Exception, or of
-        gracekit's own; else a RemoteError.
+        gracekit's own; else a RemoteError. `is_foreign` knows it.
     """
+    exception = _rebuilt(failure, allowed)
+    with contextlib.suppress(Exception):  # it may take no attributes
+        exception.__dict__[_FOREIGN] = True
+    return exception
+
+
+def _rebuilt(failure: Failure, allowed: Mapping[str, type[Exception]]) -> Exception:
     exc_class = failure.exc_class.removesuffix(_SUFFIX)
     module = failure.module.removesuffix(_SUFFIX)
     name = f"{module}.{exc_class}"

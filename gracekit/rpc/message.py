@@ -32,10 +32,13 @@ class ReplyAddress(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         queue: Name of the caller's reply queue.
         msg_id: Echoed in the reply, so that the caller finds its call.
+        knows_pending: Whether the caller has said that it knows the state PENDING: if its task is
+            parked, the call ends with Parked, else with NoCapacity.
     """
 
     queue: str
     msg_id: str
+    knows_pending: bool = False
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ SHORTEST_MONITOR_S: Final = 2.0
 _VERSION: Final = re.compile(r"\d{1,9}\.\d{1,9}(\.\d{1,9})?", re.ASCII)
 
 _TEXTS: Final = frozenset({"host", "version", "namespace", "request_id"})
-_TRUTHS: Final = frozenset({"ops", "fail_fast"})
+_TRUTHS: Final = frozenset({"ops", "fail_fast", "pending"})
 
 AnyMethod = Method[..., Any] | str
 
@@ -47,6 +47,8 @@ class PrepareOptions(TypedDict, total=False):
             remembers it, a second send starts nothing. None for a new id each send.
         fail_fast: Ask over the ops topic first, and raise Draining instead of letting a
             request wait behind a closed topic.
+        pending: Say that this client knows the state PENDING: a call whose task is parked
+            for want of capacity ends with Parked; without it, with NoCapacity.
     """
 
     host: str | None
@@ -60,6 +62,7 @@ class PrepareOptions(TypedDict, total=False):
     context: Mapping[str, Any]
     request_id: str | None
     fail_fast: bool
+    pending: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,7 @@ class CallOptions:
     context: Mapping[str, Any] = field(default_factory=dict)
     request_id: str | None = None
     fail_fast: bool = False
+    pending: bool = False
 
     def with_(self, changes: Mapping[str, Any]) -> CallOptions:
         """These with *changes* over them.

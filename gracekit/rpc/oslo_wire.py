@@ -43,6 +43,7 @@ MAX_SECONDS: Final = 1e9  # anybody may send an integer that no timer takes
 _VERSION_KEY: Final = "oslo.version"
 _MESSAGE_KEY: Final = "oslo.message"
 _ENVELOPE_VERSION: Final = "2.0"  # _Envelope says it too
+_PENDING: Final = "_gracekit_pending"  # oslo's servers pass over it; handlers pass a context on
 _CONTEXT: Final = "_context_"
 _CONTEXT_AT: Final = len(_CONTEXT)
 
@@ -79,7 +80,9 @@ def encode_request(request: Request) -> bytes:
         message["_msg_id"] = request.reply.msg_id
         message["_reply_q"] = request.reply.queue
         message["_timeout"] = request.monitor_timeout_s
-    return _envelope(message, f"request {request.method}")
+        if request.reply.knows_pending:
+            message[_PENDING] = True
+    return enveloped(message, f"request {request.method}")
 
 
 def decode_request(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Request:
@@ -125,7 +128,10 @@ def caller_in(message: JsonObject) -> ReplyAddress | None:
 
 def _address(message: JsonObject) -> ReplyAddress | None:
     msg_id, queue = _name(message, "_msg_id"), _name(message, "_reply_q")
-    return ReplyAddress(queue=queue, msg_id=msg_id) if msg_id and queue else None
+    if not msg_id or not queue:
+        return None
+    knows_pending = message.get(_PENDING) is True  # any other value is not understood
+    return ReplyAddress(queue=queue, msg_id=msg_id, knows_pending=knows_pending)
 
 
 # -- replies ------------------------------------------------------------------
@@ -144,7 +150,7 @@ def encode_reply(reply: Reply) -> bytes:
         "_msg_id": reply.msg_id,
         "_unique_id": reply.reply_id,
     }
-    return _envelope(message, "reply")
+    return enveloped(message, "reply")
 
 
 def write_result(result: object) -> str:
@@ -229,7 +235,8 @@ def _read_failure(text: object) -> Failure:
 # -- envelope and shape -------------------------------------------------------
 
 
-def _envelope(message: JsonObject, what: str) -> bytes:
+def enveloped(message: JsonObject, what: str) -> bytes:
+    """A message in the envelope that all of them travel in."""
     outer = {_VERSION_KEY: _ENVELOPE_VERSION, _MESSAGE_KEY: dumps(message, what)}
     return msgspec.json.encode(outer)
 

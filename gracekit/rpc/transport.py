@@ -28,6 +28,7 @@ class QueueKind(enum.Enum):
     DIRECTED = "directed"  # one host, or one instance
     FANOUT = "fanout"  # every running instance has its own copy
     REPLY = "reply"  # one client
+    NOTIFICATION = "notification"  # whoever wants to know, oslo.messaging's listeners too
 
 
 # They belong to the transport that declared them, and go with it.
@@ -38,11 +39,12 @@ OWNED: Final = frozenset({QueueKind.FANOUT, QueueKind.REPLY})
 class Queue:
     """A queue by its wire name.
 
-    Shared and directed queues outlive their readers. Fanout and reply queues
+    Shared, directed and notification queues outlive their readers. Fanout and reply queues
     end with the transport that declared them.
 
     Attributes:
-        name: `compute`, `compute.node-1`, `compute_fanout_<32 hex>`, `reply_<32 hex>`.
+        name: `compute`, `compute.node-1`, `compute_fanout_<32 hex>`, `reply_<32 hex>`,
+            `compute-notifications.info`.
         kind: Who reads it.
         topic: The topic that it belongs to; empty for reply queues.
     """
@@ -82,6 +84,14 @@ def is_for_replies(name: str, also: Sequence[str]) -> bool:
         also: Patterns of further names.
     """
     return name.startswith(REPLY) or any(fnmatchcase(name, pattern) for pattern in also)
+
+
+def notification_queue(topic: str, priority: str) -> Queue:
+    """The queue of one topic's notifications of one *priority*, in lower case.
+
+    Their publisher declares it, so that they wait there for readers yet to come.
+    """
+    return Queue(f"{topic}.{priority}", QueueKind.NOTIFICATION, topic)
 
 
 def reply_queue(name: str) -> Queue:

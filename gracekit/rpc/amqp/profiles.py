@@ -49,9 +49,10 @@ class Profile:
         name: How URL and settings call it.
         exchange_durable: Of the control exchange.
         fanout_durable: Of the fanout exchanges, which are auto-deleted in every profile.
-        topic: Shared and directed queues.
+        topic: Shared, directed and notification queues.
         own: Fanout and reply queues.
-        dead_letters: Whether a rejected or expired request goes to `<topic>_dead`.
+        dead_letters: Whether a rejected or expired request goes to `<topic>_dead`; notifications
+            never do.
     """
 
     name: str
@@ -75,7 +76,9 @@ class Profile:
         """How *queue* is declared."""
         if queue.kind in {QueueKind.FANOUT, QueueKind.REPLY}:
             return self.own
-        if not self.dead_letters:
+        if not self.dead_letters or queue.kind is QueueKind.NOTIFICATION:
+            # A listener of oslo.messaging declares a notification queue too, and knows of no dead
+            # letters: if we declared it with arguments, the broker would refuse one of us.
             return self.topic
         dead = {
             "x-dead-letter-exchange": "",
@@ -205,7 +208,7 @@ class Topology:
     def exchange_of(self, queue: Queue) -> str:
         """Where its messages come from; empty for the default exchange, which cannot be lost."""
         match queue.kind:
-            case QueueKind.SHARED | QueueKind.DIRECTED:
+            case QueueKind.SHARED | QueueKind.DIRECTED | QueueKind.NOTIFICATION:
                 return self.exchange
             case QueueKind.FANOUT:
                 return fanout_exchange(queue.topic)
@@ -215,7 +218,7 @@ class Topology:
     async def bind(self, channel: Channel, queue: Queue) -> None:
         """Bind *queue*, which exists, to where its messages come from."""
         match queue.kind:
-            case QueueKind.SHARED | QueueKind.DIRECTED:
+            case QueueKind.SHARED | QueueKind.DIRECTED | QueueKind.NOTIFICATION:
                 await self.declare_control_exchange(channel)
                 await channel.queue_bind(queue.name, self.exchange, routing_key=queue.name)
             case QueueKind.FANOUT:
