@@ -19,7 +19,7 @@ MOST_REQUESTED: typing.Final = 4096
 
 _MOST_LEVELS: typing.Final = 16  # of it; the messages that carry it may have 32
 _LONGEST_ID: typing.Final = 255  # characters, as of every id on the wire
-_LAST_TIME: typing.Final = 253_402_300_799  # the end of the year 9999, the last that a date can name
+_LAST_TIME: typing.Final = 253_402_300_799  # the end of the year 9999, the last of a date
 
 
 class GracekitError(Exception):
