@@ -85,6 +85,11 @@ CONSUME_S: Final = 1.0
 REPLY_S: Final = 1.0
 """A reply that the transport does not take for now."""
 
+# -- notifications --------------------------------------------------------------------------
+
+NOTIFICATIONS: Final = Backoff(first_s=1.0, most_s=30.0, jitter=True)
+"""Notifications that the transport does not take for now."""
+
 # -- RabbitMQ -------------------------------------------------------------------------------
 
 CONNECTION: Final = Backoff(first_s=0.1, most_s=3.0, jitter=True)

@@ -27,6 +27,7 @@ from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import Job, LaneGate, Scheduler, Unfinished
 from gracekit.request.outcomes import errored, ordered
+from gracekit.request.parking import ParkingPlace
 from gracekit.request.settlement import settle
 from gracekit.request.unjournaled import Unjournaled
 from gracekit.request.waits import LeaseWaits
@@ -53,6 +54,7 @@ class Dispatcher:
         scheduler: Scheduler,
         waits: LeaseWaits,
         answers: Answers,
+        parking: ParkingPlace,
         telemetry: Telemetry,
         *,
         gates: Mapping[Lane, LaneGate],
@@ -67,6 +69,7 @@ class Dispatcher:
         self._scheduler = scheduler
         self._waits = waits
         self._answers = answers
+        self._parking = parking
         self._telemetry = telemetry
         self._gates = gates
         self._heartbeats = heartbeats = Heartbeats(answers, services.clock, telemetry)
@@ -247,9 +250,7 @@ class Dispatcher:
         if not job.task.running and not await self._begin_in_turn(job):
             return
         if job.gate.is_shut:
-            await self._hand_over(
-                job, Interruption.SAFE_POINT
-            )  # begun too late, and nothing was done
+            await self._hand_over(job, Interruption.SAFE_POINT)  # nothing was done
             return
         try:
             end = await self._attempts.run(job)
@@ -364,7 +365,7 @@ class Dispatcher:
     async def _finish(self, job: Job, end: AttemptEnd, outcome: Outcome) -> None:
         """Outcome, end of the lease and replies due, in one commit; then turn and replies."""
         self._scheduler.leave_slots(job)
-        outcome, addresses = await self._custody.finish(job, outcome, expected=TaskState.RUNNING)
+        outcome, addresses = await self._parking.end(job, outcome, end.requested)
         self._journal.forget_cursor(job.task)
         self._end_turn(job)
         if job.refused:

@@ -72,6 +72,7 @@ class Point(enum.Enum):
     JOIN = "join"
     STOP_INTENT = "stop_intent"
     WITHDRAW_STOP = "withdraw_stop"
+    PARK = "park"  # ends the lease in the same commit, and writes the notifications
     HAND_OVER = "hand_over"  # a safe point returns its lease in the same commit
     NOT_STARTED = "not_started"
     STOP_RECORD = "stop_record"
@@ -86,6 +87,9 @@ class Point(enum.Enum):
     RESOURCE_SETTLED = "resource_settled"  # ends that lease in the same commit
     PAROLE = "parole"  # a suspect is no longer alone
     RETIRE = "retire"
+    # commits of what waits for capacity
+    UNPARK = "unpark"  # by a resolver, an operator or the deadline; writes the notification
+    OUTBOX_SENT = "outbox_sent"
     # the wire
     CONNECT = "connect"  # a connection, queue or subscription comes or goes
     PUBLISH = "publish"
@@ -94,6 +98,7 @@ class Point(enum.Enum):
     GIVE_BACK = "give_back"
     DEAD_LETTER = "dead_letter"
     REPLY = "reply"
+    NOTIFY = "notify"
 
 
 class ForkGuard:

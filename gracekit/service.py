@@ -33,6 +33,7 @@ from gracekit.periodic import PeriodicJob
 from gracekit.recovery.resources.kind_table import KindTable
 from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.request.context import Context
+from gracekit.request.task_api import task_methods
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.method_table import MethodTable
 from gracekit.rpc.methods import (
@@ -59,6 +60,7 @@ class RpcOptions(TypedDict, total=False):
     settle: str | float
     max_wait: str | float
     probe_timeout: str | float
+    pending_timeout: str | float
 
 
 class OpsOptions(RpcOptions, total=False):
@@ -99,6 +101,8 @@ class Service:
         exceptions: Exception classes that clients made by `client()` rebuild.
         defaults: Settings of this service that no other source sets, by name, as a file spells
             them: `{"drain_timeout": "180s"}`. A file, a variable or a flag goes before.
+        task_api: Whether the ops topic serves the namespace `gracekit.tasks`, by which a resolver
+            moves tasks that wait for capacity. Whoever may send there may then use it.
 
     Raises:
         DeclarationError: *topic* or one of *defaults* is wrong.
@@ -111,6 +115,7 @@ class Service:
         version: str = "1.0",
         exceptions: Mapping[str, type[Exception]] | None = None,
         defaults: Mapping[str, object] = MappingProxyType({}),
+        task_api: bool = False,
     ) -> None:
         try:
             self.topic = check_topic(topic, "give the service another")
@@ -125,6 +130,8 @@ class Service:
         self.jobs: list[PeriodicJob] = []
         self.start_hooks: list[ServiceHook] = []
         self.stop_hooks: list[ServiceHook] = []
+        for method in task_methods() if task_api else ():
+            self.methods.add(method)
 
     def __repr__(self) -> str:
         return f"<Service {self.topic}>"

@@ -57,7 +57,7 @@ NUMBERS: Final = words(
     hard_limit_s allowed_s every_s took_s exit_code again_s given_back not_started attempt crashes
     for_s ran_s waited_s tries in_flight running timeout_s running_s safe_point_s expected_s
     open_holds left_s limit_s finished handed_over unfinished by_s away_s uid pid blocked_s
-    more_s settled failed waiting left waits_for requests number
+    more_s settled failed waiting left waits_for requests number parkings waits_s
     """
 )
 NO_NUMBERS: Final = words(
@@ -65,7 +65,7 @@ NO_NUMBERS: Final = words(
     service instance host run text signal by channel error hook task_id method work queue store
     resource alone outcome verb reason state purpose what exchange source step holds tasks cut
     cursor path verdict hold key changed setting value wanted address why limit by_hand kind rule
-    status written broken interrupted token
+    status written broken interrupted token topic
     """
 )
 # Numbers that no metric shows, and why: (event or "*", field).
@@ -111,6 +111,9 @@ NOT_MEASURED: Final = {
     ("run.classified", "unfinished"): "each is settled, and counted then",
     ("run.classified", "not_started"): "each is run, and counted then",
     ("clock.set", "by_s"): "once, if ever",
+    ("task.parked", "parkings"): "of one task; each is counted by gracekit_tasks_parked_total",
+    ("task.parked", "waits_s"): "the setting pending_timeout, or what is left of it",
+    ("task.parked", "ran_s"): "a call without room says nothing of how long calls take",
     ("*", "settled"): "each is a resource.reconciled",
     ("*", "failed"): "each is a resource.reconciled",
     ("*", "waiting"): "each is a resource.reconciled",

@@ -200,13 +200,14 @@ def test_a_lease_changes_with_the_leases_batches_only():
 
 def test_every_reply_passes_its_point_before_and_after():
     """
-    Above the transports only replies are sent, and each where the crash matrix can stop it.
+    Above the transports only replies and notifications are sent, and each where the crash matrix
+    can stop it.
     """
     phases = {
         f"{name}:{function.name}": {
             argument.value
             for call in calls(function)
-            if call.args and point_named_by(call.args[0]) == "REPLY"
+            if call.args and point_named_by(call.args[0]) in {"REPLY", "NOTIFY"}
             for argument in call.args[1:]
             if isinstance(argument, ast.Constant)
         }

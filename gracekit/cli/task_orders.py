@@ -45,6 +45,8 @@ from gracekit.journal.order_rows import (
     state_of,
     target_of,
 )
+from gracekit.journal.outbox import News
+from gracekit.journal.pending import add_parked_order
 from gracekit.leases.leases import Leases
 from gracekit.listings.chosen_task import ChosenTask
 from gracekit.process import Point, Process
@@ -421,7 +423,11 @@ class _OrderExecution:
                     leases.add_take_away_one(
                         batch, target.owner, target.request_id, settle_s=target.settle_s
                     )
-                add_order(batch, target, outcome, incident, dead=dead)
+                if target.state is TaskState.PENDING:
+                    news = News.of(clock, sender=None)
+                    add_parked_order(batch, target, outcome, incident, news)
+                else:
+                    add_order(batch, target, outcome, incident, dead=dead)
                 await engine.commit(batch)
             except ConflictError:
                 self._count_move(progress)

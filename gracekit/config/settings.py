@@ -61,6 +61,9 @@ from gracekit.config.values import (
 )
 from gracekit.errors import ConfigError
 
+LONGEST_NOTIFICATION_TOPIC: Final = LONGEST_QUEUE - len(".critical")
+"""Characters: behind it stands the priority, in the name of a queue."""
+
 
 def _setting(default: object, parse: Callable[[Any], object], *, zero: bool = False) -> Any:
     """A field that knows how to read itself; *zero* says that 0 is a sensible value."""
@@ -150,6 +153,15 @@ class Settings:
         host_gone_after_s: Absence of a host after which its directed tasks are given up.
         fanout_gone_after_s: As above for an instance and its fanouts.
         probe_timeout_s: Bound of one probe.
+        use_pending_state: Whether a task whose handler raises NoCapacity waits as PENDING; if not,
+            it is FAILED.
+        pending_timeout_s: How long it may wait, from the first time on.
+        pending_max: Tasks of the service that may be PENDING; of more the handler's NoCapacity is
+            a failure.
+        notification_topic: Topic of the notifications about PENDING tasks; `{topic}` stands for
+            the service's. Their queues are named for it: `scheduler-notifications.info`.
+        notification_context: Keys of a caller's context, separated by commas, that a notification
+            shows.
         accept_unshared_store: Start although a living process reads the same
             shared queue into another store, where dedupe and resources do not reach.
         rpc_ping_enabled: Answer `oslo_rpc_server_ping` with "pong", as an oslo server does.
@@ -222,6 +234,11 @@ class Settings:
     host_gone_after_s: float = _seconds(7 * 86400.0)
     fanout_gone_after_s: float = _seconds(60.0)
     probe_timeout_s: float = _seconds(30.0)
+    use_pending_state: bool = _setting(default=False, parse=parse_truth)
+    pending_timeout_s: float = _seconds(3600.0)
+    pending_max: int = _count(1000)
+    notification_topic: str = _text("{topic}-notifications")
+    notification_context: str = _setting("project_id,user_id,request_id", parse_words)
     accept_unshared_store: bool = _setting(default=False, parse=parse_truth)
     rpc_ping_enabled: bool = _setting(default=False, parse=parse_truth)
     error_details: ErrorDetails = _choice(ErrorDetails, "full")
@@ -310,6 +327,23 @@ class Settings:
                 f"ops_topic = {self.ops_topic!r} is {name!r}, which is a queue of new requests of "
                 f"the service {topic!r}: in a drain they would be refused as unknown; set "
                 "GRACEKIT_OPS_TOPIC to a name of its own such as '{topic}-ops'"
+            )
+        return name
+
+    def notification_topic_of(self, topic: str) -> str:
+        """Name of the topic of notifications that belongs to *topic*.
+
+        Raises:
+            ConfigError: it is no name, or requests would be read as notifications.
+        """
+        name = self.notification_topic.replace("{topic}", topic)
+        # No exchange is named for it, so it may be longer than other topics.
+        if len(name) > LONGEST_NOTIFICATION_TOPIC or name in {topic, self.ops_topic_of(topic)}:
+            raise ConfigError(
+                f"notification_topic = {self.notification_topic!r} is {name[:50]!r} of {len(name)} "
+                f"characters: it must be another name than those that requests are sent to, of at "
+                f"most {LONGEST_NOTIFICATION_TOPIC} characters; set GRACEKIT_NOTIFICATION_TOPIC to "
+                "one such as '{topic}-notifications'"
             )
         return name
 
@@ -465,6 +499,13 @@ def _names(settings: Settings) -> Iterator[Problem]:
             f"ops_topic = {settings.ops_topic!r} must be a name of its own such as "
             "'{topic}-ops' or 'compute-alt'; set GRACEKIT_OPS_TOPIC",
             "ops_topic",
+        )
+    notifications = settings.notification_topic.replace("{topic}", "topic")
+    if not HOST.fullmatch(notifications) or is_pattern(notifications):
+        yield problem(
+            f"notification_topic = {settings.notification_topic!r} must be a name such as "
+            "'{topic}-notifications'; set GRACEKIT_NOTIFICATION_TOPIC",
+            "notification_topic",
         )
     for name, setting in SETTINGS.items():
         words = setting.metadata.get("choices")

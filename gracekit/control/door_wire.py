@@ -19,19 +19,21 @@ from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from gracekit import errors
-from gracekit.errors import BadMessageError, ConflictError, GracekitError
+from gracekit.errors import BadMessageError, ConflictError, GracekitError, Parked
 
 LONGEST_LINE: Final = 65_536
 """Bytes of a line, its end included. What is longer is asked for page by page."""
 LONGEST_ADDRESS: Final = 107
 """Bytes of a path that the kernel takes as the address of a socket (`man 7 unix`)."""
 
-# A ConflictError needs the statement that failed, so a message alone cannot make one.
+# A ConflictError needs the statement that failed, and Parked a task: a message alone cannot make
+# one, and no verb raises them.
+_NEED_MORE: Final = (ConflictError, Parked)
 _CLASSES: Final = MappingProxyType(
     {
         name: kind
         for name, kind in vars(errors).items()
-        if isinstance(kind, type) and issubclass(kind, GracekitError) and kind is not ConflictError
+        if isinstance(kind, type) and issubclass(kind, GracekitError) and kind not in _NEED_MORE
     }
 )
 

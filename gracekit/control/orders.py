@@ -24,6 +24,8 @@ from gracekit.journal.order_rows import (
     state_of,
     target_named,
 )
+from gracekit.journal.outbox import News
+from gracekit.journal.pending import add_parked_order
 from gracekit.journal.tasks import Journal
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
@@ -146,6 +148,8 @@ class Orders:
             raise GracekitError(why)
         if target.state in RETRIED:  # no run works on it, whichever owns it
             return await self._change(target, order)
+        if target.state is TaskState.PENDING and target.service == self._journal.service:
+            return await self._change(target, order)
         if target.owner != self._journal.run_id:
             return {"moved": True, "state": target.state.value}
         if target.state is not TaskState.HANDED_OVER:
@@ -165,7 +169,11 @@ class Orders:
             outcome = ordered(str(target), order, target.state)
         incident = self._incident(target.request_id, target.method, order, state_of(target))
         batch = Batch(Point.SETTLE)
-        add_order(batch, target, outcome, incident, dead=False)
+        if target.state is TaskState.PENDING:
+            news = News.of(self._journal.clock, sender=self._journal.run_id)
+            add_parked_order(batch, target, outcome, incident, news)
+        else:
+            add_order(batch, target, outcome, incident, dead=False)
         try:
             await self._journal.commit(batch)
         except ConflictError:

@@ -12,7 +12,7 @@ from typing import Final
 
 from gracekit.errors import StoreError
 from gracekit.journal import claims_sql as sql
-from gracekit.journal import findings_sql
+from gracekit.journal import findings_sql, outbox_sql
 from gracekit.journal.rows import Address, TaskRow, address_of, task_row
 from gracekit.journal.tasks import Journal
 from gracekit.journal.tasks_sql import COUNT, HOOK_DONE
@@ -70,6 +70,8 @@ class Claims:
         batch.add(sql.FREE_ASKED, dead_run, int(crashed))
         batch.add(findings_sql.FREE, dead_run, int(crashed), now)
         batch.add(sql.TAKE_DUTIES_OF_THE_DEAD, me, dead_run, int(crashed))
+        batch.add(sql.TAKE_REPLIES_OF_THE_DEAD, me, dead_run)
+        batch.add(outbox_sql.ADOPT, me, dead_run)
         batch.add_up(COUNT, "adopted_runs", 1)
         return index
 
@@ -229,8 +231,9 @@ class Claims:
 
     async def due_replies(self) -> list[tuple[int, Address, float]]:
         """(row id, address, accepted at) of replies that this run owes."""
-        rows = await self._journal.engine.query(sql.DUE_REPLIES, self._journal.run_id)
-        return [(int(r[0] or 0), address_of(r[1:5]), float(r[5] or 0)) for r in rows]
+        me = self._journal.run_id
+        rows = await self._journal.engine.query(sql.DUE_REPLIES, me, me)
+        return [(int(r[0] or 0), address_of(r[1:6]), float(r[6] or 0)) for r in rows]
 
     async def errored_due(self, *, limit: int = 100) -> list[TaskRow]:
         """ERRORED rows of this run whose hook has still to be called."""

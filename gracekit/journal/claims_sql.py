@@ -53,19 +53,23 @@ UPDATE task SET owner = ?1,
 WHERE owner = ?2 AND finished_at IS NOT NULL AND id IN (
     SELECT task_id FROM reply WHERE due_at IS NOT NULL
     UNION SELECT id FROM task WHERE errored_due = 1)"""
+TAKE_REPLIES_OF_THE_DEAD: Final = "UPDATE reply SET owner = ?1 WHERE owner = ?2"
 # What had not begun at a crash is claimable at once. Suspects among it would begin alone, before
 # the one that has caused the crash, which settles; and that one would begin beside them.
 # ?1 is now, ?2 the latest moment, ?3 the service.
 _LAST_TO_SETTLE: Final = f"""
 (SELECT CASE WHEN max(other.not_before) < ?2 THEN max(other.not_before) ELSE ?2 END
     FROM task AS other WHERE other.owner IS NULL AND other.{IS_OPEN}
-    AND other.service = ?3 AND other.cut = 'unclean' AND other.crashes > 0)"""
+    AND other.service = ?3 AND other.state = 'handed_over' AND other.cut = 'unclean'
+    AND other.crashes > 0)"""
 WAIT_FOR_SETTLING: Final = f"""
 UPDATE task SET not_before = CASE WHEN coalesce(not_before, 0) > {_LAST_TO_SETTLE}
     THEN not_before ELSE {_LAST_TO_SETTLE} END
-WHERE owner IS NULL AND {IS_OPEN} AND service = ?3 AND crashes > 0 AND on_interrupt <> 'error'
+WHERE owner IS NULL AND {IS_OPEN} AND state <> 'pending' AND service = ?3 AND crashes > 0
+    AND on_interrupt <> 'error'
     AND EXISTS (SELECT 1 FROM task AS other WHERE other.owner IS NULL AND other.{IS_OPEN}
-        AND other.service = ?3 AND other.cut = 'unclean' AND other.crashes > 0
+        AND other.service = ?3 AND other.state = 'handed_over' AND other.cut = 'unclean'
+        AND other.crashes > 0
         AND other.not_before > ?1)"""
 
 # -- claims ---------------------------------------------------------------------------
@@ -118,7 +122,7 @@ WHERE owner IS NULL AND state = 'handed_over' AND {IS_OPEN} AND service = ?
 # One statement, so that both are of one moment.
 UNFINISHED: Final = f"""
 SELECT (SELECT count(*) FROM task WHERE {IS_OPEN} AND service = ? AND target IN ('', ?, ?)
-        AND (owner IS NULL OR owner IN ({{owners}})))
+        AND state <> 'pending' AND (owner IS NULL OR owner IN ({{owners}})))
     + (SELECT count(*) FROM hold WHERE ended_at IS NULL AND service = ? AND target = ?
         AND lapses_at > ? AND (owner IS NULL OR owner IN ({{owners}})))"""
 UNFINISHED_RESOURCES: Final = f"""
@@ -140,10 +144,12 @@ owner IS NULL AND finished_at IS NOT NULL AND service = ? AND id IN (
     UNION SELECT id FROM task WHERE errored_due = 1)"""
 OWING: Final = f"SELECT 1 FROM task WHERE {_OWING} LIMIT 1"
 TAKE_DUTIES: Final = f"UPDATE task SET owner = ? WHERE {_OWING}"
+# A task that waits for capacity has no owner; what its callers are owed has.
 DUE_REPLIES: Final = """
-SELECT task.id, reply.queue, reply.msg_id, reply.expires_at, reply.monitor_s, task.accepted_at
+SELECT task.id, reply.queue, reply.msg_id, reply.expires_at, reply.monitor_s, reply.knows_pending,
+    task.accepted_at
 FROM reply JOIN task ON task.id = reply.task_id
-WHERE reply.due_at IS NOT NULL AND task.owner = ?"""
+WHERE reply.due_at IS NOT NULL AND (reply.owner = ? OR task.owner = ? AND reply.owner IS NULL)"""
 ERRORED_DUE: Final = f"""
 SELECT {ROW_COLUMNS} FROM task WHERE errored_due = 1 AND owner = ? ORDER BY id LIMIT ?"""
 BEGIN_ERRORED: Final = """

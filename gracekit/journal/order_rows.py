@@ -36,23 +36,30 @@ ENDS: Final[Mapping[Verb, Mapping[TaskState, TaskState]]] = MappingProxyType(
             TaskState.HANDED_OVER: TaskState.ERRORED,
         },
         Verb.RETRY: {
+            TaskState.PENDING: TaskState.ACCEPTED,
             TaskState.HANDED_OVER: TaskState.ACCEPTED,
             TaskState.FAILED: TaskState.ACCEPTED,
             TaskState.ERRORED: TaskState.ACCEPTED,
         },
+        Verb.GIVE_UP: {TaskState.PENDING: TaskState.ERRORED},
     }
 )
 DONE: Final = MappingProxyType(
-    {Verb.CANCEL: "cancelled", Verb.FAIL: "failed", Verb.RETRY: "retried"}
+    {
+        Verb.CANCEL: "cancelled",
+        Verb.FAIL: "failed",
+        Verb.RETRY: "retried",
+        Verb.GIVE_UP: "given up",
+    }
 )
 _NOT_RETRIED: Final = MappingProxyType(
     {
         TaskState.ACCEPTED: "it has not been started yet, and will be by itself",
-        TaskState.RUNNING: "only a task that was handed over or has failed can be; cancel it if "
-        "it should stop",
-        TaskState.PENDING: "it waits for capacity, and will be started by itself",
+        TaskState.RUNNING: "only a task that was handed over, waits for capacity or has failed can "
+        "be; cancel it if it should stop",
     }
 )
+_NOT_GIVEN_UP: Final = "only a task that waits for capacity can be; `gracekit tasks fail` ends it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,8 @@ class OrderTarget:
         probing: A probe of it was begun and has not answered.
         settle_s: Seconds between an unclean end and the first look.
         errored_due: It has ended, and its errored hook has still to be called.
+        parkings: How often it was parked for want of capacity.
+        pending_deadline: Wall time until which it may be PENDING; None if it never was.
         has_arguments: They were not purged.
         owes_replies: A caller waits for its answer, or that is not known to be sent yet.
     """
@@ -87,6 +96,8 @@ class OrderTarget:
     settle_s: float
     finished_at: float | None
     errored_due: bool
+    parkings: int
+    pending_deadline: float | None
     has_arguments: bool
     owes_replies: bool
 
@@ -131,12 +142,28 @@ async def target_named(engine: Queries, request_id: str, recipient: str) -> Orde
 
 async def targets_of(engine: Queries, request_id: str) -> list[OrderTarget]:
     """Rows of that request, newest first; each copy of a fanout has one."""
-    return [_target(row) for row in await engine.query(sql.TARGETS_OF_REQUEST, request_id)]
+    rows = await engine.query(sql.TARGETS_OF_REQUEST, request_id)
+    return list(map(_target, rows))
 
 
 async def targets_between(engine: Queries, first: str, end: str) -> list[OrderTarget]:
     """Rows with a request id from *first* up to, and without, *end*: newest first, 100 at most."""
-    return [_target(row) for row in await engine.query(sql.TARGETS_BETWEEN, first, end)]
+    return list(map(_target, await engine.query(sql.TARGETS_BETWEEN, first, end)))
+
+
+async def targets_overdue(
+    engine: Queries, service: str, now: float, *, limit: int
+) -> list[OrderTarget]:
+    """Tasks of *service* whose time to wait for capacity is over, the longest overdue first."""
+    rows = await engine.query(sql.TARGETS_OVERDUE, service, now, limit)
+    return list(map(_target, rows))
+
+
+async def targets_pending(
+    engine: Queries, resource: tuple[str, str], service: str
+) -> list[OrderTarget]:
+    """Tasks of *service* that wait for capacity for that resource, the oldest first."""
+    return list(map(_target, await engine.query(sql.TARGETS_PENDING, *resource, service)))
 
 
 def refusal_of(target: OrderTarget, verb: Verb, state: TaskState | None = None) -> str | None:
@@ -185,7 +212,8 @@ def refusal(
         words = f": {detail}" if detail else ""
         return f"{task} has ended and cannot be {DONE[verb]}: it is {state.value}{reason}{words}"
     if state not in ENDS[verb]:
-        return f"{task} is {state.value} and cannot be {DONE[verb]}: {_NOT_RETRIED[state]}"
+        rule = _NOT_GIVEN_UP if verb is Verb.GIVE_UP else _NOT_RETRIED[state]
+        return f"{task} is {state.value} and cannot be {DONE[verb]}: {rule}"
     return None
 
 
@@ -251,6 +279,8 @@ def add_order(
     dead: bool,
 ) -> None:
     """Carry an order out on the row, unless it has moved on since it was read.
+
+    A PENDING row has orders of its own: `journal.pending`.
 
     An ended row keeps its owner if that lives; else it has none, and any run
     of its service sends the replies that are due and calls the errored hook.

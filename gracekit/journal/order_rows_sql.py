@@ -7,17 +7,23 @@ from typing import Final
 NAMES: Final = (
     "id", "request_id", "recipient", "service", "method", "resource_kind", "resource_id", "state",
     "reason", "detail", "failure", "owner", "cut", "attempts", "probing", "settle_s", "finished_at",
-    "errored_due",
+    "errored_due", "parkings", "pending_deadline",
     "has_arguments", "owes_replies",
 )  # fmt: skip
-_CASES: Final = f"""
+_TARGETS: Final = f"""
 SELECT {", ".join(NAMES[:-2])}, args IS NOT NULL,
     EXISTS (SELECT 1 FROM reply WHERE reply.task_id = task.id) FROM task WHERE """
-TARGET_OF_ID: Final = f"{_CASES} id = ?"
-TARGET_OF_KEY: Final = f"{_CASES} request_id = ? AND recipient = ?"
-TARGETS_OF_REQUEST: Final = f"{_CASES} request_id = ? ORDER BY id DESC"
+TARGET_OF_ID: Final = f"{_TARGETS} id = ?"
+TARGET_OF_KEY: Final = f"{_TARGETS} request_id = ? AND recipient = ?"
+TARGETS_OF_REQUEST: Final = f"{_TARGETS} request_id = ? ORDER BY id DESC"
 TARGETS_BETWEEN: Final = f"""
-{_CASES} request_id >= ? AND request_id < ? ORDER BY id DESC LIMIT 100"""
+{_TARGETS} request_id >= ? AND request_id < ? ORDER BY id DESC LIMIT 100"""
+TARGETS_OVERDUE: Final = f"""
+{_TARGETS} state = 'pending' AND service = ? AND pending_deadline <= ?
+ORDER BY pending_deadline LIMIT ?"""
+TARGETS_PENDING: Final = f"""
+{_TARGETS} resource_kind = ? AND resource_id = ? AND finished_at IS NULL AND state = 'pending'
+    AND service = ? ORDER BY id"""
 # As adoption would: what a dead process was at work on is handed over, unclean.
 CUT: Final = """
 UPDATE task SET owner = NULL, state = 'handed_over', cut = 'unclean', crashes = crashes + 1,
@@ -43,7 +49,7 @@ RUN_AGAIN: Final = """
 UPDATE task SET state = 'accepted', owner = NULL, finished_at = NULL, expires_at = NULL,
     result = NULL, reason = NULL, detail = NULL, cut = NULL, next_check = NULL,
     waiting_since = NULL, not_before = NULL, crashes = 0, alone = 0, probing = 0, calling = 0,
-    hook_crashes = 0
+    hook_crashes = 0, pending_deadline = NULL
 WHERE id = ? AND state = ? AND finished_at = ? AND errored_due = 0 AND args IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM reply WHERE reply.task_id = task.id)"""
 STANDS: Final = """

@@ -56,22 +56,25 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         expires_at: Wall time until which the caller waits; None if unknown.
         monitor_s: Seconds without a heartbeat after which the caller gives up; None if it
             asked for none, and then must get none.
+        knows_pending: Whether the caller has said that it knows the state PENDING.
     """
 
     queue: str
     msg_id: str
     expires_at: float | None
     monitor_s: float | None = None
+    knows_pending: bool = False
 
 
 def address_of(columns: Row) -> Address:
-    """(queue, msg_id, expires_at, monitor_s) as a value."""
-    queue, msg_id, expires_at, monitor_s = columns
+    """(queue, msg_id, expires_at, monitor_s, knows_pending) as a value."""
+    queue, msg_id, expires_at, monitor_s, knows_pending = columns
     return Address(
         queue=str(queue),
         msg_id=str(msg_id),
         expires_at=None if expires_at is None else float(expires_at),
         monitor_s=None if monitor_s is None else float(monitor_s),
+        knows_pending=bool(knows_pending),
     )
 
 
@@ -118,16 +121,32 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
         return row.content_hash == self.content_hash
 
 
+class Parking(msgspec.Struct, frozen=True, kw_only=True):
+    """That a task waits for capacity, as its callers are told.
+
+    Attributes:
+        task_id: Its request id.
+        deadline: Wall time until which it waits.
+        version: How often it was parked; each order about it names this number.
+    """
+
+    task_id: str
+    deadline: float
+    version: int
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an attempt ended.
 
     Attributes:
-        state: SUCCEEDED, FAILED or CANCELLED; ERRORED when recovery says so.
+        state: SUCCEEDED, FAILED or CANCELLED; ERRORED when recovery says so; PENDING if the task
+            was parked, which is the end of its attempt and not of the task.
         result: JSON text; None beside a failure.
         failure: JSON text of a Failure; None beside a result. A success has one where its result
             cannot be sent.
-        reason: Of ERRORED or CANCELLED.
+        reason: Of ERRORED, CANCELLED or PENDING.
         detail: The sentence beside it.
+        parking: Of PENDING; what a caller is told that knows the state.
     """
 
     state: TaskState
@@ -135,6 +154,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     failure: str | None = None
     reason: str | None = None
     detail: str | None = None
+    parking: Parking | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +164,8 @@ class TaskRow:
     Attributes:
         alone: Whether the last crash met it with nothing else at work in its process.
         caller_hash: Of who called; None where an older gracekit accepted it, which did not ask.
+        parkings: How often it was parked for want of capacity.
+        pending_deadline: Wall time until which it may be PENDING; None if it never was.
     """
 
     id: int
@@ -185,6 +207,8 @@ class TaskRow:
     hook_crashes: int
     caller_hash: str | None
     service: str
+    parkings: int
+    pending_deadline: float | None
 
 
 def task_row(columns: Row) -> TaskRow:

@@ -35,7 +35,7 @@ from gracekit.journal.tasks_sql import (
     FINISH,
     FINISH_OWING_NOTHING,
     HAND_OVER,
-    HAS_ENDED,
+    IS_ANSWERED,
     KNOWN,
     LAST_ATTEMPTS,
     MONITORED,
@@ -152,7 +152,8 @@ class Journal:
         if request.reply is not None:
             reply = request.reply
             address = (reply.queue, reply.msg_id, reply.expires_at, reply.monitor_s)
-            batch.add(ACCEPT_REPLY, *address, request.request_id, request.recipient)
+            key = (request.request_id, request.recipient)
+            batch.add(ACCEPT_REPLY, *address, int(reply.knows_pending), *key)
         if begin and request.resource is not None:
             key = (request.request_id, request.recipient)
             batch.add(TOKEN, *request.resource, *key, expect=1)
@@ -224,7 +225,7 @@ class Journal:
         """Let a duplicate of an unfinished call be answered too.
 
         Returns:
-            False if the task has ended meanwhile: the caller answers from the record.
+            False if the task has ended, or waits for capacity: the caller answers from the record.
         """
         batch = Batch(Point.ADD_REPLY_ADDRESS)
         index = batch.ask(
@@ -233,11 +234,12 @@ class Journal:
             reply.msg_id,
             reply.expires_at,
             reply.monitor_s,
+            int(reply.knows_pending),
             row.id,
         )
-        ended = batch.ask(HAS_ENDED, row.id)
+        answered = batch.ask(IS_ANSWERED, row.id)
         rows = await self.commit(batch)
-        return bool(rows[index]) or not rows[ended]
+        return bool(rows[index]) or not rows[answered]
 
     # -- its way out --------------------------------------------------------------------
 

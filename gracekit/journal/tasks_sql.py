@@ -10,7 +10,7 @@ ROW_COLUMNS: Final = (
     "context, content_hash, on_interrupt, settle_s, resource_kind, resource_id, state, reason, "
     "detail, owner, cut, not_before, attempts, crashes, token, cursor, accepted_at, started_at, "
     "finished_at, expires_at, next_check, waiting_since, result, failure, errored_due, alone, "
-    "hook_crashes, caller_hash, service"
+    "hook_crashes, caller_hash, service, parkings, pending_deadline"
 )
 # An accepting commit that begins at once differs from one that waits in four columns only.
 ACCEPT: Final = """
@@ -20,8 +20,8 @@ INSERT INTO task (request_id, recipient, service, lane, queue, route, target, na
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0)
 ON CONFLICT (request_id, recipient) DO NOTHING"""
 ACCEPT_REPLY: Final = """
-INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s)
-SELECT id, ?, ?, ?, ? FROM task WHERE request_id = ? AND recipient = ?"""
+INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s, knows_pending)
+SELECT id, ?, ?, ?, ?, ? FROM task WHERE request_id = ? AND recipient = ?"""
 # The first parameter: whether arguments and context stay for an operator's retry.
 HOOK_DONE: Final = """
 UPDATE task SET errored_due = 0, calling = 0, args = CASE WHEN ?1 = 1 THEN args END,
@@ -50,7 +50,9 @@ FINISH_OWING_NOTHING: Final = (
     f"{FINISH} AND NOT EXISTS (SELECT 1 FROM reply WHERE task_id = task.id)"
 )
 # Two statements: RETURNING builds a table for what it returns.
-REPLIES: Final = "SELECT queue, msg_id, expires_at, monitor_s FROM reply WHERE task_id = ?"
+REPLIES: Final = (
+    "SELECT queue, msg_id, expires_at, monitor_s, knows_pending FROM reply WHERE task_id = ?"
+)
 REPLIES_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
 REPLY_DONE: Final = "DELETE FROM reply WHERE task_id = ? AND queue = ? AND msg_id = ?"
 CONTEXT: Final = "UPDATE task SET context = ? WHERE id = ? AND owner = ? AND state = 'running'"
@@ -95,10 +97,12 @@ WHERE state = 'succeeded' AND attempts = 1 AND service = ? AND started_at IS NOT
 MONITORED: Final = f"{REPLIES} AND monitor_s IS NOT NULL"
 STILL_DUE: Final = f"{REPLIES} AND due_at IS NOT NULL"
 ADD_REPLY: Final = """
-INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s)
-SELECT id, ?, ?, ?, ? FROM task
-WHERE id = ? AND finished_at IS NULL ON CONFLICT DO NOTHING RETURNING task_id"""
-HAS_ENDED: Final = "SELECT 1 FROM task WHERE id = ? AND finished_at IS NOT NULL"
+INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s, knows_pending)
+SELECT id, ?, ?, ?, ?, ? FROM task
+WHERE id = ? AND finished_at IS NULL AND state <> 'pending' ON CONFLICT DO NOTHING
+RETURNING task_id"""
+IS_ANSWERED: Final = """
+SELECT 1 FROM task WHERE id = ? AND (finished_at IS NOT NULL OR state = 'pending')"""
 PAROLES: Final = MappingProxyType(
     {table: f"UPDATE {table} SET alone = 0 WHERE id = ?" for table in ("task", "hold", "finding")}
 )

@@ -31,6 +31,7 @@ class Adoption:
         self._tracker = shared.tracker
         self._telemetry = shared.telemetry
         self._trigger = shared.trigger
+        self._outbox = shared.outbox
         self._side_tasks = side_tasks
         self._doubts: dict[str, str] = {}  # runs of whom nothing is proven, and why
         self._looked_after: set[str] = set()  # runs, within the last beat
@@ -87,6 +88,7 @@ class Adoption:
         )
         rows = await self._journal.commit(batch)
         self._members.forget(run)
+        self._outbox.poke()  # what it had to send is ours
         self._telemetry.emit(
             "run.classified",
             run=run.run_id,

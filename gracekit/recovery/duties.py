@@ -29,6 +29,13 @@ class Duties:
         self._ends = ends
         self._trigger = shared.trigger
         self._clock = shared.clock
+        self._notifications = shared.notifications
+        self._outbox = shared.outbox
+
+    async def take_notifications(self) -> None:
+        """Those that an operator's command has left for any run of the service."""
+        if await self._notifications.take_ownerless():
+            self._outbox.poke()
 
     async def send_due_replies(self) -> None:
         """Replies that a dead run owed; once, if their caller may still wait."""

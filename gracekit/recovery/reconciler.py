@@ -18,6 +18,7 @@ from gracekit.clock import Clock
 from gracekit.errors import StoreError
 from gracekit.journal.findings import FindingRows
 from gracekit.journal.holds import Holds
+from gracekit.journal.pending import PendingRows
 from gracekit.journal.rows import TaskRow
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
@@ -29,6 +30,7 @@ from gracekit.recovery.gates import Gates
 from gracekit.recovery.hook_calls import HookCalls
 from gracekit.recovery.left_holds import LeftHolds
 from gracekit.recovery.method_hooks import MethodHooks
+from gracekit.recovery.overdue import Overdue
 from gracekit.recovery.resources.judging import PassRequest
 from gracekit.recovery.resources.kind_table import KindTable
 from gracekit.recovery.resources.results import PassReport
@@ -55,6 +57,7 @@ class Reconciler:
         self._journal: Journal = shared.journal
         self._holds: Holds = shared.holds
         self._findings: FindingRows = shared.findings
+        self._pending: PendingRows = shared.pending
         self._leases: Leases = shared.leases
         self._clock: Clock = shared.clock
         self._claims = shared.claims
@@ -77,6 +80,7 @@ class Reconciler:
         self._settling = Settling(shared, gates=gates, hooks=hooks, ends=ends, starts=starts)
         self._duties = Duties(shared, hooks=hooks, ends=ends)
         self._left_holds = LeftHolds(shared, hooks=hooks)
+        self._overdue = Overdue(shared)
         self._resources = Resources(shared, calls, kinds, shared.findings, servers)
 
     # -- life ---------------------------------------------------------------------------
@@ -141,6 +145,7 @@ class Reconciler:
         longest = min(every, max(0.05, self._look_by - self._clock.loop()))
         if (due_s := self._resources.due_in_s()) is not None:
             longest = min(longest, max(0.05, due_s))
+        longest = min(longest, await self._until_deadline_s(longest))
         if (
             not self._settings.startup_reconciliation_enabled
             or self._settling.is_full
@@ -150,6 +155,13 @@ class Reconciler:
         with contextlib.suppress(StoreError):
             moment = await self._claims.next_look(self._ends.left_to_siblings())
             if moment is not None:
+                return max(0.05, min(longest, moment - self._clock.wall()))
+        return longest
+
+    async def _until_deadline_s(self, longest: float) -> float:
+        """Seconds until a parked task is overdue; *longest* if that is later, or not known."""
+        with contextlib.suppress(StoreError):
+            if (moment := await self._overdue.next_deadline()) is not None:
                 return max(0.05, min(longest, moment - self._clock.wall()))
         return longest
 
@@ -171,6 +183,8 @@ class Reconciler:
             await self._adoption.adopt_missing(self._settling.is_settled_now)
         await self._claims.take_duties()
         await self._duties.send_due_replies()
+        await self._duties.take_notifications()
+        await self._overdue.end_all()
         if self._settings.startup_reconciliation_enabled:
             if look:
                 await self._gates.hold_all()
@@ -199,6 +213,7 @@ class Reconciler:
                 self._claims.add_follow_clock(batch, by_s)
                 self._holds.add_follow_clock(batch, by_s)
                 self._findings.add_follow_clock(batch, by_s, ahead_s=ahead_s)
+                self._pending.add_follow_clock(batch, by_s, ahead_s=ahead_s)
                 await self._journal.commit(batch)
                 self._resources.follow_clock(by_s)
                 self._telemetry.emit("clock.set", by_s=round(by_s, 1))
@@ -237,9 +252,13 @@ class Reconciler:
             report.tasks = await self._settling.settle_all()
         await self._resources.make_by_hand(request, report)
 
-    async def adopt_dead_runs(self) -> None:
-        """At a start: classify runs proven dead and take over what they left."""
+    async def take_over(self) -> None:
+        """At a start: classify runs proven dead and take over what they left.
+
+        And end the parked tasks whose deadline has passed while nobody ran.
+        """
         await self._adoption.adopt_dead_runs()
+        await self._overdue.end_all()
 
     async def gate(self) -> None:
         """At a start: hold the line of every resource with an unfinished row."""

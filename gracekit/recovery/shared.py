@@ -11,6 +11,8 @@ from gracekit.dispatcher import Dispatcher
 from gracekit.journal.claims import Claims
 from gracekit.journal.findings import FindingRows
 from gracekit.journal.holds import Holds
+from gracekit.journal.outbox import OutboxRows
+from gracekit.journal.pending import PendingRows
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
@@ -19,6 +21,7 @@ from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.claim_limit import ClaimLimit
 from gracekit.request.context import Services
+from gracekit.request.outbox import Outbox
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.suspects import Suspects
 from gracekit.rpc.method_table import MethodTable
@@ -51,6 +54,9 @@ class Shared:
     methods: MethodTable
     claim_limit: Mapping[Lane, ClaimLimit]
     findings: FindingRows
+    pending: PendingRows
+    notifications: OutboxRows
+    outbox: Outbox
     threads: Threads
     is_local: bool
     trigger: RecoveryTrigger

@@ -13,6 +13,7 @@ from gracekit.config.choices import ErrorDetails
 from gracekit.errors import (
     DependencyError,
     MessageTooLargeError,
+    Parked,
     StoreBrokenError,
     StoreError,
     Undeliverable,
@@ -198,8 +199,14 @@ class Answers:
             msg_id=address.msg_id,
             reply_id=self._clock.new_id(),
             result=from_json(outcome.result),
-            failure=None if outcome.failure is None else self._shown(outcome, outcome.failure),
+            failure=self._failure(address, outcome),
         )
+
+    def _failure(self, address: Address, outcome: Outcome) -> Failure | None:
+        if outcome.parking is not None and address.knows_pending:
+            said = outcome.parking
+            return failure_of(Parked(said.task_id, said.deadline, said.version))
+        return None if outcome.failure is None else self._shown(outcome, outcome.failure)
 
     def _shown(self, outcome: Outcome, failure: str) -> Failure:
         return shown(
@@ -219,6 +226,8 @@ def _sentence(outcome: Outcome) -> str:
             return "the task was cancelled"
         case TaskState.ERRORED:
             return "the task was interrupted and marked ERRORED"
+        case TaskState.PENDING:
+            return "there is no capacity for the task now"
         case TaskState.FAILED if outcome.reason == Reason.OPERATOR.value:
             return "the task was failed by an operator"
     return ""

@@ -161,7 +161,11 @@ class Arrivals:
         if request.reply is not None:
             queue, msg_id = request.reply.queue, request.reply.msg_id
             reply = Address(
-                queue=queue, msg_id=msg_id, expires_at=expires_at, monitor_s=monitor_of(request)
+                queue=queue,
+                msg_id=msg_id,
+                expires_at=expires_at,
+                monitor_s=monitor_of(request),
+                knows_pending=request.reply.knows_pending,
             )
         job = Job(
             task=task,
@@ -174,6 +178,7 @@ class Arrivals:
             reply=reply,
             settle_s=self._settle_s(method),
             expires_at=None if waits_s is None else self._clock.loop() + waits_s,
+            version=request.version,
         )
         if task.journaled:
             job.request = self._acceptance(job, request, delivery, expires_at)
@@ -254,6 +259,9 @@ class Arrivals:
                 method.options.max_attempts or self._settings.max_attempts,
                 row.started_at,
             ),
+            version=row.version,
+            parkings=row.parkings,
+            pending_deadline=row.pending_deadline,
         )
 
     def task_of(self, row: TaskRow, method: Method[Any, Any]) -> TrackedTask:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gracekit.errors import NoCapacity
 from gracekit.journal.rows import Outcome
 from gracekit.process import Threads
 from gracekit.request.answers import Answers
@@ -34,7 +35,7 @@ from gracekit.request.outcomes import (
     succeeded,
     timeout_error,
 )
-from gracekit.rpc.failures import is_expected, words_of
+from gracekit.rpc.failures import is_expected, is_foreign, words_of
 from gracekit.rpc.methods import Method
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import History
@@ -53,12 +54,14 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
         cut: None if it ended.
         interrupted_by: What the handler raised, if something other than gracekit cancelled it.
         expected: The handler is known to raise what it has raised: it is no news.
+        requested: What is missing, if the handler itself has raised NoCapacity; else None.
     """
 
     outcome: Outcome | None = None
     cut: Interruption | None = None
     interrupted_by: str = ""
     expected: bool = False
+    requested: Mapping[str, Any] | None = None
 
 
 _NO_END: Final = AttemptEnd()
@@ -132,6 +135,7 @@ class Attempts:
             method=(method.namespace, method.name, method.version),
             expires_at=job.expires_at,
             monitor_s=None if job.reply is None else job.reply.monitor_s,
+            version=job.version,
         )
         end = _NO_END
         try:
@@ -270,7 +274,16 @@ def _judge(task: TrackedTask, method: Method[Any, Any], error: BaseException) ->
         return AttemptEnd(
             cut=Interruption.UNCLEAN, interrupted_by=words_of(error) or type(error).__name__
         )
-    return AttemptEnd(outcome=failed(error), expected=is_expected(error))
+    return AttemptEnd(
+        outcome=failed(error), expected=is_expected(error), requested=_requested_by(error)
+    )
+
+
+def _requested_by(error: BaseException) -> Mapping[str, Any] | None:
+    """What a handler says is missing; None if it has failed, or passes on what a callee raised."""
+    if isinstance(error, NoCapacity) and not is_foreign(error):
+        return error.requested
+    return None
 
 
 def _is_interruption(task: TrackedTask, method: Method[Any, Any], error: BaseException) -> bool:

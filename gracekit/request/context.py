@@ -27,12 +27,13 @@ from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Guard, Leases
 from gracekit.phase import Phase
 from gracekit.process import SafePoints
+from gracekit.request.parked_tasks import ParkedTasks
 from gracekit.request.steps import Steps
 from gracekit.rpc.message import LEASE_KEY, JsonObject, carried_lease
 from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 from gracekit.rpc.plain import dumps, plain
 from gracekit.telemetry.logs import running
-from gracekit.tracker.task import CancelCause, TrackedTask
+from gracekit.tracker.task import CancelCause, Order, TrackedTask, Verb
 from gracekit.tracker.tracker import Tracker
 
 _CUT_BY_DRAIN: Final = frozenset({CancelCause.DRAIN_DEADLINE, CancelCause.FORCED})
@@ -59,6 +60,7 @@ class Services:
     phase: Phase
     clock: Clock
     loop: asyncio.AbstractEventLoop
+    parked_tasks: ParkedTasks
     safe_points: SafePoints | None = None
 
 
@@ -70,6 +72,7 @@ class Context(Mapping[str, Any]):
 
     __slots__ = (
         "_args", "_caller", "_expires_at", "_method", "_monitor_s", "_services", "_steps", "_task",
+        "_version",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +85,7 @@ class Context(Mapping[str, Any]):
         method: tuple[str | None, str, str],
         expires_at: float | None,
         monitor_s: float | None = None,
+        version: str | None = None,
     ) -> None:
         self._task = task
         self._services = services
@@ -90,6 +94,7 @@ class Context(Mapping[str, Any]):
         self._method = method
         self._expires_at = expires_at
         self._monitor_s = monitor_s
+        self._version = version or method[2]
         self._steps: Steps | None = None  # the loop that moves the cursor
 
     @staticmethod
@@ -140,6 +145,11 @@ class Context(Mapping[str, Any]):
     def method(self) -> str:
         """Name of the method."""
         return self._task.method
+
+    @property
+    def version(self) -> str:
+        """Interface version that the request asks for, as `"1.0"`; not above the method's own."""
+        return self._version
 
     @property
     def attempt(self) -> int:
@@ -282,6 +292,26 @@ class Context(Mapping[str, Any]):
         end = self._task.expected_end(self._services.loop.time())
         return deadline is not None and end is not None and end < deadline
 
+    # -- tasks that wait for capacity ---------------------------------------------------
+
+    async def cancel_pending(self, kind: str, resource_id: str, *, reason: str = "") -> int:
+        """Cancel the tasks of this service that wait for capacity for a resource.
+
+        For the handler that deletes the resource. It is committed when this returns, whatever
+        becomes of the handler. A task that runs again meanwhile is not cancelled.
+
+        Args:
+            kind: Of the resource, as methods name it.
+            resource_id: Which one.
+            reason: Why: for the record.
+
+        Returns:
+            How many were cancelled.
+        """
+        by = f"task {self.task_id} ({self._task.method})"
+        order = Order(verb=Verb.CANCEL, by=by, reason=reason)
+        return await self._services.parked_tasks.cancel_of(kind, str(resource_id), order)
+
     # -- holds and background work ------------------------------------------------------
 
     async def hold(self, name: str, key: str, *, at_most: str | float) -> None:
@@ -376,6 +406,11 @@ class Context(Mapping[str, Any]):
             await self._services.leases.release(guard, reason="clean")
         except StoreError:
             self._services.leases.owe(guard, self.task_id)
+
+
+def parked_tasks_of(ctx: Context) -> ParkedTasks:
+    """Looks at, and orders about, the parked tasks of the service: for gracekit's own methods."""
+    return ctx._services.parked_tasks  # noqa: SLF001 - a Context of ours
 
 
 def lease_in(caller: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -106,7 +106,7 @@ class Custody:
 
         Owner alone proves nothing: an ended row of an earlier request keeps its owner.
         """
-        rows = await self._rows_after(error, job.task, what)
+        rows = await self.rows_after(error, job.task, what)
         row = rows[0] if rows else None
         if row is None or row.owner != self._journal.run_id or row.state is not state:
             return Admission.FAILED
@@ -120,7 +120,7 @@ class Custody:
         try:
             await self._journal.commit(batch)
         except StoreError as error:
-            self._tell(error, "wait for a lease")
+            self.tell(error, "wait for a lease")
 
     def _add_lease(self, batch: Batch, task: TrackedTask) -> int | None:
         if task.resource is None:
@@ -155,17 +155,17 @@ class Custody:
             index = self._journal.add_finish(
                 batch, task.row_id or 0, outcome, expected=expected, errored_hook=hook, owing=owing
             )
-            self._add_release(batch, task, "clean")
+            self.add_release(batch, task, "clean")
             try:
                 rows = (await self._journal.commit(batch))[index]
             except (StoreFinalError, StoreClosedError) as error:
-                self._tell(error, "outcome")
+                self.tell(error, "outcome")
                 return outcome, []
             except StoreError as error:
                 if not owing and isinstance(error, ConflictError):
                     owing = True
                     continue
-                found = await self._rows_after(error, task, "outcome")
+                found = await self.rows_after(error, task, "outcome")
                 if found == []:
                     return self._lost(job, outcome, expected)
                 row = found[0] if found else None
@@ -223,7 +223,7 @@ class Custody:
             self._add_trace(batch, job)
             self._journal.add_hand_over(batch, task, cut, settle_s=job.settle_s, returned=returned)
             if cut is Interruption.SAFE_POINT:
-                self._add_release(batch, task, "handoff")
+                self.add_release(batch, task, "handoff")
             elif interrupted and task.token is not None:
                 run = self._journal.run_id
                 self._leases.add_take_away_one(batch, run, task.request_id, settle_s=job.settle_s)
@@ -232,10 +232,10 @@ class Custody:
             except ConflictError:
                 return True  # it is on record: it ended in the last moment, or was handed over
             except StoreFinalError as error:
-                self._tell(error, "hand-over")
+                self.tell(error, "hand-over")
                 return False
             except StoreError as error:
-                self._tell(error, "hand-over")
+                self.tell(error, "hand-over")
                 continue
             if returned:
                 task.advance(TaskState.HANDED_OVER)
@@ -252,12 +252,12 @@ class Custody:
         batch = Batch(Point.HAND_OVER)
         self._add_trace(batch, job)
         self._journal.add_hand_over(batch, task, Interruption.CANCELLED, charged=True)
-        self._add_release(batch, task, "handoff")
+        self.add_release(batch, task, "handoff")
         try:
             await self._journal.commit(batch)
         except StoreError as error:
             job.in_doubt = True
-            self._tell(error, "hand-over")
+            self.tell(error, "hand-over")
         else:
             task.cut = Interruption.CANCELLED
             task.advance(TaskState.HANDED_OVER)
@@ -270,10 +270,10 @@ class Custody:
             try:
                 await self._journal.commit(batch)
             except (ConflictError, StoreFinalError) as error:
-                self._tell(error, "not started")  # done already, or for the next start to find
+                self.tell(error, "not started")  # done already, or for the next start to find
                 return
             except StoreError as error:
-                self._tell(error, "not started")
+                self.tell(error, "not started")
             else:
                 return
 
@@ -283,7 +283,8 @@ class Custody:
         if keys:
             self._journal.add_context(batch, job.task, stamped(job.caller, keys))
 
-    def _add_release(self, batch: Batch, task: TrackedTask, reason: str) -> None:
+    def add_release(self, batch: Batch, task: TrackedTask, reason: str) -> None:
+        """With the commit, the lease of the task is free; nothing if it has none."""
         if task.token is not None and task.resource is not None:
             guard = Guard(resource=task.resource, token=task.token)
             self._leases.add_release(batch, guard, reason=reason)
@@ -294,7 +295,7 @@ class Custody:
         """A task whose entry failed is out of the tracker: recovery may look for its row now."""
         self._trigger.poke()
 
-    async def _rows_after(
+    async def rows_after(
         self, error: StoreError, task: TrackedTask, what: str
     ) -> list[TaskRow] | None:
         """The row of *task* after a commit of it has failed.
@@ -310,9 +311,10 @@ class Custody:
         except StoreError:
             return None
         finally:
-            self._tell(error, what)
+            self.tell(error, what)
         return [] if row is None else [row]
 
-    def _tell(self, error: StoreError, what: str) -> None:
+    def tell(self, error: StoreError, what: str) -> None:
+        """A commit has failed: it is logged, and recovery looks at the rows."""
         self._telemetry.emit("store.error", what=what, error=str(error))
         self._trigger.poke()

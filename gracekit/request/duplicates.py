@@ -80,6 +80,7 @@ class Duplicates:
             if row.finished_at is None and await self._journal.add_reply_address(row, job.reply):
                 self._beat_too(job, job.reply)
             else:
+                # It has ended, or waits for capacity: the caller is answered at once.
                 row = await self._journal.known(task.request_id, task.recipient) or row
                 await self._answers.send(job.reply, outcome_of(row))
         await settle(delivery.ack(), self._telemetry)

@@ -105,6 +105,9 @@ class TaskEvents:
             return
         job.unended = False
         task = job.task
+        if outcome.state is TaskState.PENDING:
+            self._parked(job, outcome, ran_s=ran_s)
+            return
         if self._telemetry.hears("task.finished", level := self._level_of(task)):
             self._telemetry.emit(
                 "task.finished",
@@ -132,6 +135,23 @@ class TaskEvents:
                 error=_words_of_failure(job, failure),
                 ran_s=ran_s,
             )
+
+    def _parked(self, job: Job, outcome: Outcome, *, ran_s: float) -> None:
+        """It waits for capacity."""
+        task, parking = job.task, outcome.parking
+        assert parking is not None
+        self._telemetry.emit(
+            "task.parked",
+            task_id=task.request_id,
+            method=task.method,
+            channel=task.lane.word,
+            resource=task.resource,
+            attempt=task.attempt,
+            parkings=parking.version,
+            waits_s=round(max(0.0, parking.deadline - self._clock.wall()), 1),
+            reason=_masked(job, outcome.detail or ""),
+            ran_s=ran_s,
+        )
 
     def cut(self, job: Job, cut: Interruption) -> None:
         """Its attempt is over without an outcome: the row, or the queue, has the task."""

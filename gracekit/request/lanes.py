@@ -101,6 +101,9 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
         alone: Whether nothing else runs beside it, as its row will say.
         unended: Its start was told, and no end of it yet.
         traced: The trace of its present or last attempt; None without one.
+        version: Interface version that was asked for.
+        parkings: How often it was parked for want of capacity.
+        pending_deadline: Wall time until which it may be PENDING; None if it never was.
     """
 
     task: TrackedTask
@@ -126,6 +129,9 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     alone: bool = False
     unended: bool = False
     traced: Attempt | None = None
+    version: str = "1.0"
+    parkings: int = 0
+    pending_deadline: float | None = None
 
     def begin_claimed(self) -> None:
         """It has begun, or waits for something of its own: another row may be claimed."""

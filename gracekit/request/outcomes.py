@@ -14,12 +14,12 @@ from gracekit.errors import (
     UnserialisableError,
 )
 from gracekit.journal.order_rows import DONE, ENDS
-from gracekit.journal.rows import ERRORED_SENTENCES, Outcome, TaskRow
+from gracekit.journal.rows import ERRORED_SENTENCES, Outcome, Parking, TaskRow
 from gracekit.rpc.failures import failure_of, words_of
 from gracekit.rpc.message import Failure
 from gracekit.rpc.methods import Method
 from gracekit.rpc.oslo_wire import write_result
-from gracekit.tracker.task import Order, Reason, TaskState
+from gracekit.tracker.task import NO_CAPACITY, TERMINAL, Order, Reason, TaskState, Verb
 
 
 def failed(error: BaseException, state: TaskState = TaskState.FAILED) -> Outcome:
@@ -80,21 +80,74 @@ def errored(task: str, reason: Reason, detail: str = "") -> Outcome:
 
 
 def ordered(task: str, order: Order, state: TaskState) -> Outcome:
-    """The outcome of a task in *state* that an operator ends; `ENDS` says which it is."""
+    """The outcome of a task in *state* that somebody's order ends; `ENDS` says which it is."""
     end = ENDS[order.verb][state]
-    sentence = f"{task} was {DONE[order.verb]} by an operator"
+    gives_up = order.verb is Verb.GIVE_UP
+    sentence = f"{task} was {DONE[order.verb]}" + ("" if gives_up else " by an operator")
     sentence = f"{sentence}: {order.reason}" if order.reason else sentence
     error = TaskInterruptedError if end is TaskState.ERRORED else TaskCancelledError
     return Outcome(
         state=end,
         failure=failed(error(sentence), end).failure,
-        reason=Reason.OPERATOR.value,
+        reason=(Reason.GAVE_UP if gives_up else Reason.OPERATOR).value,
         detail=f"{order.by}: {order.reason or 'no reason given'}"[:1000],
     )
 
 
+def expired(task: str, deadline: str, why: str) -> Outcome:
+    """The outcome of a task that has waited for capacity until its *deadline*, and got none."""
+    sentence = (
+        f"{task} was marked ERRORED({Reason.EXPIRED.value}): it waited for capacity until "
+        f"{deadline} and nobody made room ({why})"
+    )
+    ended = failed(TaskInterruptedError(sentence), TaskState.ERRORED)
+    return Outcome(
+        state=TaskState.ERRORED,
+        failure=ended.failure,
+        reason=Reason.EXPIRED.value,
+        detail=ended.detail,
+    )
+
+
+def parked(outcome: Outcome, parking: Parking) -> Outcome:
+    """What is made of the *outcome* of a handler that found no capacity, if its task may wait."""
+    return Outcome(
+        state=TaskState.PENDING,
+        failure=outcome.failure,
+        reason=NO_CAPACITY,
+        detail=outcome.detail,
+        parking=parking,
+    )
+
+
+def not_parked(outcome: Outcome, most: int) -> Outcome:
+    """What is made of it, if too many tasks wait already."""
+    assert outcome.failure is not None
+    failure = failure_from(outcome.failure)
+    sentence = (
+        f"{failure.message}; it is not parked, because {most} tasks of the service are already: "
+        "GRACEKIT_PENDING_MAX sets how many may be"
+    )
+    failure = msgspec.structs.replace(failure, message=sentence, args=(sentence,))
+    return Outcome(
+        state=TaskState.FAILED,
+        failure=failure_text(failure),
+        detail=sentence.replace("\0", "\\0")[:1000],
+    )
+
+
 def outcome_of(row: TaskRow) -> Outcome:
-    """What an ended row answers."""
+    """What a row answers that has ended, or waits for capacity.
+
+    One that runs again after it was parked answers for that: its caller is not answered twice.
+    """
+    if row.state not in TERMINAL:
+        parking = Parking(
+            task_id=row.request_id,
+            deadline=row.pending_deadline or 0.0,
+            version=row.parkings,
+        )
+        return parked(Outcome(state=row.state, failure=row.failure, detail=row.detail), parking)
     return Outcome(
         state=row.state,
         result=row.result,

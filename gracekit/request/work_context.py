@@ -44,6 +44,15 @@ class WorkContext(Context):
         """
         raise self._no_request("attempt", "its next run comes by itself")
 
+    @property
+    def version(self) -> str:
+        """Not there: nobody has asked for a version.
+
+        Raises:
+            DeclarationError: always.
+        """
+        raise self._no_request("version", "nobody has asked for one")
+
     # The arguments are those of Context.hold.
     async def hold(self, name: str, key: str, *, at_most: str | float) -> None:  # noqa: ARG002
         """Not there: what is left of a hold is settled by the probe of the method that opened it.

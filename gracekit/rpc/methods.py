@@ -74,6 +74,8 @@ class MethodOptions:
             None for the service's setting.
         max_wait_s: Seconds that a probe may answer Wait in all.
         probe_timeout_s: Seconds one probe may take; None for the service's setting.
+        pending_timeout_s: Seconds that its tasks may wait for capacity; None for the service's
+            setting.
         version: Interface version that this method is served at.
         namespace: Interface namespace; None for the default one.
     """
@@ -89,6 +91,7 @@ class MethodOptions:
     settle_s: float | None = None
     max_wait_s: float = 3600.0
     probe_timeout_s: float | None = None
+    pending_timeout_s: float | None = None
     version: str = "1.0"
     namespace: str | None = None
 
@@ -385,6 +388,11 @@ def _check(method: Method[Any, Any]) -> None:
     ):
         if given not in words:
             raise DeclarationError(f"{name}: {option}={given!r} is none of {', '.join(words)}")
+    if options.on_interrupt == "requeue" and options.pending_timeout_s is not None:
+        raise DeclarationError(
+            f"{name}: on_interrupt='requeue' keeps no journal row, so its requests cannot wait for "
+            "capacity: leave pending_timeout out, or use on_interrupt='retry'"
+        )
     if options.in_drain == "refuse" and not options.ops:
         raise DeclarationError(f"{name}: in_drain='refuse' is for @ops methods; others are refused")
     if options.resource is None:
@@ -428,6 +436,7 @@ def options_from(
     settle: str | float | None = None,
     max_wait: str | float = 3600.0,
     probe_timeout: str | float | None = None,
+    pending_timeout: str | float | None = None,
     version: str = "1.0",
     namespace: str | None = None,
 ) -> MethodOptions:
@@ -444,6 +453,7 @@ def options_from(
         settle_s=_seconds(settle),
         max_wait_s=parse_duration(max_wait),
         probe_timeout_s=_seconds(probe_timeout),
+        pending_timeout_s=_seconds(pending_timeout),
         version=version,
         namespace=namespace,
     )

@@ -13,6 +13,8 @@ from gracekit.control.gauges import Gauges
 from gracekit.control.verbs import Control
 from gracekit.dispatcher import Dispatcher
 from gracekit.drain.coordinator import ShutdownCoordinator
+from gracekit.journal.outbox import OutboxRows
+from gracekit.journal.pending import PendingRows
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
@@ -24,6 +26,7 @@ from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
 from gracekit.request.context import Services
 from gracekit.request.lanes import LaneGate
+from gracekit.request.outbox import Outbox
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.suspects import Suspects
 from gracekit.request.waits import LeaseWaits
@@ -88,6 +91,8 @@ class Records:
     """What is on record, of this run and of its tasks."""
 
     journal: Journal
+    pending: PendingRows
+    notifications: OutboxRows
     members: Members
     leases: Leases
     wakeups: Wakeups
@@ -108,6 +113,7 @@ class Requests:
     history: History
     gates: Mapping[Lane, LaneGate]
     dispatcher: Dispatcher
+    outbox: Outbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

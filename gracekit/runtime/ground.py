@@ -52,6 +52,7 @@ def lay_ground(
     live = LiveSettings(settings) if isinstance(settings, Settings) else settings
     settings = live.now
     settings.ops_topic_of(service.topic)  # refused before anything is made
+    settings.notification_topic_of(service.topic)
     service.check()
     telemetry, process, clock = telemetry or Telemetry(), process or Process(), clock or Clock()
     location = StoreLocation(settings.store_url)

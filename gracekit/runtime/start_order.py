@@ -23,6 +23,7 @@ from gracekit.leases.epoch import Epoch
 from gracekit.parts import Action, ListedPart, Part, PartList, StepPart
 from gracekit.phase import ServiceState
 from gracekit.recovery.reconciler import Reconciler
+from gracekit.request.outbox import Outbox
 from gracekit.rpc.foreign_readers import ForeignReaders
 from gracekit.rpc.server import RpcServer
 from gracekit.rpc.transport import shared_queue
@@ -71,10 +72,11 @@ def in_order(
             # A Runtime is open. What follows works, and stops before the stop record.
             ListedPart("kinds", StepPart(partial(_check_kinds, ground, records.members))),
             ListedPart("door", _door(ground, control)),
-            ListedPart("adoption", StepPart(reconciler.adopt_dead_runs)),
+            ListedPart("adoption", StepPart(reconciler.take_over)),
             ListedPart("history", StepPart(seed)),
             ListedPart("transport", ground.transport, reserve_s=margin_s / 4),
             ListedPart("answers", StepPart(end=_soon(requests.answers.stop))),
+            ListedPart("outbox", _outbox(ground, requests.outbox)),
             ListedPart("epoch", StepPart(None if epoch is None else epoch.begin)),
             ListedPart("foreign readers", _readers(ground)),
             ListedPart("hooks", parts.hooks, reserve_s=margin_s / 4),
@@ -117,6 +119,17 @@ def _intake(ground: Ground, lane: Lane, servers: Mapping[Lane, RpcServer]) -> St
         ground.telemetry.emit("intake.opened", channel=lane.value)
 
     return StepPart(start, end=server.stop)
+
+
+def _outbox(ground: Ground, outbox: Outbox) -> StepPart:
+    """Sends notifications, also those of a drain: it stops after what writes them."""
+    sending = _work(ground, outbox.work)
+
+    async def end() -> None:
+        await sending.stop()
+        await outbox.finish()
+
+    return StepPart(sending.start, end=end)
 
 
 async def _check_kinds(ground: Ground, members: Members) -> None:

@@ -30,6 +30,8 @@ from gracekit.hooks import ServiceHooks
 from gracekit.journal.claims import Claims
 from gracekit.journal.findings import FindingRows
 from gracekit.journal.holds import Holds
+from gracekit.journal.outbox import OutboxRows
+from gracekit.journal.pending import PendingRows
 from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
 from gracekit.leases.lines import Lines
@@ -43,6 +45,9 @@ from gracekit.request.claim_limit import ClaimLimit
 from gracekit.request.context import Services
 from gracekit.request.custody import Custody
 from gracekit.request.lanes import LaneGate, Scheduler
+from gracekit.request.outbox import Outbox
+from gracekit.request.parked_tasks import ParkedTasks
+from gracekit.request.parking import ParkingPlace
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.refusals import Detour, Refusals
 from gracekit.request.suspects import Suspects
@@ -148,8 +153,11 @@ def _records(ground: Ground) -> Records:
         },
         cancelled=(int(cancelled.exit_code), cancelled.as_json()),
     )
+    journal = Journal(ground.engine, clock, keep_failed=settings.keep_failed_arguments, **names)
     return Records(
-        journal=Journal(ground.engine, clock, keep_failed=settings.keep_failed_arguments, **names),
+        journal=journal,
+        pending=PendingRows(journal),
+        notifications=OutboxRows(journal),
         members=members,
         leases=Leases(ground.engine, clock, run_id=seat.run_id),
         wakeups=wakeups,
@@ -165,7 +173,9 @@ def _kinds(ground: Ground) -> str | None:
 def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
     settings, clock, telemetry = ground.settings, ground.clock, ground.telemetry
     journal, leases, seat = records.journal, records.leases, ground.seat
-    services = _services(ground, records)
+    trigger, lines = RecoveryTrigger(), Lines()
+    outbox = _outbox(ground, records)
+    services = _services(ground, records, outbox, trigger)
     answers = Answers(
         ground.transport,
         journal,
@@ -178,7 +188,6 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
     arrivals = Arrivals(
         ground.service.methods, refusals, ground.phase, settings, clock, instance=seat.instance
     )
-    trigger, lines = RecoveryTrigger(), Lines()
     suspects = Suspects(clock, journal.parole, telemetry)
     custody = Custody(journal, leases, telemetry, trigger)
     scheduler = Scheduler(lines, suspects)
@@ -201,6 +210,7 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
         scheduler,
         waits,
         answers,
+        ParkingPlace(journal, records.pending, custody, outbox, settings),
         telemetry,
         gates=gates,
         history=history,
@@ -216,10 +226,38 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
         history=history,
         gates=gates,
         dispatcher=dispatcher,
+        outbox=outbox,
     )
 
 
-def _services(ground: Ground, records: Records) -> Services:
+def _outbox(ground: Ground, records: Records) -> Outbox:
+    return Outbox(
+        ground.transport,
+        records.notifications,
+        records.journal,
+        ground.process,
+        ground.telemetry,
+        topic=ground.settings.notification_topic_of(ground.service.topic),
+        publisher=f"{ground.service.topic}.{ground.settings.host}",
+    )
+
+
+def _services(
+    ground: Ground,
+    records: Records,
+    outbox: Outbox,
+    trigger: RecoveryTrigger,
+) -> Services:
+    parked_tasks = ParkedTasks(
+        records.journal,
+        records.pending,
+        outbox,
+        ground.service.methods,
+        ground.telemetry,
+        trigger=trigger,
+        members=records.members,
+        wakeups=records.wakeups,
+    )
     return Services(
         journal=records.journal,
         holds=Holds(records.journal, host=ground.settings.host),
@@ -228,6 +266,7 @@ def _services(ground: Ground, records: Records) -> Services:
         phase=ground.phase,
         clock=ground.clock,
         loop=asyncio.get_running_loop(),
+        parked_tasks=parked_tasks,
         safe_points=ground.process.safe_points,
     )
 
@@ -280,6 +319,9 @@ def _reconciler(
         methods=ground.service.methods,
         claim_limit={lane: gate.claim_limit for lane, gate in requests.gates.items()},
         findings=FindingRows(records.journal, host=settings.host),
+        pending=records.pending,
+        notifications=records.notifications,
+        outbox=requests.outbox,
         threads=ground.process.threads(settings.threads),
         is_local=ground.transport.is_local,
         trigger=requests.trigger,

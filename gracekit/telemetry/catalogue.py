@@ -167,6 +167,19 @@ _REQUEST: Final = (
         kind="method error",
     ),
     _event(
+        "task.parked",
+        _I,
+        "Its handler found no capacity: the task waits as PENDING, and no run owns it.",
+        f"{_TASK} parkings waits_s reason ran_s",
+    ),
+    _event(
+        "notifications.failed",
+        _W,
+        "Notifications about PENDING tasks cannot be sent; they are kept and tried again.",
+        "topic error",
+    ),
+    _event("notifications.resumed", _I, "Notifications are sent again.", "topic"),
+    _event(
         "task.ordered",
         _I,
         "An operator has ordered something about a task.",

@@ -194,6 +194,14 @@ _COUNTERS: Final = (
         help="Unfinished tasks that the journal keeps for the next run.",
     ),
     Metric(
+        name="gracekit_tasks_parked_total",
+        instrument="gracekit.tasks.parked",
+        kind=MetricKind.COUNTER,
+        labels=(_METHOD,),
+        events=("task.parked",),
+        help="Tasks whose handler found no capacity, each time that they were parked as PENDING.",
+    ),
+    Metric(
         name="gracekit_tasks_given_back_total",
         instrument="gracekit.tasks.given_back",
         kind=MetricKind.COUNTER,

@@ -116,6 +116,10 @@ class Reason(enum.Enum):
     OPERATOR = "operator"
 
 
+NO_CAPACITY: Final = "no_capacity"
+"""Why a task is PENDING. To those that do not know the state it is ERRORED, for this reason."""
+
+
 class CancelCause(enum.Enum):
     """Why gracekit cancelled a handler; the first cause wins."""
 
@@ -144,6 +148,7 @@ class Verb(enum.Enum):
     CANCEL = "cancel"
     FAIL = "fail"
     RETRY = "retry"
+    GIVE_UP = "give_up"  # of a task that waits for capacity
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

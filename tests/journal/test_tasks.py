@@ -212,6 +212,8 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
         hook_crashes=0,
         service="compute",
         caller_hash="",
+        parkings=0,
+        pending_deadline=None,
     )
     assert book.world.rows("SELECT * FROM reply") == [
         {
@@ -221,6 +223,8 @@ async def test_a_row_reads_back_as_it_was_accepted(book: Book, begin: bool):
             "expires_at": now + 30,
             "due_at": None,
             "monitor_s": 20.5,
+            "owner": None,
+            "knows_pending": 0,
         }
     ]
     assert book.world.task("r1", "node-1-0")["service"] == "compute"
@@ -408,7 +412,7 @@ async def test_an_outcome_makes_its_replies_due_and_purges_the_arguments(book: B
         None,
     )
     assert len(row["content_hash"]) == 32
-    assert due == [("reply_1", "m1", None, None)]
+    assert due == [("reply_1", "m1", None, None, 0)]
     (reply,) = book.world.rows("SELECT due_at FROM reply")
     assert reply["due_at"] == book.clock.wall()
 
@@ -580,7 +584,7 @@ async def test_an_address_is_added_only_while_the_task_is_open(book: Book):
 
     assert await book.journal.add_reply_address(row, CALLER)
     assert await book.journal.add_reply_address(row, CALLER)
-    assert await book.finish(task.row_id or 0) == [("reply_1", "m1", None, None)]
+    assert await book.finish(task.row_id or 0) == [("reply_1", "m1", None, None, 0)]
     late = Address(queue="reply_9", msg_id="m9", expires_at=None)
     assert not await book.journal.add_reply_address(row, late)
     assert await book.finish(other.row_id or 0) == []

@@ -1,0 +1,198 @@
+"""The outbox: notifications about parked tasks, from the commit of a step until they are sent.
+
+A notification is sent at least once, always under the same message id. The run
+that wrote it sends it, or the run that adopts that one's rows.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gracekit.clock import Clock
+from gracekit.journal import outbox_sql as sql
+from gracekit.journal.rows import from_json, to_json
+from gracekit.journal.tasks import Journal
+from gracekit.journal.tasks_sql import COUNT
+from gracekit.process import Point
+from gracekit.store.batch import Batch
+from gracekit.tracker.task import TaskState
+
+UPDATE: Final = "task.update"
+NO_CAPACITY: Final = "task.no_capacity"
+LEAST_KEPT_S: Final = 600.0
+"""A step at the deadline, or after it, is news for so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """When a step was made, and who sends the notification of it.
+
+    Attributes:
+        sender: A run; None for any run of the service.
+    """
+
+    message_id: str
+    at: float
+    sender: str | None
+
+    @staticmethod
+    def of(clock: Clock, *, sender: str | None) -> News:
+        """News of this moment."""
+        message_id = str(uuid.UUID(hex=clock.new_id()))
+        return News(message_id=message_id, at=clock.wall(), sender=sender)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The task that a notification is about.
+
+    Attributes:
+        version: How often it was parked.
+        deadline: Wall time until which it may wait.
+    """
+
+    task_id: str
+    service: str
+    method: str
+    resource: tuple[str, str] | None
+    version: int
+    deadline: float
+
+    @property
+    def shown_resource(self) -> str | None:
+        """`kind:id`."""
+        return None if self.resource is None else ":".join(self.resource)
+
+
+def utc_text(wall: float) -> str:
+    """A wall time as notifications and answers show it: `2026-11-25T03:54:31.123456Z`."""
+    moment = dt.datetime.fromtimestamp(wall, dt.UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def add_update(
+    batch: Batch,
+    subject: Subject,
+    news: News,
+    old: TaskState,
+    new: TaskState,
+    *,
+    reason: str = "",
+) -> None:
+    """Report one step into, out of or within PENDING."""
+    payload = {
+        "task_id": subject.task_id,
+        "service": subject.service,
+        "method": subject.method,
+        "resource": subject.shown_resource,
+        "old_state": old.word,
+        "new_state": new.word,
+        "reason": reason,
+        "version": subject.version,
+        "deadline": utc_text(subject.deadline),
+        "at": utc_text(news.at),
+    }
+    _add(batch, subject, news, UPDATE, "INFO", payload)
+
+
+def add_no_capacity(
+    batch: Batch,
+    subject: Subject,
+    news: News,
+    *,
+    reason: str,
+    requested: Mapping[str, Any],
+    attempt: int,
+    context: Mapping[str, Any],
+) -> None:
+    """Ask resolvers for what a parked task needs."""
+    payload = {
+        "task_id": subject.task_id,
+        "service": subject.service,
+        "method": subject.method,
+        "resource": subject.shown_resource,
+        "reason": reason,
+        "requested": dict(requested),
+        "attempt": attempt,
+        "version": subject.version,
+        "deadline": utc_text(subject.deadline),
+        "at": utc_text(news.at),
+        "context": dict(context),
+    }
+    _add(batch, subject, news, NO_CAPACITY, "ERROR", payload)
+
+
+def _add(
+    batch: Batch,
+    subject: Subject,
+    news: News,
+    event_type: str,
+    priority: str,
+    payload: Mapping[str, Any],
+) -> None:
+    batch.add(
+        sql.ADD,
+        *(news.message_id, subject.service, news.sender, event_type, priority),
+        *(to_json(dict(payload)), news.at, max(subject.deadline, news.at + LEAST_KEPT_S)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxRow:
+    """One notification that is to be sent.
+
+    Attributes:
+        at: Wall time of the step.
+        expires_at: Wall time after which nobody needs it.
+    """
+
+    id: int
+    message_id: str
+    event_type: str
+    priority: str
+    payload: dict[str, Any]
+    at: float
+    expires_at: float
+
+
+class OutboxRows:
+    """The notifications that one run has to send."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    async def due(self, *, limit: int) -> list[OutboxRow]:
+        """The oldest ones."""
+        rows = await self._journal.engine.query(sql.DUE, self._journal.run_id, limit)
+        found: list[dict[str, Any]] = [dict(zip(sql.NAMES, row, strict=True)) for row in rows]
+        return [OutboxRow(**one | {"payload": from_json(one["payload"])}) for one in found]
+
+    async def forget(self, sent: Sequence[int], expired: Sequence[int]) -> None:
+        """Strike what was sent, or what nobody needs any more; the latter is counted.
+
+        Not synced: a power cut at worst sends it twice.
+        """
+        batch = Batch(Point.OUTBOX_SENT, durable=False)
+        ids = [*sent, *expired]
+        batch.add(sql.DONE.format(marks=",".join("?" * len(ids))), *ids)
+        if expired:
+            batch.add_up(COUNT, "notification_expired", len(expired))
+        await self._journal.commit(batch)
+
+    def add_adopt(self, batch: Batch, dead_run: str) -> None:
+        """What a dead run had to send is ours."""
+        batch.add(sql.ADOPT, self._journal.run_id, dead_run)
+
+    async def take_ownerless(self) -> bool:
+        """Make ours what an operator's command left for any run; whether there was any."""
+        service = self._journal.service
+        if not await self._journal.engine.query(sql.OWNERLESS, service):
+            return False
+        batch = Batch(Point.CLAIM)
+        batch.add(sql.TAKE, self._journal.run_id, service)
+        await self._journal.commit(batch)
+        return True

@@ -1,0 +1,244 @@
+"""PENDING as rows: tasks that wait for capacity, owned by no run.
+
+Each statement is a compare-and-set on the state and on how often the task was
+parked, which is the version that orders name. The notifications about a step
+are in its commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gracekit.journal import outbox
+from gracekit.journal import pending_sql as sql
+from gracekit.journal.order_rows import (
+    OrderIncident,
+    OrderTarget,
+    targets_overdue,
+    targets_pending,
+)
+from gracekit.journal.outbox import News
+from gracekit.journal.rows import Outcome, from_json, to_json
+from gracekit.journal.tasks import Journal
+from gracekit.journal.tasks_sql import COUNT
+from gracekit.store.batch import Batch
+from gracekit.tracker.task import NO_CAPACITY, TaskState, TrackedTask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkRequest:
+    """What is on record of a task that is parked now.
+
+    Attributes:
+        failure: The handler's NoCapacity, as the journal keeps failures.
+        detail: Its text.
+        requested: What the handler said is missing.
+        parkings: How often the task was parked before.
+        deadline: Wall time until which it may wait.
+        context: What of the caller's context the notification shows.
+    """
+
+    failure: str | None
+    detail: str
+    requested: Mapping[str, Any]
+    parkings: int
+    deadline: float
+    context: Mapping[str, Any]
+
+
+class PendingRows:
+    """The parked tasks of one service."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    # -- in -----------------------------------------------------------------------------
+
+    def add_has_room(self, batch: Batch, most: int) -> int:
+        """Make it a conflict if *most* tasks of the service are parked already.
+
+        Returns:
+            Index of the statement, which is that of the conflict.
+        """
+        return batch.ask(sql.HAS_ROOM, self._journal.service, most, expect=1)
+
+    def add_park(self, batch: Batch, task: TrackedTask, asked: ParkRequest) -> None:
+        """Park a task of ours that has run; its replies are due, and ours to send."""
+        clock, me = self._journal.clock, self._journal.run_id
+        now = clock.wall()
+        batch.add(sql.REPLIES_DUE, now, me, task.row_id)
+        batch.add(
+            sql.PARK,
+            *(asked.failure, NO_CAPACITY, asked.detail, to_json(dict(asked.requested))),
+            None if task.cursor is None else to_json(task.cursor),
+            *(now, now - clock.loop(), asked.deadline),
+            *(task.row_id, me, asked.parkings),
+            expect=1,
+        )
+        batch.add_up(COUNT, "parked", 1)
+        self._journal.add_note(batch, "parked", task.request_id, task.method, asked.detail)
+        self._add_news(batch, task, asked)
+
+    def _add_news(self, batch: Batch, task: TrackedTask, asked: ParkRequest) -> None:
+        clock, service = self._journal.clock, self._journal.service
+        news = News.of(clock, sender=self._journal.run_id)
+        subject = outbox.Subject(
+            task_id=task.request_id,
+            service=service,
+            method=task.method,
+            resource=task.resource,
+            version=asked.parkings + 1,
+            deadline=asked.deadline,
+        )
+        outbox.add_update(
+            batch, subject, news, TaskState.RUNNING, TaskState.PENDING, reason=NO_CAPACITY
+        )
+        outbox.add_no_capacity(
+            batch,
+            subject,
+            News.of(clock, sender=self._journal.run_id),
+            reason=asked.detail,
+            requested=asked.requested,
+            attempt=task.attempt,
+            context=asked.context,
+        )
+
+    # -- looks --------------------------------------------------------------------------
+
+    async def overdue(self, *, limit: int) -> list[OrderTarget]:
+        """Those whose deadline has passed, the longest overdue first."""
+        now = self._journal.clock.wall()
+        journal = self._journal
+        return await targets_overdue(journal.engine, journal.service, now, limit=limit)
+
+    async def next_deadline(self) -> float | None:
+        """Wall time of the next deadline; None if nothing is parked."""
+        rows = await self._journal.engine.query(sql.NEXT_DEADLINE, self._journal.service)
+        return None if rows[0][0] is None else float(rows[0][0])
+
+    async def of_resource(self, kind: str, name: str) -> list[OrderTarget]:
+        """Those that name the resource, the oldest first."""
+        journal = self._journal
+        return await targets_pending(journal.engine, (kind, name), journal.service)
+
+    async def page(self, *, after: int, limit: int) -> list[dict[str, Any]]:
+        """Those with a row id above *after*, as columns, in the order of acceptance."""
+        service = self._journal.service
+        rows = await self._journal.engine.query(sql.SHOWN_PAGE, service, after, limit)
+        return [shown_columns(row) for row in rows]
+
+    async def one(self, task_id: str) -> dict[str, Any] | None:
+        """The task of that id in any state, as columns; None if there is none."""
+        service = self._journal.service
+        rows = await self._journal.engine.query(sql.SHOWN_ONE, task_id, service)
+        return shown_columns(rows[0]) if rows else None
+
+    # -- the clock ----------------------------------------------------------------------
+
+    def add_follow_clock(self, batch: Batch, by_s: float, *, ahead_s: float) -> None:
+        """After the wall clock was set by so many seconds, and is now so far ahead of `loop`."""
+        batch.add(sql.FOLLOW_CLOCK, by_s, self._journal.service, ahead_s)
+
+
+def shown_columns(row: tuple[Any, ...]) -> dict[str, Any]:
+    """A row of the columns `SHOWN` as plain data; `requested` as an object."""
+    columns = dict(zip(sql.SHOWN, row, strict=True))
+    return columns | {"requested": from_json(columns["requested"])}
+
+
+# -- out ------------------------------------------------------------------------------------
+
+
+def add_run_again(
+    batch: Batch, target: OrderTarget, news: News, *, args: Mapping[str, Any] | None = None
+) -> None:
+    """PENDING to ACCEPTED: any run that may have the task can claim it.
+
+    Args:
+        batch: What is committed.
+        target: The row as it was read; a conflict where it has moved on since.
+        news: When and by whom, for the notification.
+        args: All of its arguments, where some were replaced.
+    """
+    text = None if args is None else to_json(dict(args))
+    batch.add(sql.RUN_AGAIN, text, target.id, target.parkings, expect=1)
+    outbox.add_update(batch, subject_of(target), news, TaskState.PENDING, TaskState.ACCEPTED)
+
+
+def add_end(batch: Batch, target: OrderTarget, outcome: Outcome, news: News) -> None:
+    """PENDING to ERRORED or CANCELLED.
+
+    Any run of the service calls the `errored` hook, and answers callers that were not answered yet.
+
+    Args:
+        batch: What is committed.
+        target: The row as it was read; a conflict where it has moved on since.
+        outcome: How it ends.
+        news: When and by whom, for the notification.
+    """
+    batch.add(
+        sql.END,
+        *(outcome.state.value, outcome.failure, outcome.reason, outcome.detail, news.at),
+        *(int(outcome.state is TaskState.ERRORED), target.id, target.parkings),
+        expect=1,
+    )
+    batch.add(sql.ENDED_REPLIES_DUE, news.at, target.id)
+    outbox.add_update(
+        batch,
+        subject_of(target),
+        news,
+        TaskState.PENDING,
+        outcome.state,
+        reason=outcome.reason or "",
+    )
+
+
+def add_parked_order(
+    batch: Batch,
+    target: OrderTarget,
+    outcome: Outcome | None,
+    incident: OrderIncident,
+    news: News,
+    *,
+    args: Mapping[str, Any] | None = None,
+) -> None:
+    """Carry an operator's order out on a PENDING row, with its record; see `add_order`.
+
+    Args:
+        batch: What is committed.
+        target: The row as it was read.
+        outcome: How it ends; None for a retry.
+        incident: The record of the order.
+        news: When and by whom, for the notification.
+        args: As in `add_run_again`.
+    """
+    if outcome is None:
+        add_run_again(batch, target, news, args=args)
+    else:
+        add_end(batch, target, outcome, news)
+    incident.add(batch)
+
+
+def subject_of(target: OrderTarget) -> outbox.Subject:
+    """The task as its notifications name it."""
+    return outbox.Subject(
+        task_id=target.request_id,
+        service=target.service,
+        method=target.method,
+        resource=target.resource,
+        version=target.parkings,
+        deadline=target.pending_deadline or 0.0,
+    )
+
+
+def as_errored(shown: Mapping[str, Any]) -> dict[str, Any]:
+    """What a client is shown of a task that does not know PENDING: ERRORED, for `no_capacity`.
+
+    Args:
+        shown: Its plain data, with `state` and `reason`.
+    """
+    if shown.get("state") != TaskState.PENDING.value:
+        return dict(shown)
+    return {**shown, "state": TaskState.ERRORED.value, "reason": NO_CAPACITY}

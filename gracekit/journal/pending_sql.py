@@ -1,0 +1,45 @@
+"""The statements of `pending`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_IS_PENDING: Final = "state = 'pending' AND service = ?"
+# In the commit that parks: several at one moment may exceed the number on another engine.
+HAS_ROOM: Final = """
+SELECT 1 FROM epoch WHERE (SELECT count(*) FROM (
+    SELECT 1 FROM task WHERE state = 'pending' AND service = ?1 LIMIT ?2) AS parked) < ?2"""
+# It ended by itself, so no crash before counts any more. Its caller is answered, and cannot expire.
+PARK: Final = """
+UPDATE task SET state = 'pending', owner = NULL, failure = ?1, reason = ?2, detail = ?3,
+    requested = ?4, cursor = coalesce(?5, cursor),
+    cursor_at = CASE WHEN ?5 IS NULL THEN cursor_at ELSE ?6 END,
+    crashes = 0, alone = 0, waiting_since = NULL, expires_at = NULL,
+    parkings = parkings + 1, parked_at = ?6, parked_ahead_s = ?7,
+    pending_deadline = coalesce(pending_deadline, ?8)
+WHERE id = ?9 AND owner = ?10 AND state = 'running' AND parkings = ?11"""
+REPLIES_DUE: Final = "UPDATE reply SET due_at = ?, owner = ? WHERE task_id = ?"
+RUN_AGAIN: Final = """
+UPDATE task SET state = 'accepted', reason = NULL, detail = NULL, args = coalesce(?1, args)
+WHERE id = ?2 AND owner IS NULL AND state = 'pending' AND parkings = ?3"""
+END: Final = """
+UPDATE task SET state = ?1, failure = ?2, reason = ?3, detail = ?4, finished_at = ?5,
+    args = CASE WHEN ?6 = 1 THEN args END, context = CASE WHEN ?6 = 1 THEN context END,
+    errored_due = ?6
+WHERE id = ?7 AND owner IS NULL AND state = 'pending' AND parkings = ?8"""
+ENDED_REPLIES_DUE: Final = "UPDATE reply SET due_at = ?, owner = NULL WHERE task_id = ?"
+NEXT_DEADLINE: Final = f"SELECT min(pending_deadline) FROM task WHERE {_IS_PENDING}"
+SHOWN: Final = (
+    "id", "request_id", "service", "method", "version", "resource_kind", "resource_id", "state",
+    "reason", "detail", "attempts", "parkings", "parked_at", "pending_deadline", "requested",
+    "accepted_at", "finished_at",
+)  # fmt: skip
+_SHOWN: Final = f"SELECT {', '.join(SHOWN)} FROM task WHERE"
+SHOWN_PAGE: Final = f"{_SHOWN} {_IS_PENDING} AND id > ? ORDER BY +id LIMIT ?"
+SHOWN_ONE: Final = f"{_SHOWN} request_id = ? AND recipient = '' AND service = ?"
+# ?1 is by how much the clock was set, ?3 how far it is ahead since. Each run does this: the first
+# one moves a row, and the others find it moved.
+FOLLOW_CLOCK: Final = """
+UPDATE task SET parked_at = parked_at + ?1, pending_deadline = pending_deadline + ?1,
+    parked_ahead_s = ?3
+WHERE state = 'pending' AND service = ?2 AND abs(parked_ahead_s + ?1 - ?3) < 1"""

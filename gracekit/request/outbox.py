@@ -1,0 +1,140 @@
+"""Sends notifications, and forgets each when the transport has confirmed it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Final
+
+from gracekit import backoff
+from gracekit.errors import GracekitError, StoreError, Undeliverable
+from gracekit.journal.outbox import OutboxRow, OutboxRows
+from gracekit.journal.tasks import Journal
+from gracekit.process import Point, Process
+from gracekit.rpc.failures import words_of
+from gracekit.rpc.notifications import Notification, encode_notification, timestamp_of
+from gracekit.rpc.transport import Message, Queue, Transport, notification_queue
+from gracekit.telemetry.telemetry import Telemetry
+
+AT_ONCE: Final = 50
+LOOK_EVERY_S: Final = 30.0
+"""What came without a call of `poke` is found after so long."""
+LAST_SEND_S: Final = 0.5
+"""A stop waits so long for what is left; the next start sends the rest."""
+
+
+class Outbox:
+    """The sender of one run's notifications; see `journal.outbox`.
+
+    Order is not kept: several are on their way at one time.
+
+    Args:
+        topic: Names the queues, with the priority behind it.
+        publisher: `service.host`, as readers see it.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        rows: OutboxRows,
+        journal: Journal,
+        process: Process,
+        telemetry: Telemetry,
+        *,
+        topic: str,
+        publisher: str,
+    ) -> None:
+        self._transport = transport
+        self._rows = rows
+        self._clock = journal.clock
+        self._process = process
+        self._telemetry = telemetry
+        self._topic = topic
+        self._publisher = publisher
+        self._declared: set[Queue] = set()
+        self._due = asyncio.Event()
+        self._is_failing = False
+
+    def poke(self) -> None:
+        """Something may be due."""
+        self._due.set()
+
+    async def work(self) -> None:
+        """Send what is due, until cancelled; after a failure again, after pauses that grow."""
+        pauses = backoff.NOTIFICATIONS.pauses(self._clock)
+        while True:
+            self._due.clear()
+            if await self._send_all():
+                pauses = backoff.NOTIFICATIONS.pauses(self._clock)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._due.wait()
+            else:
+                await asyncio.sleep(next(pauses))
+
+    async def finish(self) -> None:
+        """Send what is left before the transport stops, for a moment at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SEND_S):
+                await self._send_all()
+
+    async def _send_all(self) -> bool:
+        """Send until nothing is due; whether that was done."""
+        try:
+            while rows := await self._rows.due(limit=AT_ONCE):
+                now = self._clock.wall()
+                expired = [row.id for row in rows if row.expires_at <= now]
+                fresh = [row for row in rows if row.expires_at > now]
+                results = await asyncio.gather(*map(self._send, fresh))
+                sent = [row.id for row, error in zip(fresh, results, strict=True) if error is None]
+                if sent or expired:
+                    await self._rows.forget(sent, expired)
+                if not self._note(results):
+                    return False
+        except StoreError as error:
+            self._telemetry.emit("store.error", what="notifications", error=str(error))
+            return False
+        return True
+
+    def _note(self, results: Sequence[str | None]) -> bool:
+        """Whether all were sent; a failure is logged once until it is over."""
+        errors = [error for error in results if error is not None]
+        if bool(errors) is not self._is_failing:
+            self._is_failing = bool(errors)
+            if errors:
+                self._telemetry.emit("notifications.failed", topic=self._topic, error=errors[0])
+            else:
+                self._telemetry.emit("notifications.resumed", topic=self._topic)
+        return not errors
+
+    async def _send(self, row: OutboxRow) -> str | None:
+        """Send one; why it could not be sent, or None."""
+        queue = notification_queue(self._topic, row.priority.lower())
+        left_s = max(0.001, row.expires_at - self._clock.wall())
+        message = Message(body=self._body(row), expires_in_s=left_s)
+        try:
+            self._process.reach(Point.NOTIFY, "before")
+            if queue not in self._declared:
+                await self._transport.declare([queue])
+                self._declared.add(queue)
+            await self._transport.publish(queue, message)
+            self._process.reach(Point.NOTIFY, "after")
+        except Undeliverable as error:  # somebody has deleted the queue
+            self._declared.discard(queue)
+            return str(error)
+        except (GracekitError, OSError, TimeoutError) as error:
+            return str(error) or words_of(error)
+        return None
+
+    def _body(self, row: OutboxRow) -> bytes:
+        notification = Notification(
+            message_id=row.message_id,
+            publisher_id=self._publisher,
+            event_type=row.event_type,
+            priority=row.priority,
+            payload=row.payload,
+            timestamp=timestamp_of(row.at),
+            context=row.payload.get("context", {}),
+        )
+        return encode_notification(notification, unique_id=self._clock.new_id())

@@ -1,0 +1,294 @@
+"""Orders about tasks that wait for capacity, as a run carries them out for whoever may ask it.
+
+Each names the task and its version, which counts how often it was parked. So
+an order that was decided on an earlier picture changes nothing, and one that is
+repeated is carried out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gracekit.errors import (
+    ConflictError,
+    Gone,
+    InvalidArgumentsError,
+    StaleVersionError,
+    UnknownCommitError,
+    UnknownTaskError,
+)
+from gracekit.journal.order_rows import (
+    DONE,
+    OrderTarget,
+    incident_of,
+    state_of,
+    target_named,
+)
+from gracekit.journal.outbox import News, utc_text
+from gracekit.journal.pending import PendingRows, add_parked_order
+from gracekit.journal.tasks import Journal
+from gracekit.process import Point
+from gracekit.request.outbox import Outbox
+from gracekit.request.outcomes import ordered
+from gracekit.request.recovery_trigger import RecoveryTrigger
+from gracekit.rpc.method_table import MethodTable
+from gracekit.runs.members import Members
+from gracekit.store.batch import Batch
+from gracekit.store.wakeup import Wakeups
+from gracekit.telemetry.telemetry import Telemetry
+from gracekit.tracker.task import TERMINAL, Order, Reason, TaskState, Verb
+
+MOVES: Final = 20
+"""A task may change hands so often before an order about it is refused."""
+MAX_PAGE: Final = 500
+
+
+class ParkedTasks:
+    """The parked tasks of a service, as one of its runs shows and moves them.
+
+    Args:
+        trigger: Recovery is asked to look: a task may be claimed, or a hook is due.
+        wakeups: Wake the siblings, which may claim it too.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        rows: PendingRows,
+        outbox: Outbox,
+        methods: MethodTable,
+        telemetry: Telemetry,
+        *,
+        trigger: RecoveryTrigger,
+        members: Members,
+        wakeups: Wakeups,
+    ) -> None:
+        self._journal = journal
+        self._rows = rows
+        self._outbox = outbox
+        self._methods = methods
+        self._telemetry = telemetry
+        self._trigger = trigger
+        self._members = members
+        self._wakeups = wakeups
+
+    # -- looks --------------------------------------------------------------------------
+
+    async def get(self, task_id: str) -> dict[str, Any]:
+        """One task of the service, in any state.
+
+        Raises:
+            UnknownTaskError: there is none of that id.
+        """
+        columns = await self._rows.one(task_id)
+        if columns is None:
+            raise self._unknown(task_id)
+        return shown(columns)
+
+    async def page(self, *, after: int, limit: int) -> dict[str, Any]:
+        """Parked tasks in the order of their acceptance: `{"tasks": [...], "next": ...}`.
+
+        Args:
+            after: The `next` of the page before; 0 for the first one.
+            limit: At most so many, `MAX_PAGE` in any case.
+        """
+        limit = min(limit, MAX_PAGE)
+        rows = await self._rows.page(after=after, limit=limit + 1)
+        more = len(rows) > limit
+        page = rows[:limit]
+        return {"tasks": list(map(shown, page)), "next": page[-1]["id"] if more else None}
+
+    # -- orders -------------------------------------------------------------------------
+
+    async def order(
+        self,
+        task_id: str,
+        version: int,
+        order: Order,
+        *,
+        args: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Carry out an order about one task.
+
+        Args:
+            task_id: Its request id.
+            version: Of the task as it was when the order was decided on.
+            order: Retry, cancel or give up.
+            args: Arguments to replace before a retry.
+
+        Returns:
+            `{"task_id", "state", "version", "changed"}`; not changed if the same order was
+            carried out before.
+
+        Raises:
+            UnknownTaskError: there is no task of that id.
+            Gone: the task has ended; the message says how.
+            StaleVersionError: it was parked again since, or runs again.
+            InvalidArgumentsError: *args* do not fit its method.
+            StoreError: it could not be recorded, and was not done.
+        """
+        for _ in range(MOVES):
+            target = await target_named(self._journal.engine, task_id, "")
+            if target is None or target.service != self._journal.service:
+                raise self._unknown(task_id)
+            if target.state is not TaskState.PENDING or target.parkings != version:
+                return self._late(target, version, order)
+            if await self._carry_out(target, order, args):
+                return self._answer(target, changed=True, state=_end_of(order))
+        raise StaleVersionError(f"task {task_id} changes hands again and again: look at it again")
+
+    async def cancel_of(self, kind: str, name: str, order: Order) -> int:
+        """Cancel the parked tasks that name the resource; returns how many."""
+        number = 0
+        for target in await self._rows.of_resource(kind, name):
+            number += await self._carry_out(target, order, None)
+        return number
+
+    async def _carry_out(
+        self, target: OrderTarget, order: Order, args: Mapping[str, Any] | None
+    ) -> bool:
+        """Compare and set; false if the task has moved on since it was read."""
+        journal = self._journal
+        news = News.of(journal.clock, sender=journal.run_id)
+        replaced = None if args is None else await self._replaced(target, args)
+        is_retry = order.verb is Verb.RETRY
+        outcome = None if is_retry else ordered(str(target), order, target.state)
+        was = state_of(target)
+        incident = incident_of(
+            order, target.request_id, target.method, was, at=news.at, run=journal.run_id
+        )
+        batch = Batch(Point.UNPARK)
+        add_parked_order(batch, target, outcome, incident, news, args=replaced)
+        try:
+            await journal.commit(batch)
+        except ConflictError:
+            return False
+        except UnknownCommitError:
+            if not await incident.stands(journal.engine):
+                return False
+        await self._tell(target, order)
+        return True
+
+    async def _replaced(self, target: OrderTarget, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """All arguments of the task, with *args* in the place of some."""
+        row = await self._journal.row(target.id)
+        if row is None or row.args is None:
+            raise Gone(f"{target} has ended, and its arguments are not kept")
+        method = self._methods.resolve(row.namespace, row.method, row.version)
+        replaced = {**row.args, **args}
+        method.bind(replaced)
+        if (resource := method.resource_of(replaced)) != target.resource:
+            raise InvalidArgumentsError(
+                f"{target} acts on {_named(target.resource)}, and these arguments name "
+                f"{_named(resource)}: a retry keeps its resource; send a new request for another"
+            )
+        return replaced
+
+    async def _tell(self, target: OrderTarget, order: Order) -> None:
+        self._telemetry.emit(
+            "task.ordered",
+            task_id=target.request_id,
+            method=target.method,
+            verb=order.verb.value,
+            by=order.by,
+            reason=order.reason,
+            state=_end_of(order).value,
+        )
+        self._outbox.poke()
+        self._trigger.poke()
+        if order.verb is Verb.RETRY:
+            self._wakeups.wake(run.run_id for run in await self._members.others())
+
+    # -- what came too late -------------------------------------------------------------
+
+    def _late(self, target: OrderTarget, version: int, order: Order) -> dict[str, Any]:
+        """The answer to an order about another state than the present one; see `order`."""
+        if not target.parkings:
+            raise StaleVersionError(
+                f"{target} is {target.state.value} and was never parked: there is nothing to decide"
+            )
+        if version == target.parkings and _is_done(target, order):
+            return self._answer(target, changed=False, state=target.state)
+        if target.state in TERMINAL:
+            reason = f" ({target.reason})" if target.reason else ""
+            detail = f": {target.detail}" if target.detail else ""
+            raise Gone(
+                f"{target} has ended and cannot be {DONE[order.verb]}: it is "
+                f"{target.state.value}{reason}{detail}"
+            )
+        if version != target.parkings:
+            raise StaleVersionError(
+                f"{target} is {target.state.value} at version {target.parkings}, and the order "
+                f"names version {version}: look at it again, and decide anew"
+            )
+        raise StaleVersionError(
+            f"{target} was retried at version {version} and is {target.state.value} now, so it "
+            f"cannot be {DONE[order.verb]} as a parked task; `gracekit tasks cancel` ends it"
+        )
+
+    def _answer(self, target: OrderTarget, *, changed: bool, state: TaskState) -> dict[str, Any]:
+        return {
+            "task_id": target.request_id,
+            "state": state.value,
+            "version": target.parkings,
+            "changed": changed,
+        }
+
+    def _unknown(self, task_id: str) -> UnknownTaskError:
+        return UnknownTaskError(
+            f"service {self._journal.service!r} has no task {task_id[:100]!r} on record; a task "
+            "id is the request id that its client drew, and ended tasks are removed after "
+            "GRACEKIT_RETENTION"
+        )
+
+
+def shown(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """A task as resolvers see it: no arguments and no context, which are secret."""
+    kind = columns["resource_kind"]
+    is_pending = columns["state"] == TaskState.PENDING.value
+    return {
+        "task_id": columns["request_id"],
+        "service": columns["service"],
+        "method": columns["method"],
+        "resource": None if kind is None else f"{kind}:{columns['resource_id']}",
+        "state": columns["state"],
+        "reason": columns["reason"],
+        "detail": columns["detail"],
+        "attempts": columns["attempts"],
+        "version": columns["parkings"],
+        "requested": columns["requested"] if is_pending else None,
+        "parked_at": _text_of(columns["parked_at"]) if is_pending else None,
+        "deadline": _text_of(columns["pending_deadline"]) if is_pending else None,
+        "accepted_at": _text_of(columns["accepted_at"]),
+        "finished_at": _text_of(columns["finished_at"]),
+    }
+
+
+def _text_of(wall: float | None) -> str | None:
+    return None if wall is None else utc_text(wall)
+
+
+def _named(resource: tuple[str, str] | None) -> str:
+    return "no resource" if resource is None else ":".join(resource)
+
+
+def _end_of(order: Order) -> TaskState:
+    match order.verb:
+        case Verb.RETRY:
+            return TaskState.ACCEPTED
+        case Verb.CANCEL:
+            return TaskState.CANCELLED
+        case _:
+            return TaskState.ERRORED
+
+
+def _is_done(target: OrderTarget, order: Order) -> bool:
+    """Whether the task is where this order, given before, has put it; a retry may be over."""
+    match order.verb:
+        case Verb.RETRY:
+            return target.state not in TERMINAL
+        case Verb.CANCEL:
+            return target.state is TaskState.CANCELLED
+        case _:
+            return target.state is TaskState.ERRORED and target.reason == Reason.GAVE_UP.value

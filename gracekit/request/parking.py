@@ -1,0 +1,160 @@
+"""Parking: the end of an attempt that found no capacity.
+
+The row becomes PENDING in one commit with the end of its lease and the
+notifications. From that commit on no run owns the task: a resolver, an operator
+or its deadline gets it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from gracekit import backoff
+from gracekit.config.settings import Settings
+from gracekit.config.values import words_in
+from gracekit.errors import ConflictError, StoreClosedError, StoreError, StoreFinalError
+from gracekit.journal.pending import ParkRequest, PendingRows
+from gracekit.journal.rows import Address, Outcome, Parking, address_of
+from gracekit.journal.tasks import Journal
+from gracekit.journal.tasks_sql import REPLIES
+from gracekit.process import Point
+from gracekit.request.custody import Custody
+from gracekit.request.lanes import Job
+from gracekit.request.outbox import Outbox
+from gracekit.request.outcomes import not_parked, parked
+from gracekit.store.batch import Batch
+from gracekit.tracker.task import Awaited, TaskState
+
+Ended = tuple[Outcome, list[Address]]
+"""What is answered, and where."""
+
+
+class ParkingPlace:
+    """Parks the tasks of one run.
+
+    Args:
+        custody: Records the end of a task that cannot be parked.
+        outbox: Sends the notifications.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        rows: PendingRows,
+        custody: Custody,
+        outbox: Outbox,
+        settings: Settings,
+    ) -> None:
+        self._journal = journal
+        self._rows = rows
+        self._custody = custody
+        self._outbox = outbox
+        self._is_used = settings.use_pending_state
+        self._timeout_s = settings.pending_timeout_s
+        self._most = settings.pending_max
+        self._context = words_in(settings.notification_context)
+
+    async def end(self, job: Job, outcome: Outcome, requested: Mapping[str, Any] | None) -> Ended:
+        """Record how an attempt ended, or that its task waits for capacity.
+
+        Args:
+            job: Whose attempt it was.
+            outcome: As it is without the state PENDING.
+            requested: What its handler said is missing; None if it did not.
+        """
+        if requested is None or not self._takes(job):
+            return await self._finish(job, outcome)
+        return await self._park(job, outcome, requested)
+
+    def _takes(self, job: Job) -> bool:
+        """Whether a task may wait for capacity: it has a row, and is no copy of a fanout."""
+        task = job.task
+        keeps_row = task.journaled and task.on_interrupt != "requeue"
+        return self._is_used and keeps_row and not task.recipient
+
+    async def _park(self, job: Job, failed: Outcome, requested: Mapping[str, Any]) -> Ended:
+        """Record that it waits; where too many do, that it has failed.
+
+        As an outcome, the record is worth waiting for: a refused commit is tried again.
+        """
+        task, clock = job.task, self._journal.clock
+        pauses = backoff.OUTCOME.pauses(clock)
+        asked = self._asked(job, failed, requested)
+        outcome = parked(failed, self._parking(job, asked))
+        while True:
+            batch = Batch(Point.PARK)
+            room = self._rows.add_has_room(batch, self._most)
+            replies = batch.ask(REPLIES, task.row_id)
+            self._rows.add_park(batch, task, asked)
+            self._custody.add_release(batch, task, "clean")
+            try:
+                rows = (await self._journal.commit(batch))[replies]
+            except (StoreFinalError, StoreClosedError) as error:
+                self._custody.tell(error, "parking")
+                return outcome, []
+            except StoreError as error:
+                if isinstance(error, ConflictError) and error.statement == room:
+                    return await self._refuse(job, failed)
+                found = await self._custody.rows_after(error, task, "parking")
+                if found == []:
+                    return await self._finish(job, failed)
+                row = found[0] if found else None
+                if row is None or (row.state is TaskState.RUNNING and row.owner == self._me):
+                    task.waits_for = Awaited.STORE
+                    await asyncio.sleep(next(pauses))
+                    continue
+                if row.parkings > job.parkings:  # it was done, and may have gone on since
+                    self._note(job)
+                    return outcome, await self._journal.replies_due(row.id)
+                return outcome, []  # not ours any more
+            self._note(job)
+            return outcome, [address_of(row) for row in rows]
+
+    @property
+    def _me(self) -> str:
+        return self._journal.run_id
+
+    def _asked(self, job: Job, failed: Outcome, requested: Mapping[str, Any]) -> ParkRequest:
+        deadline = job.pending_deadline
+        if deadline is None:
+            timeout_s = job.method.options.pending_timeout_s
+            deadline = self._journal.clock.wall() + (
+                self._timeout_s if timeout_s is None else timeout_s
+            )
+        return ParkRequest(
+            failure=failed.failure,
+            detail=failed.detail or "",
+            requested=requested,
+            parkings=job.parkings,
+            deadline=deadline,
+            context={key: job.caller[key] for key in self._context if key in job.caller},
+        )
+
+    def _parking(self, job: Job, asked: ParkRequest) -> Parking:
+        return Parking(
+            task_id=job.task.request_id, deadline=asked.deadline, version=asked.parkings + 1
+        )
+
+    def _note(self, job: Job) -> None:
+        job.task.advance(TaskState.PENDING)
+        job.task.waits_for = None
+        self._outbox.poke()
+
+    async def _refuse(self, job: Job, failed: Outcome) -> Ended:
+        task = job.task
+        refused = not_parked(failed, self._most)
+        try:
+            await self._journal.tally(
+                "not_parked",
+                request_id=task.request_id,
+                method=task.method,
+                detail=refused.detail or "",
+            )
+        except StoreError as error:
+            self._custody.tell(error, "count of tasks that were not parked")
+        return await self._finish(job, refused)
+
+    async def _finish(self, job: Job, outcome: Outcome) -> Ended:
+        return await self._custody.finish(job, outcome, expected=TaskState.RUNNING)

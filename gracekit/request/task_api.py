@@ -1,0 +1,135 @@
+"""The namespace `gracekit.tasks` on the ops topic, for resolvers that reach nothing but the broker.
+
+A service has it with `Service(..., task_api=True)` alone: whoever may send to
+the ops topic may then move its parked tasks. Each method can be sent again, and
+is: none is journaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from gracekit.errors import InvalidArgumentsError, NoSuchMethodError
+from gracekit.journal.pending import as_errored
+from gracekit.request.context import Context, parked_tasks_of
+from gracekit.request.parked_tasks import MAX_PAGE
+from gracekit.rpc.methods import Method, MethodOptions
+from gracekit.rpc.versions import serves
+from gracekit.tracker.task import Order, Verb
+
+NAMESPACE: Final = "gracekit.tasks"
+VERSION: Final = "1.1"
+"""The first one that knows PENDING."""
+LONGEST_REASON: Final = 500
+LONGEST_NAME: Final = 100
+
+
+def task_methods() -> Iterator[Method[Any, Any]]:
+    """The methods of the namespace."""
+    options = MethodOptions(ops=True, on_interrupt="requeue", namespace=NAMESPACE, version=VERSION)
+    handlers: tuple[Callable[..., Any], ...] = (get, list_pending, retry, give_up, cancel)
+    for handler in handlers:
+        yield Method(handler, options, skip=1)
+
+
+async def get(ctx: Context, task_id: str) -> dict[str, Any]:
+    """One task in any state; to a client of 1.0 a parked one is `errored`, for `no_capacity`."""
+    task = await parked_tasks_of(ctx).get(_text("task_id", task_id))
+    return task if _knows_pending(ctx) else as_errored(task)
+
+
+async def list_pending(ctx: Context, after: int = 0, limit: int = 100) -> dict[str, Any]:
+    """Parked tasks, in the order of acceptance: `{"tasks": [...], "next": ...}`.
+
+    Args:
+        ctx: Of this request.
+        after: The `next` of the page before.
+        limit: From 1 to 500.
+    """
+    _need_pending(ctx)
+    after = _number("after", after, least=0)
+    limit = _number("limit", limit, least=1, most=MAX_PAGE)
+    return await parked_tasks_of(ctx).page(after=after, limit=limit)
+
+
+async def retry(
+    ctx: Context,
+    task_id: str,
+    version: int,
+    args: Mapping[str, Any] | None = None,
+    reason: str = "",
+) -> dict[str, Any]:
+    """Let a parked task run again.
+
+    Args:
+        ctx: Of this request.
+        task_id: Its request id.
+        version: As the notification, or `list_pending`, has shown it.
+        args: Arguments to replace.
+        reason: For the record.
+    """
+    if args is not None and not isinstance(args, Mapping):
+        raise InvalidArgumentsError(f"args = {str(args)[:50]!r} must be an object, or left out")
+    return await _order(ctx, Verb.RETRY, task_id, version, reason, args)
+
+
+async def give_up(ctx: Context, task_id: str, version: int, reason: str) -> dict[str, Any]:
+    """End a parked task as ERRORED(gave_up); its `errored` hook is called."""
+    return await _order(ctx, Verb.GIVE_UP, task_id, version, reason)
+
+
+async def cancel(ctx: Context, task_id: str, version: int, reason: str = "") -> dict[str, Any]:
+    """End a parked task as CANCELLED."""
+    return await _order(ctx, Verb.CANCEL, task_id, version, reason)
+
+
+async def _order(
+    ctx: Context,
+    verb: Verb,
+    task_id: str,
+    version: int,
+    reason: str,
+    args: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    _need_pending(ctx)
+    order = Order(verb=verb, by=caller_of(ctx), reason=_text("reason", reason)[:LONGEST_REASON])
+    return await parked_tasks_of(ctx).order(
+        _text("task_id", task_id), _number("version", version, least=1), order, args=args
+    )
+
+
+def caller_of(ctx: Context) -> str:
+    """Who asks, for the record: the user of the request's context, as far as it names one."""
+    user = ctx.get("user_id")
+    return f"{str(user)[:LONGEST_NAME]} by {NAMESPACE}" if user else f"a caller of {NAMESPACE}"
+
+
+def _knows_pending(ctx: Context) -> bool:
+    return serves(ctx.version, VERSION)
+
+
+def _need_pending(ctx: Context) -> None:
+    """Raises NoSuchMethodError to a client that asks for 1.0, which has no such verb."""
+    if not _knows_pending(ctx):
+        raise NoSuchMethodError(
+            f"{ctx.method!r} in namespace {NAMESPACE!r} is served from version {VERSION} on, and "
+            f"the request asks for {ctx.version}: send version {VERSION}"
+        )
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgumentsError(f"{name} = {str(value)[:50]!r} must be a text")
+    return value.encode(errors="backslashreplace").decode().replace("\0", "\\0")
+
+
+def _number(name: str, value: object, *, least: int, most: int | None = None) -> int:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not is_number or value < least or (most is not None and value > most):  # type: ignore[operator]
+        upto = "" if most is None else f" and at most {most}"
+        raise InvalidArgumentsError(
+            f"{name} = {str(value)[:50]} must be a whole number of at least {least}{upto}"
+        )
+    assert isinstance(value, int)
+    return value
