@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from gracekit.request.context import Context
     from gracekit.rpc.client import RpcClient
     from gracekit.rpc.methods import Method
+    from gracekit.rpc.notification_listener import NotificationListener
+    from gracekit.rpc.notifications import Notification
     from gracekit.runtime.face import Runtime
     from gracekit.service import Service, ops_method, rpc_method
     from gracekit.tracker.task import TaskState
@@ -75,6 +77,8 @@ __all__ = [
     "MethodTimeoutError",
     "NoCapacity",
     "NoSuchMethodError",
+    "Notification",
+    "NotificationListener",
     "Parked",
     "RemoteError",
     "ResourceKind",
@@ -110,6 +114,8 @@ _ELSEWHERE = {
     "Found": "recovery.resources.found",
     "Guard": "leases.leases",
     "Method": "rpc.methods",
+    "Notification": "rpc.notifications",
+    "NotificationListener": "rpc.notification_listener",
     "ResourceKind": "recovery.resources.kinds",
     "Retry": "recovery.decisions",
     "RpcClient": "rpc.client",

@@ -17,7 +17,6 @@ from msgspec import structs
 
 from gracekit.background import need_loop
 from gracekit.clock import Clock
-from gracekit.config.urls import TRANSPORT
 from gracekit.config.values import DECLARE_PROFILE, EXCHANGE, check_topic
 from gracekit.errors import (
     CallTimeoutError,
@@ -29,7 +28,7 @@ from gracekit.errors import (
 )
 from gracekit.process import Process
 from gracekit.rpc.ahead import check_open
-from gracekit.rpc.connect import open_transport
+from gracekit.rpc.connect import given_or_opened
 from gracekit.rpc.failures import rebuild
 from gracekit.rpc.message import (
     CONTROL_NAMESPACE,
@@ -186,27 +185,17 @@ class RpcClient(ClientView):
         _check_exceptions(exceptions)
         check_topic(topic, "give the one that its service has")
         self._topics = (topic, check_topic(ops_topic or f"{topic}-ops", "give another ops_topic"))
-        if not isinstance(transport, str | Transport):
-            raise ConfigError(
-                f"transport={transport!r} is neither a URL nor a transport; write it as "
-                f"{TRANSPORT!r} or 'amqp://user@host/vhost'"
-            )
         self._clock = clock or Clock()
         self._tracing = Tracing()
         self._tracing.look()
         self._owned = isinstance(transport, str)
-        self._transport = (
-            open_transport(
-                transport,
-                process=process or Process(),
-                clock=self._clock,
-                exchange=exchange,
-                profile=declare_profile,
-                creates=False,
-                max_body_bytes=max_body_bytes,
-            )
-            if isinstance(transport, str)
-            else transport
+        self._transport = given_or_opened(
+            transport,
+            process=process,
+            clock=self._clock,
+            exchange=exchange,
+            profile=declare_profile,
+            max_body_bytes=max_body_bytes,
         )
         self._exceptions = dict(exceptions)
         self._max_body_bytes = max_body_bytes

@@ -82,6 +82,46 @@ def open_transport(
             )
 
 
+def given_or_opened(
+    transport: Transport | str,
+    *,
+    process: Process | None,
+    clock: Clock,
+    exchange: str,
+    profile: str,
+    max_body_bytes: int,
+) -> Transport:
+    """The transport of a program that makes no queues of its own.
+
+    Args:
+        transport: A transport, returned as it is, or a URL; see `open_transport`.
+        process: Who this is; None for this process.
+        clock: Wall time and ids.
+        exchange: See `open_transport`.
+        profile: See `open_transport`.
+        max_body_bytes: See `open_transport`.
+
+    Raises:
+        ConfigError: the URL is wrong, or it is neither.
+    """
+    if isinstance(transport, str):
+        return open_transport(
+            transport,
+            process=process or Process(),
+            clock=clock,
+            exchange=exchange,
+            profile=profile,
+            creates=False,
+            max_body_bytes=max_body_bytes,
+        )
+    if not isinstance(transport, Transport):
+        raise ConfigError(
+            f"transport={transport!r} is neither a URL nor a transport; write it as "
+            f"{TRANSPORT!r} or 'amqp://user@host/vhost'"
+        )
+    return transport
+
+
 def queue_file(url: str) -> Path | None:
     """The file that a transport URL names, as an absolute path; None for memory or a broker.
 

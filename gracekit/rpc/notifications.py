@@ -2,33 +2,47 @@
 
     {"oslo.version":"2.0","oslo.message":"<JSON text of the notification>"}
 
-Their queue is named `<topic>.<priority in lower case>`, and their publisher
-makes it (oslo's format `messagingv2`).
+This is oslo's format `messagingv2`. A notification goes to the queue
+`<topic>.<priority in lower case>`, which its publisher declares.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from gracekit.rpc.oslo_wire import enveloped
+from gracekit.errors import BadMessageError
+from gracekit.rpc.envelope import (
+    MAX_BODY_BYTES,
+    context_in,
+    enveloped,
+    name_in,
+    object_in,
+    open_message,
+    put_context,
+    required_in,
+)
+from gracekit.rpc.message import JsonObject
 from gracekit.rpc.plain import plain
+
+PRIORITIES: Final = ("audit", "debug", "info", "warn", "error", "critical", "sample")
+"""As oslo.messaging names them, and as its queues end."""
 
 
 class Notification(msgspec.Struct, frozen=True, kw_only=True):
     """One notification.
 
     Attributes:
-        message_id: The same each time that it is sent.
-        publisher_id: `service.host`.
+        message_id: The same each time that it is delivered; readers drop what they know by it.
+        publisher_id: `service.host`; empty if its publisher named none.
         event_type: Such as `task.update`.
         priority: In capitals: `INFO`, `ERROR`, ...
         payload: Plain JSON data.
         timestamp: UTC, as oslo.messaging writes it: `2026-11-25 03:54:31.123456`.
-        context: Of the request that it comes from.
+        context: Of the request that it comes from; secret by default, never logged.
     """
 
     message_id: str
@@ -49,10 +63,14 @@ def timestamp_of(wall: float) -> str:
 def encode_notification(notification: Notification, *, unique_id: str) -> bytes:
     """Write a notification.
 
+    Args:
+        notification: What to write.
+        unique_id: New for each send, as oslo.messaging's readers drop an id that they know.
+
     Raises:
         UnserialisableError: payload or context is no plain data.
     """
-    message: dict[str, Any] = {
+    message: JsonObject = {
         "message_id": notification.message_id,
         "publisher_id": notification.publisher_id,
         "event_type": notification.event_type,
@@ -61,6 +79,28 @@ def encode_notification(notification: Notification, *, unique_id: str) -> bytes:
         "timestamp": notification.timestamp,
         "_unique_id": unique_id,
     }
-    for key, value in notification.context.items():
-        message[f"_context_{key}"] = plain(value, f"context.{key}")
+    put_context(message, notification.context)
     return enveloped(message, f"notification {notification.event_type}")
+
+
+def decode_notification(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> Notification:
+    """Read a notification, in oslo's format 2.0 or 1.0, which has no envelope.
+
+    Only `publisher_id` may be missing or null, as an oslo notifier that was given none sends it.
+
+    Raises:
+        MessageTooLargeError: the body exceeds *max_bytes*; it was not parsed.
+        BadMessageError: it is no notification.
+    """
+    message = open_message(body, max_bytes=max_bytes)
+    if "payload" not in message:  # `object_in` would read it as an empty one
+        raise BadMessageError("message has no payload")
+    return Notification(
+        message_id=required_in(message, "message_id"),
+        publisher_id=name_in(message, "publisher_id") or "",
+        event_type=required_in(message, "event_type"),
+        priority=required_in(message, "priority"),
+        payload=object_in(message, "payload"),
+        timestamp=required_in(message, "timestamp"),
+        context=context_in(message),
+    )

@@ -18,12 +18,16 @@ from gracekit.process import Point, Process
 from gracekit.rpc.amqp.bounds import CLOSE_S, TROUBLE, bounded, close_channel, said
 from gracekit.rpc.amqp.channels import MessageChannel
 from gracekit.rpc.amqp.frames import Delivered, Properties
-from gracekit.rpc.transport import OWNED, Delivery, OnDelivery, Queue, QueueKind, Settlement
+from gracekit.rpc.transport import Delivery, OnDelivery, Queue, QueueKind, Settlement
 
 ANSWER_S: Final = 10.0
 """Bound of one exchange on the channel."""
 MOST_DOUBTED: Final = 1000
 """Strays that are remembered until they come again; one more is believed at once."""
+
+# A message there asks a service to do something, under the name that the service goes by. A
+# notification asks nobody: whatever key an operator has bound its queue under, it may be read.
+_FOR_SERVICES: Final = frozenset({QueueKind.SHARED, QueueKind.DIRECTED})
 
 _Stray = tuple[bytes, int, int]
 """What a message is known by: its key, and hash and dropped size of its body."""
@@ -84,7 +88,7 @@ class Intake:
             # a delivery of another queue.
             tag = f"{number}.{self._channel.amqp.number}.{queue.name[:60]}"
             self._queues[tag] = queue
-            if queue.kind not in OWNED:
+            if queue.kind in _FOR_SERVICES:
                 self._keys[tag] = queue.name.encode()
             consuming = self._channel.consume(queue.name, tag)
             await bounded(consuming, ANSWER_S, f"consuming from {queue.name}")

@@ -37,6 +37,7 @@ from gracekit.rpc.transport import (
     Message,
     OnDelivery,
     Queue,
+    QueueKind,
     reply_queue,
 )
 from gracekit.telemetry.telemetry import Telemetry
@@ -176,10 +177,12 @@ class AmqpTransport:
         self._owned |= dict.fromkeys(queue.name for queue in queues if queue.kind in OWNED)
 
     async def remove(self, queues: Sequence[Queue]) -> None:
-        """Delete shared or directed queues that nobody reads, and their dead letters."""
+        """Delete queues that outlive their readers, where nobody reads; their dead letters too."""
         self._check_started()
         await self._reading.start()
-        topics = dict.fromkeys(queue.topic for queue in queues)
+        topics = dict.fromkeys(
+            queue.topic for queue in queues if queue.kind is not QueueKind.NOTIFICATION
+        )
         for name in (*(queue.name for queue in queues), *map(dead_letter_queue, topics)):
             if await self._readers_of(name) == 0:
                 await self._declarer.delete(name)

@@ -1,0 +1,177 @@
+"""The envelope of oslo.messaging 2.0, and the shape of what is in it.
+
+    {"oslo.version":"2.0","oslo.message":"<JSON text of the message>"}
+
+Requests, replies and notifications travel in it. Reading raises nothing but BadMessageError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from gracekit.errors import BadMessageError, MessageTooLargeError
+from gracekit.rpc.message import JsonObject
+from gracekit.rpc.plain import dumps, excerpt, loads, plain
+
+MAX_BODY_BYTES: Final = 1 << 20
+MAX_NAME: Final = 255  # characters of a method, namespace, id or queue name
+
+_VERSION_KEY: Final = "oslo.version"
+_MESSAGE_KEY: Final = "oslo.message"
+_ENVELOPE_VERSION: Final = "2.0"  # _Envelope says it too
+_CONTEXT: Final = "_context_"
+_CONTEXT_AT: Final = len(_CONTEXT)
+
+
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    """What nearly all bodies are, read in one go."""
+
+    version: Literal["2.0"] = msgspec.field(name=_VERSION_KEY)
+    message: str = msgspec.field(name=_MESSAGE_KEY)
+
+
+_envelope_of: Final = msgspec.json.Decoder(_Envelope).decode
+
+
+# -- the envelope -------------------------------------------------------------
+
+
+def enveloped(message: JsonObject, what: str) -> bytes:
+    """Write a message and the envelope around it.
+
+    Args:
+        message: Plain data.
+        what: Names it in errors.
+
+    Raises:
+        UnserialisableError: a receiver would refuse it as too deep or too large.
+    """
+    outer = {_VERSION_KEY: _ENVELOPE_VERSION, _MESSAGE_KEY: dumps(message, what)}
+    return msgspec.json.encode(outer)
+
+
+def check_size(size: int, *, max_bytes: int) -> None:
+    """See that a body of so many bytes may be parsed.
+
+    Raises:
+        MessageTooLargeError: it may not.
+    """
+    if size > max_bytes:
+        raise MessageTooLargeError(f"body of {size} bytes exceeds the limit of {max_bytes}")
+
+
+def open_message(body: bytes, *, max_bytes: int = MAX_BODY_BYTES) -> JsonObject:
+    """The message in the envelope, or a bare one (oslo's format 1.0), whatever is in it.
+
+    Raises:
+        MessageTooLargeError: the body exceeds *max_bytes*; it was not parsed.
+        BadMessageError: nothing can be read of it.
+    """
+    check_size(len(body), max_bytes=max_bytes)
+    try:
+        text = _envelope_of(body).message
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        message = _open_any(body)
+    else:
+        message = loads(text, _MESSAGE_KEY)
+    if not isinstance(message, dict):
+        raise BadMessageError(f"message is {type_word(message)}, not an object")
+    return message
+
+
+def _open_any(body: bytes) -> Any:
+    """The message of any other body: a bare one, an envelope with more keys, or a wrong one."""
+    message = loads(body, "body")
+    if isinstance(message, dict) and _VERSION_KEY in message and _MESSAGE_KEY in message:
+        version, text = message[_VERSION_KEY], message[_MESSAGE_KEY]
+        if version != _ENVELOPE_VERSION:
+            raise BadMessageError(
+                f"envelope version {excerpt(version)} is not {_ENVELOPE_VERSION!r}, "
+                "the only one spoken here"
+            )
+        if not isinstance(text, str):
+            raise BadMessageError(f"{_MESSAGE_KEY} holds {type_word(text)}, not JSON text")
+        message = loads(text, _MESSAGE_KEY)
+    return message
+
+
+# -- its shape ----------------------------------------------------------------
+
+
+def text_in(message: Mapping[str, Any], key: str, longest: int = MAX_NAME) -> str | None:
+    """Text, if there is any.
+
+    Raises:
+        BadMessageError: it is no text, or longer.
+    """
+    value = message.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise BadMessageError(f"{key} is {type_word(value)}, not text: {excerpt(value)}")
+    if len(value) > longest:
+        raise BadMessageError(f"{key} is longer than {longest} characters: {excerpt(value)}")
+    return value
+
+
+def name_in(message: Mapping[str, Any], key: str, longest: int = MAX_NAME) -> str | None:
+    """Text that a message goes by, which a journal keeps as it is.
+
+    Raises:
+        BadMessageError: it is no text, or longer, or no store takes it.
+    """
+    value = text_in(message, key, longest)
+    if value is not None and "\0" in value:
+        raise BadMessageError(f"{key} has a NUL character, which no store takes: {excerpt(value)}")
+    return value
+
+
+def required_in(message: JsonObject, key: str) -> str:
+    """The same; it must be there.
+
+    Raises:
+        BadMessageError: it is not, or it is no such text.
+    """
+    value = name_in(message, key)
+    if not value:
+        raise BadMessageError(f"message has no {key}")
+    return value
+
+
+def object_in(message: JsonObject, key: str) -> JsonObject:
+    """An object; an empty one if there is none.
+
+    Raises:
+        BadMessageError: it is something else. What it holds may be secret, and is not shown.
+    """
+    value = message.get(key, {})
+    if not isinstance(value, dict):
+        raise BadMessageError(f"{key} is {type_word(value)}, not an object")
+    return value
+
+
+def type_word(value: object) -> str:
+    """What kind of JSON a value is, for errors."""
+    names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+# -- the context --------------------------------------------------------------
+
+
+def put_context(message: JsonObject, context: Mapping[str, Any]) -> None:
+    """Add a context to a message, a key of its own for each of its keys.
+
+    Raises:
+        UnserialisableError: a value is no plain data.
+    """
+    for key, value in context.items():
+        message[f"{_CONTEXT}{key}"] = plain(value, f"context.{key}")
+
+
+def context_in(message: JsonObject) -> JsonObject:
+    """The context that travels in an opened message."""
+    return {key[_CONTEXT_AT:]: value for key, value in message.items() if key.startswith(_CONTEXT)}
