@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import sys
 
 import pytest
 
 from gracekit.errors import (
     Draining,
+    Gone,
     InvalidArgumentsError,
+    NoCapacity,
     NoSuchMethodError,
+    Parked,
     RemoteError,
+    StaleVersionError,
     UnsupportedVersionError,
 )
-from gracekit.rpc.failures import failure_of, rebuild
+from gracekit.rpc.failures import failure_of, is_foreign, rebuild
 from gracekit.rpc.message import Failure, Reply
 from gracekit.rpc.oslo_wire import MAX_BODY_BYTES, decode_reply, encode_reply
 
@@ -190,3 +195,115 @@ def test_every_rebuilt_builtin_can_be_raised_in_a_coroutine():
         error = rebuild(failure("builtins", name, "x"), {})
         assert isinstance(error, Exception)
         assert not isinstance(error, StopIteration | StopAsyncIteration)
+
+
+# -- parked tasks -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NoCapacity("no memory"), Parked("t1", 1e9, 3), Gone("gone"), StaleVersionError("2 is now 3")],
+)
+def test_what_is_said_of_a_parked_task_is_rebuilt(error):
+    """
+    With its class, its arguments and its text, through the bytes of a reply.
+    """
+    reply = Reply(msg_id="m", reply_id="r", failure=failure_of(raised(error)))
+    rebuilt = rebuild(decode_reply(encode_reply(reply)).failure, {})
+
+    assert type(rebuilt) is type(error)
+    assert (rebuilt.args, str(rebuilt)) == (error.args, str(error))
+
+
+def test_a_rebuilt_parked_has_its_attributes():
+    """
+    They are its arguments.
+    """
+    rebuilt = rebuild(failure_of(Parked("t1", 1e9, 3)), {})
+
+    assert isinstance(rebuilt, Parked)
+    assert (rebuilt.task_id, rebuilt.deadline, rebuilt.version) == ("t1", 1e9, 3)
+
+
+def test_what_is_missing_is_not_sent():
+    """
+    It is for those who make room, and not for the caller.
+    """
+    written = failure_of(NoCapacity("no memory", requested={"memory_mb": 8192}))
+
+    assert "8192" not in repr(written)
+    assert rebuild(written, {}).requested == {}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (),
+        ("t1",),
+        (7, 1e9, 1),
+        ("t1", "soon", 1),
+        ("t1", True, 1),
+        ("t1", 1e9, 1.5),
+        ("t1", 1e9, True),
+        ("t1", 1e9, 0),
+        ("t1", -1, 1),
+        ("t1", 10**400, 1),
+        ("t1", float("nan"), 1),
+        ("", 1e9, 1),
+        ("t" * 256, 1e9, 1),
+        ("t1", 1e9, 1, 1),
+    ],
+)
+def test_a_parked_that_cannot_be_is_a_remote_error(args):
+    """
+    Whatever arguments arrive, the caller gets an exception with the text that was sent.
+    """
+    rebuilt = rebuild(failure("gracekit.errors", "Parked", *args), {})
+
+    assert type(rebuilt) is RemoteError
+    assert str(rebuilt) == "Parked: said"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        failure("gracekit.errors", "NoCapacity", "no memory"),
+        failure("builtins", "ValueError", "v"),
+        failure("myapp", "NotFound", "n"),
+        failure("far.away", "Unknown", "u"),
+    ],
+)
+def test_what_came_in_a_message_is_foreign(sent):
+    """
+    Of any class, RemoteError too; also where it is raised on.
+    """
+    rebuilt = rebuild(sent, {"myapp.NotFound": NotFound})
+
+    assert is_foreign(rebuilt)
+    assert is_foreign(raised(rebuilt))
+    assert is_foreign(copy.copy(rebuilt))
+
+
+class Closed(Exception):  # noqa: N818
+    """Shows nobody its attributes."""
+
+    @property
+    def __dict__(self) -> dict[str, object]:  # type: ignore[override]
+        raise RuntimeError("closed")
+
+
+@pytest.mark.parametrize("error", [NoCapacity("here"), ValueError(), Closed()])
+def test_what_was_raised_here_is_not_foreign(error):
+    """
+    Also a new one because of a foreign one; the question never raises.
+    """
+    error.__cause__ = rebuild(failure("gracekit.errors", "NoCapacity", "there"), {})
+
+    assert not is_foreign(error)
+
+
+def test_what_takes_no_mark_is_rebuilt_all_the_same():
+    """
+    An application's class may do as it likes.
+    """
+    assert type(rebuild(failure("app", "Closed"), {"app.Closed": Closed})) is Closed

@@ -81,6 +81,30 @@ def test_a_call_has_these_bytes():
     )
 
 
+def test_a_caller_that_knows_pending_says_so_beside_its_address():
+    """
+    Not in the context, which handlers pass on; and whoever does not know it sends no such key.
+    """
+    reply = ReplyAddress(queue="reply_q", msg_id="m1", knows_pending=True)
+    knowing = Request(request_id="u1", method="ping", args={}, reply=reply)
+    inner = json.loads(json.loads(encode_request(knowing))["oslo.message"])
+
+    assert inner["_gracekit_pending"] is True
+    assert decode_request(encode_request(knowing)) == knowing
+    assert b"pending" not in encode_request(CALL)
+
+
+@pytest.mark.parametrize("value", [False, None, 1, "true", [True], {"a": True}])
+def test_only_true_says_that_a_caller_knows_pending(value):
+    """
+    Anything else is not understood, and must not change the answer, nor refuse the request.
+    """
+    message = {"method": "m", "_msg_id": "a", "_reply_q": "reply_q", "_gracekit_pending": value}
+    request = decode_request(envelope(message))
+
+    assert request.reply == ReplyAddress(queue="reply_q", msg_id="a", knows_pending=False)
+
+
 def test_a_cast_has_these_bytes():
     """
     A cast carries no reply keys, and neither namespace nor version where they are the default.
