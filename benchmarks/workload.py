@@ -31,8 +31,8 @@ AHEAD: Final = 512
 class Site:
     """The service and its two ends: handlers that may be parked, and who waits for ends."""
 
-    def __init__(self, methods: int = 1) -> None:
-        self.service = Service(TOPIC)
+    def __init__(self, methods: int = 1, *, task_api: bool = False) -> None:
+        self.service = Service(TOPIC, task_api=task_api)
         self.let_go = asyncio.Event()
         self._parked = 0
         self._more_parked = asyncio.Event()
@@ -93,6 +93,16 @@ class Sender:
         if (future := self._waiting.pop(task.request_id, None)) is not None:
             future.set_result(None)
 
+    def leaving(self, request_id: str) -> asyncio.Future[None]:
+        """Done when the task of that id leaves the tracker the next time."""
+        return self._waiting.setdefault(request_id, asyncio.get_running_loop().create_future())
+
+    async def finish(self, method: str) -> str:
+        """Send one and wait until its task has left the tracker; its id."""
+        request_id, message = self._encoded(method, ARGS)
+        await self._finish(request_id, message)
+        return request_id
+
     async def cast(self, method: str) -> None:
         """Send one."""
         await self._transport.publish(shared_queue(TOPIC), self._encoded(method, ARGS)[1])
@@ -142,7 +152,7 @@ class Sender:
 
 @contextlib.asynccontextmanager
 async def serving(
-    site: Site, directory: Path, name: str, **settings: Any
+    site: Site, directory: Path, name: str, *, process: Process | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Runtime, Sender]]:
     """Serve *site* on the memory transport and a store on disk; drained at the end."""
     broker = MemoryBroker()
@@ -158,7 +168,7 @@ async def serving(
     transport = MemoryTransport(broker, Process())
     await transport.start()
     # A store in memory would not do what a service pays for.
-    runtime = Runtime(site.service, Settings(**given | settings), broker=broker)
+    runtime = Runtime(site.service, Settings(**given | settings), broker=broker, process=process)
     async with runtime:
         try:
             yield runtime, Sender(transport, runtime, name)

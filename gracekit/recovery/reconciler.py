@@ -184,7 +184,7 @@ class Reconciler:
         await self._claims.take_duties()
         await self._duties.send_due_replies()
         await self._duties.take_notifications()
-        await self._overdue.end_all()
+        await self.end_overdue()
         if self._settings.startup_reconciliation_enabled:
             if look:
                 await self._gates.hold_all()
@@ -258,6 +258,10 @@ class Reconciler:
         And end the parked tasks whose deadline has passed while nobody ran.
         """
         await self._adoption.adopt_dead_runs()
+        await self.end_overdue()
+
+    async def end_overdue(self) -> None:
+        """End the parked tasks whose deadline has passed."""
         await self._overdue.end_all()
 
     async def gate(self) -> None:

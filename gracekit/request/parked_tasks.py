@@ -196,7 +196,7 @@ class ParkedTasks:
             state=_end_of(order).value,
         )
         self._outbox.poke()
-        self._trigger.poke()
+        self._trigger.go_on()
         if order.verb is Verb.RETRY:
             self._wakeups.wake(run.run_id for run in await self._members.others())
 

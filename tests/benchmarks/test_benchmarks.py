@@ -35,6 +35,12 @@ CASES = {
         "peak resident above idle",
         "none of 40 stuck: ready / no kind",
     },
+    "pending": {
+        "parked and retried / plain",
+        "commits more of that",
+        "a request beside 20 parked / 0",
+        "a sweep that finds nothing beside 20 parked / 0",
+    },
     "growth": {"20 in flight / 1", "20 in history / 0", "20 methods / 1", "20 resources / 1"},
     "memory": {"tracked above bare, 200", "full collection, 200 served"},
     "operators": {"processor time of that", "p99 of /readyz beside them", "idle, above off"},
