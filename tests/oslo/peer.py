@@ -24,6 +24,7 @@ backend.init_backend(backend.BackendType.THREADING)  # else oslo_messaging wants
 
 import oslo_messaging  # noqa: E402
 from oslo_config import cfg  # noqa: E402
+from oslo_context.context import RequestContext  # noqa: E402
 from oslo_messaging.rpc.server import RPCServer  # noqa: E402
 
 from tests.oslo import faults  # noqa: E402
@@ -173,6 +174,33 @@ class RecordingServer(RPCServer):
         self.mouth.say(event="ended", **what)
 
 
+# -- the listener's side ----------------------------------------------------------------
+
+
+class Told:
+    """Takes notifications of the priorities that oslo.messaging lets an endpoint have."""
+
+    def __init__(self, mouth: Mouth) -> None:
+        for priority in ("audit", "debug", "info", "warn", "error", "critical", "sample"):
+            setattr(self, priority, self._taker(mouth, priority))
+
+    def _taker(self, mouth: Mouth, priority: str) -> Callable[..., None]:
+        def take(
+            ctxt: Any, publisher_id: str, event_type: str, payload: Any, metadata: Data
+        ) -> None:
+            mouth.say(
+                event="notified",
+                priority=priority,
+                ctxt=ctxt,
+                publisher_id=publisher_id,
+                event_type=event_type,
+                payload=payload,
+                metadata=metadata,
+            )
+
+        return take
+
+
 # -- serializers ------------------------------------------------------------------------
 
 
@@ -190,6 +218,13 @@ class Labels(oslo_messaging.Serializer):
 
     def deserialize_context(self, ctxt: Any) -> Any:
         return {**ctxt, "deserialized": True}
+
+
+class ContextAsData(oslo_messaging.NoOpSerializer):
+    """For contexts that are objects, as those of OpenStack's services."""
+
+    def serialize_context(self, ctxt: Any) -> Any:
+        return ctxt.to_dict()
 
 
 def _who(ctxt: Any) -> Any:
@@ -216,6 +251,9 @@ class Peer:
         )
         self._serializer = SERIALIZERS[conf.peer_serializer]()
         self._servers: dict[str, RPCServer] = {}
+        self._notifications: Any = None  # a transport of its own, made when it is used
+        self._listeners: list[Any] = []
+        self._conf = conf
         self._spans = _kept_spans() if conf.peer_spans else None
 
     def serve(
@@ -263,6 +301,36 @@ class Peer:
         """`can_send_version`."""
         return bool(self._client(target, options).can_send_version(version))
 
+    def listen(self, topic: str) -> None:
+        """Read the notifications of a topic; ready when it returns."""
+        listener = oslo_messaging.get_notification_listener(
+            self._notification_transport(),
+            [oslo_messaging.Target(topic=topic)],
+            [Told(self._mouth)],
+        )
+        listener.start()
+        self._listeners.append(listener)
+
+    def notify(
+        self, topic: str, driver: str, publisher_id: str | None, priority: str, ctxt: Data,
+        event_type: str, payload: Any,
+    ) -> None:  # fmt: skip
+        """Send one notification by a notifier of that driver: `messaging` or `messagingv2`."""
+        notifier = oslo_messaging.Notifier(
+            self._notification_transport(),
+            publisher_id=publisher_id,
+            driver=driver,
+            topics=[topic],
+            serializer=ContextAsData(),
+        )
+        # Of a context that is a dictionary a notifier sends nothing.
+        getattr(notifier, priority)(RequestContext(**ctxt), event_type, payload)
+
+    def _notification_transport(self) -> Any:
+        if self._notifications is None:
+            self._notifications = oslo_messaging.get_notification_transport(self._conf)
+        return self._notifications
+
     def spans(self) -> list[dict[str, Any]]:
         """Spans that have ended."""
         assert self._spans is not None, "set peer_spans"
@@ -279,6 +347,11 @@ class Peer:
 
     def close(self) -> None:
         self.gates.open_all()
+        for listener in self._listeners:
+            listener.stop()
+            listener.wait()
+        if self._notifications is not None:
+            self._notifications.cleanup()
         for server in self._servers.values():
             server.stop()
         for server in self._servers.values():
@@ -299,7 +372,10 @@ def _kept_spans() -> Any:
     return spans
 
 
-COMMANDS: Final = ("serve", "stop", "wait", "open", "call", "cast", "can_send", "spans")
+COMMANDS: Final = (
+    *("serve", "stop", "wait", "open", "call", "cast", "can_send", "spans"),
+    *("listen", "notify"),
+)
 
 
 def obey(peer: Peer, mouth: Mouth, command: dict[str, Any]) -> None:

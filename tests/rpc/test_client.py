@@ -23,6 +23,7 @@ from gracekit.errors import (
     InvalidArgumentsError,
     MessageTooLargeError,
     NoSuchMethodError,
+    Parked,
     RemoteError,
     RpcError,
     Undeliverable,
@@ -887,6 +888,7 @@ async def test_a_host_that_names_no_queue_is_refused(client, host):
         ({"context": "ann"}, "context='ann' is no mapping; write context={'user_id'"),
         ({"ops": "no"}, "ops='no' must be True or False"),
         ({"fail_fast": None}, "fail_fast=None must be True or False"),
+        ({"pending": 1}, "pending=1 must be True or False"),
     ],
 )
 async def test_an_option_of_a_wrong_type_is_a_sentence(client, options, said):
@@ -911,6 +913,38 @@ def test_a_client_of_nothing_is_refused(transport, topic, said):
     """
     with pytest.raises(ConfigError, match=said):
         RpcClient(transport, topic)
+
+
+# -- parked tasks -----------------------------------------------------------------------
+
+
+async def test_a_call_says_that_its_client_knows_pending(client, echo):
+    """
+    Where that was prepared, and beside its address: the handler's context has nothing of it.
+    """
+    await client.prepare(pending=True).cast("echo")
+    await client.call("echo")
+    await client.prepare(pending=True).call("echo")
+    await client.prepare(pending=True).prepare(pending=False).call("echo")
+
+    knowing = [request.reply and request.reply.knows_pending for request in echo.requests]
+    assert knowing == [None, False, True, False]
+    assert [dict(request.context) for request in echo.requests] == [{}] * 4
+
+
+async def test_a_call_of_a_parked_task_ends_with_parked(client, echo):
+    """
+    The exception says under which id the task waits, until when, and in which version.
+    """
+
+    def park(request: Request) -> None:
+        raise Parked(request.request_id, 1e9, 2)
+
+    echo.answer = park
+    with pytest.raises(Parked) as parked:
+        await client.prepare(pending=True, request_id="t1").call("echo")
+
+    assert (parked.value.task_id, parked.value.deadline, parked.value.version) == ("t1", 1e9, 2)
 
 
 # -- life -----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from gracekit.rpc.transport import (
     QueueKind,
     Transport,
     directed_queue,
+    notification_queue,
     shared_queue,
 )
 from tests.rpc.kit import (
@@ -36,6 +38,7 @@ from tests.scale import scale
 from tests.stress import stress
 
 QUEUE = shared_queue("compute")
+NOTIFICATIONS = notification_queue("compute-notifications", "info")
 
 
 BROKER = pytest.mark.server
@@ -652,6 +655,126 @@ async def test_a_dead_letter_is_kept_with_its_reason(machine, one, other, inbox)
     assert await machine.dead_letters() == [
         DeadLetter(queue=QUEUE.name, body=b"\xff", headers={"h": "1"}, reason=reason)
     ]
+
+
+# -- notifications ---------------------------------------------------------------------
+
+
+async def test_notifications_wait_for_readers_yet_to_come(machine):
+    """
+    Their queue outlives the publisher that declared it, and each reader; they keep their order.
+    """
+    publisher = await machine.connect()
+    await publisher.declare([NOTIFICATIONS])
+    await publish(publisher, "a", "b", "c", queue=NOTIFICATIONS)
+    await publisher.stop()
+    first, second = Inbox(), Inbox()
+
+    reader = await machine.connect()
+    await reader.consume([NOTIFICATIONS], first.put, prefetch=1)
+    await (await first.next()).ack()
+    await reader.stop()
+    reader = await machine.connect()
+    await reader.consume([NOTIFICATIONS], second.put, prefetch=10)
+    await second.take(2)
+
+    assert (first.bodies[0], second.bodies) == ("a", ["b", "c"])
+
+
+async def test_notifications_that_were_not_settled_come_again(one, other, inbox):
+    """
+    Given back, or held by a reader that has gone: in their old order, and marked.
+    """
+    later = Inbox()
+    await one.consume([NOTIFICATIONS], inbox.put, prefetch=2)
+    await publish(other, "a", "b", "c", queue=NOTIFICATIONS)
+    await inbox.take(2)
+    await one.stop()
+    await other.consume([NOTIFICATIONS], later.put, prefetch=10)
+    await later.take(3)
+
+    assert later.bodies == ["a", "b", "c"]
+    assert [delivery.redelivered for delivery in later.all] == [True, True, False]
+    await later.all[1].give_back()
+    assert (await later.next()).body == b"b"
+
+
+async def test_two_readers_share_notifications(one, other, inbox):
+    """
+    Each goes to one of them.
+    """
+    others = Inbox()
+    await one.consume([NOTIFICATIONS], inbox.put, prefetch=1)
+    await other.consume([NOTIFICATIONS], others.put, prefetch=1)
+    await publish(one, "a", "b", queue=NOTIFICATIONS)
+    await inbox.take()
+    await others.take()
+
+    assert sorted(inbox.bodies + others.bodies) == ["a", "b"]
+
+
+async def test_notifications_that_nobody_reads_expire(machine, one, inbox):
+    """
+    Each after its own time, so that a queue without a reader does not grow for ever.
+    """
+    await one.declare([NOTIFICATIONS])
+    for text, expires_in_s in (("short", 0.01), ("long", 600), ("for ever", None)):
+        await one.publish(NOTIFICATIONS, message(text, expires_in_s=expires_in_s))
+
+    await machine.pass_time(0.02)
+    await one.consume([NOTIFICATIONS], inbox.put, prefetch=10)
+    await inbox.take(2)
+
+    assert inbox.bodies == ["long", "for ever"]
+
+
+async def test_notifications_are_counted(one, other):
+    """
+    As what any queue holds; the queue counts nothing before it is declared.
+    """
+    assert await other.depth([NOTIFICATIONS]) == 0
+    await one.declare([NOTIFICATIONS])
+    await publish(one, "a", "b", queue=NOTIFICATIONS)
+
+    assert await other.depth([NOTIFICATIONS]) == 2
+
+
+async def test_a_notification_queue_that_was_removed_is_declared_again(one, other, inbox):
+    """
+    Until then a publisher is told that its notification was not kept.
+    """
+    with pytest.raises(Undeliverable, match=re.escape(NOTIFICATIONS.name)):
+        await publish(one, "too early", queue=NOTIFICATIONS)
+    await one.declare([NOTIFICATIONS])
+    await publish(one, "a", queue=NOTIFICATIONS)
+    reader = await other.consume([NOTIFICATIONS], inbox.put, prefetch=1)
+    await (await inbox.next()).ack()
+    await reader.cancel()
+    await wait_removed(other, NOTIFICATIONS)
+
+    with pytest.raises(Undeliverable, match=re.escape(NOTIFICATIONS.name)):
+        await publish(one, "lost", queue=NOTIFICATIONS)
+    await one.declare([NOTIFICATIONS])
+    await publish(one, "b", queue=NOTIFICATIONS)
+    await other.consume([NOTIFICATIONS], inbox.put, prefetch=1)
+
+    assert (await inbox.next()).body == b"b"
+
+
+async def wait_removed(transport: Transport, queue: Queue) -> None:
+    """Until its reader has left."""
+    async with asyncio.timeout(PATIENCE_S):
+        while await transport.prune([queue]) != [queue]:
+            await asyncio.sleep(0.01)
+
+
+async def test_no_notification_queue_is_taken_for_one_of_a_host(one):
+    """
+    It is named like a directed queue of its topic, and no host reads it.
+    """
+    await one.declare([NOTIFICATIONS])
+
+    assert await one.directed([NOTIFICATIONS.topic]) == []
 
 
 # -- life ----------------------------------------------------------------------------
