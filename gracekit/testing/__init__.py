@@ -9,6 +9,7 @@ from gracekit.testing.calls import Caller, Pending
 from gracekit.testing.faults import Fault
 from gracekit.testing.kit import InMemoryService, ServiceFaultError
 from gracekit.testing.loop import NothingLeftError, VirtualLoop, run
+from gracekit.testing.parked import ParkedTask
 from gracekit.tracker.task import TaskState
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Fault",
     "InMemoryService",
     "NothingLeftError",
+    "ParkedTask",
     "Pending",
     "Point",
     "ResourceOutcome",

@@ -10,6 +10,8 @@ from typing import Any, Protocol, Self
 from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
+from gracekit.rpc.memory import MemoryBroker
+from gracekit.rpc.transport import Message, QueueKind
 from gracekit.service import Service
 from gracekit.testing.faults import Faults, PlannedFaults
 from gracekit.testing.machine import Life, Machine
@@ -122,8 +124,35 @@ class InstanceLife(Life):
         self._loop.thaw(self)
 
 
+class NotingBroker(MemoryBroker):
+    """A broker that keeps a copy of each notification.
+
+    Attributes:
+        notifications: The topic of its queue, and its body, in the order in which they were sent.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notifications: list[tuple[str, bytes]] = []
+
+    def put(self, queue: str, message: Message) -> bool:
+        """See `MemoryBroker.put`."""
+        if not super().put(queue, message):
+            return False
+        target = self._queues[queue].queue
+        if target.kind is QueueKind.NOTIFICATION:
+            self.notifications.append((target.topic, message.body))
+        return True
+
+
 class InstanceMachine(Machine):
-    """The machine under `InMemoryService`s."""
+    """The machine under `InMemoryService`s.
+
+    Attributes:
+        broker: Remembers what was sent to notification queues.
+    """
+
+    broker: NotingBroker
 
     @classmethod
     def open(cls, seed: int) -> Self:
@@ -142,6 +171,7 @@ class InstanceMachine(Machine):
 
     def __init__(self, *, seed: int) -> None:
         super().__init__(seed=seed)
+        self.broker = NotingBroker()  # nothing is connected yet
         self._loop().set_exception_handler(_tell)
 
     def faults_of(self, life: Life) -> Faults:

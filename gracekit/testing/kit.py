@@ -33,6 +33,7 @@ from gracekit.testing.faults import Fault, PlannedFaults
 from gracekit.testing.instance import InstanceLife, InstanceMachine
 from gracekit.testing.loop import NothingLeftError, VirtualLoop, waiting_at
 from gracekit.testing.machine import EmittedEvent
+from gracekit.testing.parked import ParkedSight
 from gracekit.testing.passes import ByHand
 from gracekit.testing.ports import COMMIT_FAULTS, WIRE_STEPS, VirtualClock
 from gracekit.testing.traps import Blow, Trap
@@ -62,7 +63,7 @@ class ServiceFaultError(AssertionError):
     """Something went wrong that no assertion of the test has seen; the message lists it."""
 
 
-class InMemoryService(Caller, ByHand):
+class InMemoryService(Caller, ByHand, ParkedSight):
     """A service in memory: `async with InMemoryService(svc) as one: ...`.
 
     Entering starts its first process; leaving drains the last one, and raises
@@ -400,6 +401,8 @@ class InMemoryService(Caller, ByHand):
     async def settled(self, *, within_s: float = 3600.0) -> None:
         """Wait until every request that was sent has come to its end, and was answered.
 
+        A task that is parked is at rest, and not waited for; the notifications about it are.
+
         Raises:
             AssertionError: something is still unfinished; the message lists it.
         """
@@ -422,13 +425,15 @@ class InMemoryService(Caller, ByHand):
         return True
 
     def _unfinished(self) -> list[str]:
-        sql = """SELECT method, request_id, state FROM task
-                 WHERE service = ? AND (finished_at IS NULL OR errored_due = 1) ORDER BY id"""
+        sql = """SELECT method, request_id, state FROM task WHERE service = ? AND state != 'pending'
+                 AND (finished_at IS NULL OR errored_due = 1) ORDER BY id"""
         rows = self.machine.rows(sql, self.service.topic)
         found = [f"{row['method']} {row['request_id']} {row['state']}" for row in rows]
         tracked = self.runtime.ground.tracker
         known = {row["request_id"] for row in rows}
         found += [f"{task} in flight" for task in tracked if task.request_id not in known]
+        sql = "SELECT 'notification', event_type, 'to be sent' FROM outbox WHERE service = ?"
+        found += [" ".join(row.values()) for row in self.machine.rows(sql, self.service.topic)]
         waiting = {name: self.machine.broker.waiting(name) for name in self._queues()}
         return found + [f"{n} waiting in {name}" for name, n in waiting.items() if n]
 
