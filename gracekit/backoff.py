@@ -52,6 +52,8 @@ WORK: Final = Backoff(first_s=0.1, most_s=10.0, jitter=True)
 well again: its pauses begin anew."""
 RECOVERY_S: Final = 5.0
 """A pass of recovery, or what is done beside it, that failed."""
+OVERDUE_S: Final = 1.0
+"""A parked task whose deadline has passed, and which could not be ended."""
 PROBE: Final = Backoff(first_s=1.0, most_s=60.0)
 """A probe that raised or was slow, or a task that could not be settled."""
 RESOURCES_S: Final = 5.0

@@ -24,11 +24,10 @@ from gracekit.journal.order_rows import (
     state_of,
     target_named,
 )
-from gracekit.journal.outbox import News
-from gracekit.journal.pending import add_parked_order
 from gracekit.journal.tasks import Journal
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
+from gracekit.request.parked_tasks import ParkedTasks
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.store.batch import Batch
 from gracekit.telemetry.telemetry import Telemetry
@@ -47,6 +46,7 @@ class Orders:
 
     Args:
         dispatcher: Cancels a task in flight as its order says.
+        parked_tasks: Carries out what is ordered about a task that waits for capacity.
         trigger: Recovery is asked to look: a reply or a hook may be due.
     """
 
@@ -55,11 +55,13 @@ class Orders:
         journal: Journal,
         tracker: Tracker,
         dispatcher: Dispatcher,
+        parked_tasks: ParkedTasks,
         telemetry: Telemetry,
         *,
         trigger: RecoveryTrigger,
     ) -> None:
         self._journal = journal
+        self._parked_tasks = parked_tasks
         self._tracker = tracker
         self._telemetry = telemetry
         self._dispatcher = dispatcher
@@ -149,7 +151,8 @@ class Orders:
         if target.state in RETRIED:  # no run works on it, whichever owns it
             return await self._change(target, order)
         if target.state is TaskState.PENDING and target.service == self._journal.service:
-            return await self._change(target, order)
+            end = await self._parked_tasks.carry_out(target, order)
+            return None if end is None else {"state": end.value}
         if target.owner != self._journal.run_id:
             return {"moved": True, "state": target.state.value}
         if target.state is not TaskState.HANDED_OVER:
@@ -169,11 +172,7 @@ class Orders:
             outcome = ordered(str(target), order, target.state)
         incident = self._incident(target.request_id, target.method, order, state_of(target))
         batch = Batch(Point.SETTLE)
-        if target.state is TaskState.PENDING:
-            news = News.of(self._journal.clock, sender=self._journal.run_id)
-            add_parked_order(batch, target, outcome, incident, news)
-        else:
-            add_order(batch, target, outcome, incident, dead=False)
+        add_order(batch, target, outcome, incident, dead=False)
         try:
             await self._journal.commit(batch)
         except ConflictError:

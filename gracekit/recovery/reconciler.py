@@ -162,7 +162,9 @@ class Reconciler:
         """Seconds until a parked task is overdue; *longest* if that is later, or not known."""
         with contextlib.suppress(StoreError):
             if (moment := await self._overdue.next_deadline()) is not None:
-                return max(0.05, min(longest, moment - self._clock.wall()))
+                left_s = moment - self._clock.wall()
+                # What this pass has not ended, it could not: the store refuses, perhaps.
+                return min(longest, max(0.05, left_s) if left_s > 0 else backoff.OVERDUE_S)
         return longest
 
     # -- one pass -----------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gracekit.config.values import did_you_mean
 from gracekit.errors import (
     ConflictError,
     Gone,
@@ -134,21 +135,37 @@ class ParkedTasks:
                 raise self._unknown(task_id)
             if target.state is not TaskState.PENDING or target.parkings != version:
                 return self._late(target, version, order)
-            if await self._carry_out(target, order, args):
-                return self._answer(target, changed=True, state=_end_of(order))
+            if (end := await self.carry_out(target, order, args)) is not None:
+                return self._answer(target, changed=True, state=end)
         raise StaleVersionError(f"task {task_id} changes hands again and again: look at it again")
 
     async def cancel_of(self, kind: str, name: str, order: Order) -> int:
-        """Cancel the parked tasks that name the resource; returns how many."""
-        number = 0
-        for target in await self._rows.of_resource(kind, name):
-            number += await self._carry_out(target, order, None)
-        return number
+        """Cancel the parked tasks that name the resource; returns how many.
 
-    async def _carry_out(
-        self, target: OrderTarget, order: Order, args: Mapping[str, Any] | None
-    ) -> bool:
-        """Compare and set; false if the task has moved on since it was read."""
+        Raises:
+            InvalidArgumentsError: no method of the service acts on that *kind*.
+        """
+        kinds = {m.options.resource[0] for m in self._methods if m.options.resource is not None}
+        if kind not in kinds:
+            known = ", ".join(sorted(kinds)) or "none"
+            raise InvalidArgumentsError(
+                f"no method of the service acts on a resource {kind[:50]!r}"
+                f"{did_you_mean(kind, kinds)}; its kinds are {known}"
+            )
+        ends = [
+            await self.carry_out(target, order)
+            for target in await self._rows.of_resource(kind, name)
+        ]
+        return sum(end is not None for end in ends)
+
+    async def carry_out(
+        self, target: OrderTarget, order: Order, args: Mapping[str, Any] | None = None
+    ) -> TaskState | None:
+        """Compare and set the row of a parked task; see `order` for *args* and what is raised.
+
+        Returns:
+            Its state now; None if it has moved on since it was read.
+        """
         journal = self._journal
         news = News.of(journal.clock, sender=journal.run_id)
         replaced = None if args is None else await self._replaced(target, args)
@@ -163,12 +180,13 @@ class ParkedTasks:
         try:
             await journal.commit(batch)
         except ConflictError:
-            return False
+            return None
         except UnknownCommitError:
             if not await incident.stands(journal.engine):
-                return False
-        await self._tell(target, order)
-        return True
+                return None
+        end = TaskState.ACCEPTED if outcome is None else outcome.state
+        await self._tell(target, order, end)
+        return end
 
     async def _replaced(self, target: OrderTarget, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """All arguments of the task, with *args* in the place of some."""
@@ -185,7 +203,7 @@ class ParkedTasks:
             )
         return replaced
 
-    async def _tell(self, target: OrderTarget, order: Order) -> None:
+    async def _tell(self, target: OrderTarget, order: Order, end: TaskState) -> None:
         self._telemetry.emit(
             "task.ordered",
             task_id=target.request_id,
@@ -193,7 +211,7 @@ class ParkedTasks:
             verb=order.verb.value,
             by=order.by,
             reason=order.reason,
-            state=_end_of(order).value,
+            state=end.value,
         )
         self._outbox.poke()
         self._trigger.go_on()
@@ -271,16 +289,6 @@ def _text_of(wall: float | None) -> str | None:
 
 def _named(resource: tuple[str, str] | None) -> str:
     return "no resource" if resource is None else ":".join(resource)
-
-
-def _end_of(order: Order) -> TaskState:
-    match order.verb:
-        case Verb.RETRY:
-            return TaskState.ACCEPTED
-        case Verb.CANCEL:
-            return TaskState.CANCELLED
-        case _:
-            return TaskState.ERRORED
 
 
 def _is_done(target: OrderTarget, order: Order) -> bool:

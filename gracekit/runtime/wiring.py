@@ -409,6 +409,7 @@ def _control(
             records.journal,
             tracker,
             requests.dispatcher,
+            requests.services.parked_tasks,
             ground.telemetry,
             trigger=requests.trigger,
         ),
