@@ -15,7 +15,15 @@ from typing import Any, Final, Self
 from gracekit import backoff
 from gracekit.background import need_loop
 from gracekit.clock import Clock
-from gracekit.config.values import DECLARE_PROFILE, EXCHANGE, check_topic, did_you_mean
+from gracekit.config.values import (
+    DECLARE_PROFILE,
+    EXCHANGE,
+    HOST,
+    LONGEST_QUEUE,
+    PATTERN_SAID,
+    did_you_mean,
+    is_pattern,
+)
 from gracekit.errors import (
     BadMessageError,
     ConfigError,
@@ -31,6 +39,7 @@ from gracekit.rpc.transport import Consumer, Delivery, Transport, notification_q
 from gracekit.telemetry.telemetry import Telemetry
 
 _PREFETCH: Final = 10
+_LONGEST_TOPIC: Final = LONGEST_QUEUE - len(".critical")  # no exchange is named for it
 _MOST_PREFETCH: Final = 65_535  # RabbitMQ's field has two bytes
 
 
@@ -86,7 +95,7 @@ class NotificationListener:
         declare_profile: str = DECLARE_PROFILE,
         prefetch: int = _PREFETCH,
     ) -> None:
-        check_topic(topic, "give the one that its publishers have")
+        _check_topic(topic)
         self.unreadable = 0
         self._queues = [notification_queue(topic, one) for one in _checked(priorities)]
         self._prefetch = _checked_prefetch(prefetch)
@@ -260,6 +269,25 @@ async def _settled(settlement: Coroutine[Any, Any, None]) -> None:
     """Settle a delivery; where the transport cannot now, it is the transport that tries again."""
     with contextlib.suppress(StoreError):
         await settlement
+
+
+def _check_topic(topic: object) -> None:
+    """See that queues can be named for it.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    remedy = "give the one that its publishers have"
+    if not isinstance(topic, str):
+        raise ConfigError(f"topic {topic!r} is no text; {remedy}")
+    if not HOST.fullmatch(topic) or len(topic) > _LONGEST_TOPIC:
+        raise ConfigError(
+            f"topic {topic[:50]!r} of {len(topic)} characters must be 1 to {_LONGEST_TOPIC} of A-Z "
+            "a-z 0-9 space and _ . : @ # , / + - because queues are named for it; "
+            f"{remedy}"
+        )
+    if is_pattern(topic):
+        raise ConfigError(f"topic {topic!r} {PATTERN_SAID}; {remedy}")
 
 
 def _checked(priorities: Sequence[str]) -> list[str]:

@@ -606,7 +606,10 @@ async def test_a_wait_for_a_file_ends_with_the_listener(tmp_path: Path):
         ({"prefetch": 0}, "prefetch=0 must be a whole number from 1 to 65535"),
         ({"prefetch": True}, "prefetch=True must be"),
         ({"prefetch": 70_000}, "prefetch=70000 must be"),
-        ({"topic": "a/ü"}, "must be 1 to 120 of"),
+        ({"topic": "a/ü"}, "must be 1 to 246 of"),
+        ({"topic": ""}, "must be 1 to 246 of"),
+        ({"topic": "t" * 247}, "of 247 characters must be 1 to 246 of"),
+        ({"topic": "a.#"}, "has '#' as a word of its own"),
         ({"topic": None}, "topic None is no text"),
         ({"transport": 7}, "transport=7 is neither a URL nor a transport"),
         ({"transport": "amqq://host"}, "its scheme is none of .*; did you mean amqp?"),
@@ -622,6 +625,13 @@ def test_a_wrong_argument_is_refused(options, why):
 
     with pytest.raises(ConfigError, match=why):
         NotificationListener(**given_)
+
+
+def test_a_topic_may_be_as_long_as_queues_allow(transport):
+    """
+    No exchange is named for it, so that of a service with a long topic fits too.
+    """
+    NotificationListener(transport, "t" * 246, priorities=("critical",))
 
 
 @pytest.mark.looptime
