@@ -23,11 +23,13 @@ from gracekit.rpc.connect import open_transport
 from gracekit.rpc.message import Request
 from gracekit.rpc.oslo_wire import encode_request
 from gracekit.rpc.transport import (
+    Delivery,
     Message,
     Queue,
     Transport,
     directed_queue,
     fanout_queue,
+    notification_queue,
     reply_queue,
     shared_queue,
 )
@@ -42,6 +44,8 @@ PASSWORD: Final = "a-password"
 DOUBLE: Final = encode_request(Request(request_id="a", method="double", args={"n": 2}))
 PING: Final = encode_request(Request(request_id="b", method="ping", args={}))
 SERVICE, CLIENT, OPERATOR = "compute", "compute-client", "compute-operator"
+LISTENER: Final = "compute-listener"
+NOTIFICATIONS: Final = notification_queue("compute-notifications", "info")
 
 
 def commands() -> list[list[str]]:
@@ -60,7 +64,7 @@ def login(shared_broker: Broker, rabbit_vhost: str) -> Callable[[str], str]:
         return f"{role}-{rabbit_vhost}"
 
     by = binary("tests")
-    for role in (SERVICE, CLIENT, OPERATOR):
+    for role in (SERVICE, CLIENT, OPERATOR, LISTENER):
         shared_broker.eval(
             f"rabbit_auth_backend_internal:add_user({binary(user_of(role))}, "
             f"{binary(PASSWORD)}, {by})"
@@ -174,6 +178,31 @@ async def test_a_client_reads_its_own_answers_alone(rabbit_url: str, login, queu
         await owner.declare([queue])
         with pytest.raises(GracekitError, match="refused"):
             await client.consume([queue], ignore, prefetch=1)
+
+
+@pytest.mark.parametrize("profile", ["durable", "quorum", "oslo-transient"])
+async def test_notifications_go_from_the_service_to_its_listeners(login, profile: str) -> None:
+    """
+    Whichever of them comes first; and a listener sends none, nor does it read requests.
+    """
+    seen: asyncio.Queue[Delivery] = asyncio.Queue()
+    async with (
+        transport_to(login(LISTENER), profile) as listener,
+        transport_to(login(SERVICE), profile) as service,
+    ):
+        await listener.consume([NOTIFICATIONS], seen.put_nowait, prefetch=1)
+        await service.declare([NOTIFICATIONS, shared_queue("compute")])
+        await service.publish(NOTIFICATIONS, Message(body=b"a"))
+        async with asyncio.timeout(20):
+            delivery = await seen.get()
+        await delivery.ack()
+
+        assert delivery.body == b"a"
+        for queue in (NOTIFICATIONS, shared_queue("compute")):
+            with pytest.raises(GracekitError, match="does not let this login send"):
+                await listener.publish(queue, Message(body=b"b"))
+        with pytest.raises(GracekitError, match="refused"):
+            await listener.consume([shared_queue("compute")], ignore, prefetch=1)
 
 
 async def test_a_client_sends_requests_to_its_service_alone(rabbit_url: str, login) -> None:

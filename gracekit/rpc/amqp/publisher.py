@@ -267,9 +267,15 @@ class Publisher:
         )
 
     def _refused_alone(self, exchange: str, key: str, error: AMQPError) -> ConfigError:
+        if isinstance(error, ChannelAccessRefused):
+            return ConfigError(
+                f"the broker does not let this login send to {key!r} on exchange {exchange!r}: "
+                f"{said(error)}; use the login of a client (docs/rabbitmq.md has its permissions), "
+                "or give this one the topic permission"
+            )
         return ConfigError(
             f"the broker takes no such message to {key!r} on exchange {exchange!r}: {said(error)}; "
-            "see the user's topic permissions, and the broker's limits (max_message_size)"
+            "see the broker's limits (max_message_size)"
         )
 
     def _undeliverable(self, queue: str) -> Undeliverable:
