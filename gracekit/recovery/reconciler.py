@@ -127,7 +127,8 @@ class Reconciler:
                 self._look_by = self._clock.loop() + backoff.RECOVERY_S
                 self._telemetry.emit("store.error", what="reconciliation", error=words_of(error))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(await self._pause_s()):
+                pause_s = self._trigger.rest_s(await self._pause_s(), self._clock.loop())
+                async with asyncio.timeout(pause_s):
                     await self._wait_rung()
                     continue
             self._trigger.looks_around = True

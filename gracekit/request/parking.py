@@ -24,6 +24,7 @@ from gracekit.request.custody import Custody
 from gracekit.request.lanes import Job
 from gracekit.request.outbox import Outbox
 from gracekit.request.outcomes import not_parked, parked
+from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.store.batch import Batch
 from gracekit.tracker.task import Awaited, TaskState
 
@@ -37,6 +38,7 @@ class ParkingPlace:
     Args:
         custody: Records the end of a task that cannot be parked.
         outbox: Sends the notifications.
+        trigger: Recovery is asked to look at the deadline.
     """
 
     def __init__(
@@ -46,11 +48,14 @@ class ParkingPlace:
         custody: Custody,
         outbox: Outbox,
         settings: Settings,
+        *,
+        trigger: RecoveryTrigger,
     ) -> None:
         self._journal = journal
         self._rows = rows
         self._custody = custody
         self._outbox = outbox
+        self._trigger = trigger
         self._is_used = settings.use_pending_state
         self._timeout_s = settings.pending_timeout_s
         self._most = settings.pending_max
@@ -106,10 +111,10 @@ class ParkingPlace:
                     await asyncio.sleep(next(pauses))
                     continue
                 if row.parkings > job.parkings:  # it was done, and may have gone on since
-                    self._note(job)
+                    self._note(job, asked)
                     return outcome, await self._journal.replies_due(row.id)
                 return outcome, []  # not ours any more
-            self._note(job)
+            self._note(job, asked)
             return outcome, [address_of(row) for row in rows]
 
     @property
@@ -137,9 +142,11 @@ class ParkingPlace:
             task_id=job.task.request_id, deadline=asked.deadline, version=asked.parkings + 1
         )
 
-    def _note(self, job: Job) -> None:
+    def _note(self, job: Job, asked: ParkRequest) -> None:
         job.task.advance(TaskState.PENDING)
         job.task.waits_for = None
+        clock = self._journal.clock
+        self._trigger.look_at(clock.loop() + asked.deadline - clock.wall())
         self._outbox.poke()
 
     async def _refuse(self, job: Job, failed: Outcome) -> Ended:

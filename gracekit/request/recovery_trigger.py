@@ -7,6 +7,7 @@ them, waits for it.
 from __future__ import annotations
 
 import asyncio
+import math
 
 
 class RecoveryTrigger:
@@ -23,6 +24,8 @@ class RecoveryTrigger:
         self._is_set = False
         self._asked_after: dict[str, None] = {}
         self._woken = asyncio.Event()
+        self._look_at = math.inf  # loop time of the earliest pass that was asked for
+        self._rests_until = -math.inf  # loop time; in a pass, which is followed by a rest, long ago
 
     def poke(self) -> None:
         """Look now: a row may have lost its owner."""
@@ -34,6 +37,12 @@ class RecoveryTrigger:
         self._is_set = True
         self._woken.set()
 
+    def look_at(self, moment: float) -> None:
+        """Make a pass at that loop time, if none would be made before."""
+        self._look_at = min(self._look_at, moment)
+        if moment < self._rests_until:
+            self.go_on()
+
     def look_after(self, run_id: str) -> None:
         """A lease of that run is in somebody's way: if the run has died, take over now."""
         self._asked_after[run_id] = None
@@ -42,7 +51,22 @@ class RecoveryTrigger:
     def begin(self) -> None:
         """A pass begins: what is asked for from now on is for the next one."""
         self._is_set = False
+        self._rests_until = -math.inf
         self._rest()
+
+    def rest_s(self, seconds: float, now: float) -> float:
+        """A pass has ended, and the next one is made in so many seconds.
+
+        Args:
+            seconds: By what the pass has seen.
+            now: Loop time.
+
+        Returns:
+            Less, if a pass was asked for at an earlier moment.
+        """
+        self._rests_until = min(now + seconds, max(now, self._look_at))
+        self._look_at = math.inf
+        return self._rests_until - now
 
     def take_asked_after(self) -> list[str]:
         """Runs that somebody has asked about since the last call."""

@@ -210,7 +210,7 @@ def _requests(ground: Ground, records: Records, verbs: _Verbs) -> Requests:
         scheduler,
         waits,
         answers,
-        ParkingPlace(journal, records.pending, custody, outbox, settings),
+        ParkingPlace(journal, records.pending, custody, outbox, settings, trigger=trigger),
         telemetry,
         gates=gates,
         history=history,
