@@ -1,0 +1,221 @@
+"""`gracekit.tasks`: what each version of it shows, arguments of a retry, and where it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gracekit import Context, GracekitError, Service
+from gracekit.errors import (
+    InvalidArgumentsError,
+    NoSuchMethodError,
+    UnsupportedVersionError,
+)
+from tests.service.kit import Doors, World, now
+from tests.service.parked import Builds
+
+pytestmark = pytest.mark.looptime
+
+BAD_ARGUMENTS = (InvalidArgumentsError, TypeError)  # the second is what goes over the wire
+ORDERS = ("retry", "give_up", "cancel")
+
+
+@pytest.fixture
+def svc() -> Service:
+    return Service("compute", task_api=True)
+
+
+# -- the versions of gracekit.tasks ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", ["1.0", None])
+async def test_a_client_that_does_not_know_the_state_sees_an_errored_task(
+    world: World, svc: Service, api: str | None
+):
+    """
+    Version 1.0, or none, has no PENDING and no verb about it; everything else is shown as it is.
+    """
+    builds = Builds(world, svc)
+    await builds.start()
+    await builds.park(memory_mb=5)
+
+    shown = await builds.api("get", api=api, task_id="t")
+    assert (shown["state"], shown["reason"]) == ("errored", "no_capacity")
+    known = await builds.api("get", api="1.1", task_id="t")
+    assert (known["state"], known["reason"]) == ("pending", "no_capacity")
+    with pytest.raises(NoSuchMethodError, match=r"send version 1\.1"):
+        await builds.api("list_pending", api=api)
+    for verb in ORDERS:
+        more = {"reason": ""} if verb == "give_up" else {}
+        with pytest.raises(NoSuchMethodError, match=r"send version 1\.1"):
+            await builds.api(verb, api=api, task_id="t", version=1, **more)
+    assert builds.state() == "pending"
+    builds.free = 5
+    await builds.order("retry")
+    await builds.ends("succeeded")
+    assert (await builds.api("get", api=api, task_id="t"))["state"] == "succeeded"
+
+
+async def test_without_task_api_there_is_no_such_namespace(world: World):
+    """
+    Whoever may send to the ops topic could move tasks: a service asks for it.
+    """
+    builds = Builds(world, Service("compute"))
+    await builds.start()
+    await builds.park(memory_mb=5)
+
+    with pytest.raises(UnsupportedVersionError, match="is not served"):
+        await builds.order("cancel")
+    assert builds.state() == "pending"
+
+
+async def test_list_pending_pages_through_all_of_them(world: World, svc: Service):
+    """
+    A resolver rebuilds its picture by it alone: in order, each once, and nothing secret.
+    """
+    builds = Builds(world, svc)
+    await builds.start()
+    for number in range(7):
+        await builds.park(f"v{number}", f"t{number}", memory_mb=5)
+    await builds.order("cancel", "t3")
+    seen, after = [], 0
+    while after is not None:
+        page = await builds.api("list_pending", after=after, limit=2)
+        seen += page["tasks"]
+        after = page["next"]
+
+    assert [one["task_id"] for one in seen] == ["t0", "t1", "t2", "t4", "t5", "t6"]
+    first = seen[0]
+    assert (first["resource"], first["requested"], first["version"]) == (
+        "vm:v0",
+        {"memory_mb": 5},
+        1,
+    )
+    assert not {"args", "context", "failure"} & first.keys()
+    for bad in ({"limit": 0}, {"limit": 501}, {"after": -1}, {"limit": "x"}):
+        with pytest.raises(BAD_ARGUMENTS):
+            await builds.api("list_pending", **bad)
+
+
+# -- retry with other arguments ----------------------------------------------------------------
+
+
+async def test_a_retry_may_replace_arguments(world: World, svc: Service):
+    """
+    Checked against the signature; the id keeps its first content, so that a duplicate of the
+    request as it was sent is still one.
+    """
+    builds = Builds(world, svc)
+    await builds.start()
+    await builds.park(memory_mb=5)
+    hashed = builds.row()["content_hash"]
+    builds.free = 4
+
+    await builds.order("retry", args={"memory_mb": 4})
+    await builds.ends("succeeded")
+
+    assert builds.row()["content_hash"] == hashed
+    assert await builds.call(memory_mb=5) == "v with 4"
+    assert len(builds.begun) == 2
+    with pytest.raises(GracekitError, match="other content"):
+        await builds.call(memory_mb=4)
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ({"memory": 4}, "memory"),
+        ({"vm": "w"}, "a retry keeps its resource"),
+        ([1], "must be an object"),
+        ("x", "must be an object"),
+    ],
+)
+async def test_a_retry_with_arguments_that_do_not_fit_changes_nothing(
+    world: World, svc: Service, args: Any, text: str
+):
+    """
+    Another name, another resource, no object: refused, and it goes on to wait.
+    """
+    builds = Builds(world, svc)
+    await builds.start()
+    await builds.park(memory_mb=5)
+    before = builds.row()
+
+    with pytest.raises(BAD_ARGUMENTS, match=text):
+        await builds.order("retry", args=args)
+
+    assert builds.row() == before
+
+
+# -- where nothing may run ---------------------------------------------------------------------
+
+
+async def test_a_retry_with_nobody_to_run_it_waits_for_a_run(world: World, svc: Service):
+    """
+    In a drain it is accepted and claimed by nobody; the next start, or a sibling, has it.
+    """
+    doors = Doors()
+    builds = Builds(world, svc)
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await doors.pass_("w")
+
+    life = await builds.start()
+    await builds.park(memory_mb=5)
+    await (await builds.client()).cast(work)
+    await doors.wait(1)
+    life.ask_to_stop()
+    await asyncio.sleep(1)
+    builds.free = 5
+    assert (await builds.order("retry"))["changed"]
+    await asyncio.sleep(5)
+    assert (builds.state(), len(builds.begun)) == ("accepted", 1)
+    doors.open("w")
+    assert (await life.wait_end()).exit_code == 75
+
+    await builds.start()
+    await builds.ends("succeeded")
+
+
+async def test_a_retry_of_a_method_that_is_gone_is_errored(world: World, svc: Service):
+    """
+    As any row: there is no sibling that serves it.
+    """
+    builds = Builds(world, svc)
+    life = await builds.start()
+    await builds.park(memory_mb=5)
+    await life.drain()
+    builds.svc = later = Service("compute", task_api=True)
+
+    @later.rpc
+    async def other(ctx: Context) -> None:
+        pass
+
+    await builds.start()
+    await builds.order("retry")
+
+    await builds.ends("errored")
+    assert builds.row()["reason"] == "method_gone"
+
+
+async def test_a_retry_of_a_method_that_only_a_sibling_has_is_left_to_it(
+    world: World, svc: Service
+):
+    """
+    A rolling upgrade: the newer run carries the order out, the older one runs the task.
+    """
+    builds = Builds(world, svc)
+    await builds.start(host="old")
+    await builds.park(memory_mb=5)
+    later = Service("compute", task_api=True)
+    await world.start(later, use_pending_state=True, host="new")
+    builds.free = 5
+    begun = now()
+    for _ in range(2):
+        await builds.order("retry")
+
+    await builds.ends("succeeded")
+    assert now() - begun < 65
