@@ -338,7 +338,8 @@ class Settings:
         """
         name = self.notification_topic.replace("{topic}", topic)
         # No exchange is named for it, so it may be longer than other topics.
-        if len(name) > LONGEST_NOTIFICATION_TOPIC or name in {topic, self.ops_topic_of(topic)}:
+        is_name = len(name) <= LONGEST_NOTIFICATION_TOPIC and HOST.fullmatch(name)
+        if not is_name or is_pattern(name) or name in {topic, self.ops_topic_of(topic)}:
             raise ConfigError(
                 f"notification_topic = {self.notification_topic!r} is {name[:50]!r} of {len(name)} "
                 f"characters: it must be another name than those that requests are sent to, of at "

@@ -114,18 +114,22 @@ class Outbox:
         left_s = max(0.001, row.expires_at - self._clock.wall())
         message = Message(body=self._body(row), expires_in_s=left_s)
         try:
-            self._process.reach(Point.NOTIFY, "before")
-            if queue not in self._declared:
-                await self._transport.declare([queue])
-                self._declared.add(queue)
-            await self._transport.publish(queue, message)
-            self._process.reach(Point.NOTIFY, "after")
-        except Undeliverable as error:  # somebody has deleted the queue
-            self._declared.discard(queue)
-            return str(error)
-        except (GracekitError, OSError, TimeoutError) as error:
+            try:
+                await self._publish(queue, message)
+            except Undeliverable:  # somebody has deleted the queue
+                self._declared.discard(queue)
+                await self._publish(queue, message)
+        except (GracekitError, OSError) as error:
             return str(error) or words_of(error)
         return None
+
+    async def _publish(self, queue: Queue, message: Message) -> None:
+        self._process.reach(Point.NOTIFY, "before")
+        if queue not in self._declared:
+            await self._transport.declare([queue])
+            self._declared.add(queue)
+        await self._transport.publish(queue, message)
+        self._process.reach(Point.NOTIFY, "after")
 
     def _body(self, row: OutboxRow) -> bytes:
         notification = Notification(
