@@ -450,3 +450,53 @@ def test_share_records_that_nobody_works_on_are_settled_after_a_crash(play):
         "",
         "what that one has asked the backend for: sh-1, sh-3",
     ]
+
+
+# -- a scheduler with limited room --------------------------------------------------------
+
+REAPER = [
+    "p-1 is built",
+    "p-2 is built",
+    "n-1 is built",
+    "p-3 is refused: 1024 MiB are not free, and p-3 is preemptible",
+    "    listening",
+    "n-2 waits for room, until <time> at the latest",
+    "    freed 2048 MiB of p-1 for vm:n-2",
+    "",
+    "the resolver was killed; these wait: vm:n-2 at version 1",
+    "the scheduler has ended, and is started again, with a deadline of 3 s for new requests",
+    "these wait: vm:n-2 at version 1",
+    "",
+    "    listening",
+    "    retried vm:n-2",
+    "n-3 waits for room, until <time> at the latest",
+    "    gave vm:n-3 up: the host has 8192 MiB in all",
+    "n-4 waits for room, until <time> at the latest",
+    "n-5 waits for room, until <time> at the latest",
+    "the user has deleted n-5; these wait: vm:n-4 at version 1",
+    "",
+    "in the end:",
+    "p-2 4096 MiB preemptible",
+    "n-1 2048 MiB normal",
+    "n-2 1024 MiB normal",
+    "n-3 error: gave_up",
+    "n-4 error: expired",
+]
+
+
+def without_times(lines: list[str]) -> list[str]:
+    return [re.sub(r"\d\d:\d\d:\d\d", "<time>", line) for line in lines]
+
+
+def test_reaper_makes_room_also_after_a_crash_in_the_middle(play: Play):
+    """
+    The second resolver deletes nothing more; what never fits ends by a decision, or the deadline.
+    """
+    assert without_times(play("examples.reaper")) == REAPER
+
+
+def test_reaper_does_the_same_by_rabbitmq(play: Play, rabbit_url: str):
+    """
+    With requests and notifications through a broker, whose URL the command is given.
+    """
+    assert without_times(play("examples.reaper", rabbit_url)) == REAPER
