@@ -1,0 +1,287 @@
+"""The outbox: what resolvers are told of parked tasks, from the commit until it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gracekit import Service
+from gracekit.journal.order_rows import OrderTarget, incident_of, state_of, target_named
+from gracekit.journal.outbox import News
+from gracekit.journal.pending import add_parked_order
+from gracekit.process import Point
+from gracekit.request.outcomes import ordered
+from gracekit.store.batch import Batch
+from gracekit.store.engine import MemoryEngine
+from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.testing.faults import Fault
+from gracekit.testing.ports import PlayedProcess
+from gracekit.tracker.task import Order, Verb
+from tests.service.kit import Life, World, now
+from tests.service.parked import Builds, step_of
+
+pytestmark = pytest.mark.looptime
+
+PARKED = "running>pending no_capacity 1"
+QUEUES = ("compute-notifications.info", "compute-notifications.error")
+
+
+@pytest.fixture
+def svc() -> Service:
+    return Service("compute", task_api=True)
+
+
+async def park_cast(builds: Builds, task_id: str = "t") -> None:
+    """Have a task parked for which nobody waits, so that nothing but notifications is sent."""
+    client = await builds.client()
+    await client.prepare(request_id=task_id).cast(builds.build, vm=task_id, memory_mb=5)
+    await builds.ends("pending", task_id)
+
+
+def cut_off(life: Life, times: int = 1000) -> None:
+    """From now on the broker takes nothing from that run."""
+    life.plan("publish", Fault.REFUSED, times=times)
+
+
+async def order_on_disk(world: World, verb: Verb, task_id: str = "t") -> None:
+    """What the command line does with a parked task while no run lives."""
+    process = PlayedProcess(set(), 1)
+    engine = MemoryEngine(load_migrations(MIGRATIONS), process=process, connection=world.disk)
+    await engine.start()
+    target = await target_named(engine, task_id, "")
+    assert isinstance(target, OrderTarget)
+    order = Order(verb=verb, by="ann@desk", reason="wrong host")
+    news = News(message_id=f"m-{task_id}", at=world.clock.wall(), sender=None)
+    outcome = None if verb is Verb.RETRY else ordered(str(target), order, target.state)
+    was = state_of(target)
+    mark = incident_of(order, task_id, "build", was, at=news.at, run="operator")
+    batch = Batch(Point.UNPARK)
+    add_parked_order(batch, target, outcome, mark, news)
+    await engine.commit(batch)
+
+
+# -- what they say -----------------------------------------------------------------------------
+
+
+async def test_parking_sends_both_with_all_their_fields(world: World, svc: Service):
+    """
+    What a resolver needs to act, and of the caller's context what the setting names.
+    """
+    builds = Builds(world, svc)
+    await builds.start(notification_context="project_id,user_id")
+    context = {"project_id": "p1", "user_id": "ann", "password": "s3cret"}
+    client = (await builds.client()).prepare(context=context, request_id="t")
+    await client.cast(builds.build, vm="v", memory_mb=5)
+    await builds.ends("pending")
+
+    update, want = sorted(await builds.read(), key=lambda one: one.event_type, reverse=True)
+
+    row = builds.row()
+    at, deadline = (want.payload.pop(key) for key in ("at", "deadline"))
+    assert (update.payload.pop("at"), update.payload.pop("deadline")) == (at, deadline)
+    assert (update.event_type, update.priority) == ("task.update", "INFO")
+    assert update.payload == {
+        "task_id": "t",
+        "service": "compute",
+        "method": "build",
+        "resource": "vm:v",
+        "old_state": "running",
+        "new_state": "pending",
+        "reason": "no_capacity",
+        "version": 1,
+    }
+    assert (want.event_type, want.priority) == ("task.no_capacity", "ERROR")
+    assert want.payload == {
+        "task_id": "t",
+        "service": "compute",
+        "method": "build",
+        "resource": "vm:v",
+        "reason": "no host has 5 MiB free",
+        "requested": {"memory_mb": 5},
+        "attempt": 1,
+        "version": 1,
+        "context": {"project_id": "p1", "user_id": "ann"},
+    }
+    assert at < deadline
+    assert at.endswith("Z")
+    assert deadline.endswith("Z")
+    assert row["pending_deadline"] - row["parked_at"] == 3600
+    assert {update.publisher_id, want.publisher_id} == {"compute.node-1"}
+    assert "s3cret" not in str((update, want))
+
+
+async def test_another_topic_is_used_where_the_setting_names_it(world: World, svc: Service):
+    """
+    The name of the service stands for itself in it.
+    """
+    builds = Builds(world, svc)
+    await builds.start(notification_topic="alerts-{topic}")
+    await park_cast(builds)
+    await world.until(lambda: not builds.unsent())
+
+    assert world.broker.waiting("alerts-compute.info") == 1
+    assert world.broker.waiting("alerts-compute.error") == 1
+
+
+# -- where the broker is away ------------------------------------------------------------------
+
+
+async def test_a_task_is_parked_while_the_broker_is_away(world: World, svc: Service):
+    """
+    Its notifications stay, and are sent when the broker is back; the trouble is logged once, and
+    so is its end.
+    """
+    builds = Builds(world, svc)
+    life = await builds.start()
+    cut_off(life)
+    await park_cast(builds)
+    await asyncio.sleep(300)
+    assert (builds.state(), len(builds.unsent())) == ("pending", 2)
+    assert len(life.told("notifications.failed")) == 1
+    life.faults.forget()
+    begun = now()
+
+    await life.hears("notifications.resumed")
+
+    assert now() - begun <= 37
+    assert builds.unsent() == []
+    assert [step_of(one.payload) for one in await builds.read("info")] == [PARKED]
+    assert len(life.told("notifications.failed")) == 1
+
+
+async def test_what_nobody_needs_any_more_is_not_sent(world: World, svc: Service):
+    """
+    Notifications end with the deadline of their task, in the outbox and in the queue; those that
+    could not be sent are counted.
+    """
+    builds = Builds(world, svc)
+    life = await builds.start(pending_timeout_s=1200)
+    cut_off(life, times=100_000)
+    await park_cast(builds)
+    await asyncio.sleep(1300)
+    life.faults.forget()
+    await world.until(lambda: not builds.unsent())
+
+    assert [step_of(one.payload) for one in await builds.read("info")] == [
+        "pending>errored expired 1"
+    ]
+    assert world.tally()["notification_expired"] == 2
+    assert await builds.read("error") == []
+
+
+async def test_what_nobody_reads_leaves_the_queue_in_the_end(world: World, svc: Service):
+    """
+    No queue grows without end where there is no resolver.
+    """
+    builds = Builds(world, svc)
+    await builds.start(pending_timeout_s=700)
+    for number in range(5):
+        await park_cast(builds, f"t{number}")
+    await world.until(lambda: not builds.unsent())
+    assert [world.broker.waiting(queue) for queue in QUEUES] == [5, 5]
+
+    await asyncio.sleep(1400)
+
+    assert [world.broker.waiting(queue) for queue in QUEUES] == [0, 0]
+    assert {builds.state(f"t{number}") for number in range(5)} == {"errored"}
+
+
+async def test_many_notifications_are_sent_after_a_long_absence(world: World, svc: Service):
+    """
+    Each once: more than are sent at one time.
+    """
+    builds = Builds(world, svc)
+    life = await builds.start(pending_max=1000)
+    cut_off(life, times=10_000)
+    for number in range(120):
+        await park_cast(builds, f"t{number}")
+    life.faults.forget()
+    await world.until(lambda: not builds.unsent())
+
+    news = await builds.read()
+    assert len({one.message_id for one in news}) == 240
+    updates = [one.payload["task_id"] for one in news if one.priority == "INFO"]
+    assert set(updates) == {f"t{number}" for number in range(120)}
+
+
+# -- where the run is gone ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", ["sibling", "next start"])
+@pytest.mark.parametrize("how", ["crash", "drain"])
+async def test_what_a_run_has_not_sent_is_sent_by_another(
+    world: World, svc: Service, who: str, how: str
+):
+    """
+    A living sibling takes it over, or the next start does: the same messages, each once.
+    """
+    builds = Builds(world, svc)
+    life = await builds.start(host="a")
+    cut_off(life)
+    await park_cast(builds)
+    await asyncio.sleep(5)
+    due = {row["message_id"] for row in builds.unsent()}
+    if who == "sibling":
+        await builds.start(host="b")
+    await (life.crash() if how == "crash" else life.drain())
+    if who == "next start":
+        await asyncio.sleep(100)
+        assert {row["message_id"] for row in builds.unsent()} == due
+        await builds.start(host="a")
+    await world.until(lambda: not builds.unsent())
+
+    news = await builds.read()
+    assert {one.message_id for one in news} == due
+    assert len(news) == 2
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("verb", [Verb.RETRY, Verb.GIVE_UP, Verb.CANCEL, Verb.FAIL])
+async def test_what_an_operators_command_leaves_is_done_by_a_run(
+    world: World, svc: Service, verb: Verb, there: bool
+):
+    """
+    A living one within its next pass, or the next start: notification, hook, and the retry itself.
+    """
+    builds = Builds(world, svc)
+    life = await builds.start()
+    await builds.park(memory_mb=5)
+    builds.free = 5
+    assert len(await builds.read()) == 2
+    if not there:
+        await life.drain()
+    await order_on_disk(world, verb)
+    begun = now()
+    if not there:
+        await builds.start()
+    states = {"retry": "succeeded", "give_up": "errored", "cancel": "cancelled", "fail": "errored"}
+    await builds.ends(states[verb.value])
+    await world.until(lambda: not builds.unsent())
+
+    assert now() - begun < (37 if there else 2)
+    (sent,) = await builds.read()
+    assert sent.message_id == "m-t"
+    reasons = {"give_up": "gave_up", "fail": "operator"}
+    hooks: list[Any] = [("v", reasons[verb.value])] if verb.value in reasons else []
+    await world.until(lambda: builds.hooks == hooks)
+
+
+async def test_another_service_s_runs_leave_them_alone(world: World, svc: Service):
+    """
+    Each service sends its own, also where they share a store.
+    """
+    builds = Builds(world, svc)
+    life = await builds.start()
+    cut_off(life)
+    await park_cast(builds)
+    await order_on_disk(world, Verb.CANCEL)
+    await life.drain()
+    other = Builds(world, Service("network"))
+    await other.start()
+    await asyncio.sleep(100)
+
+    assert world.broker.waiting("network-notifications.info") == 0
+    assert {row["service"] for row in builds.unsent()} == {"compute"}
+    assert len(builds.unsent()) == 3
