@@ -21,6 +21,7 @@ from gracekit.errors import GracekitError, InvalidArgumentsError
 from gracekit.listings.chosen_task import ChosenTask, find
 from gracekit.listings.incidents import list_incidents
 from gracekit.listings.one_task import read_task
+from gracekit.listings.pending import list_parked
 from gracekit.listings.reports import Reports, RunReport
 from gracekit.listings.status import exit_as_json, list_exits, look
 from gracekit.listings.store_view import StoreView
@@ -101,8 +102,12 @@ class AdminApi:
         listed = await list_tasks(self._view, await self._reports(), query)
         return listed.as_json()
 
-    async def task(self, task_id: str) -> dict[str, Any]:
-        """All that is on record of one task.
+    async def pending(self, service: str | None, limit: int) -> dict[str, Any]:
+        """Parked tasks of one service, or of all, the oldest deadline first."""
+        return (await list_parked(self._view, service, limit=limit)).as_json()
+
+    async def task(self, task_id: str, version: str) -> dict[str, Any]:
+        """All that is on record of one task, as clients of *version* know it.
 
         Raises:
             NoSuchTaskError: the id names none, or several.
@@ -116,7 +121,7 @@ class AdminApi:
             answer = await self._verb("status", asked)
             return RunReport(answer=answer, tasks=answer["tasks"])
 
-        return (await read_task(self._view, subject, hear)).as_json()
+        return (await read_task(self._view, subject, hear)).as_json(version)
 
     async def exits(self, limit: int) -> dict[str, Any]:
         """The last runs that ended, newest first."""

@@ -15,6 +15,7 @@ from gracekit.admin.api import AdminApi
 from gracekit.config.values import did_you_mean
 from gracekit.control.health import Probe
 from gracekit.errors import InvalidArgumentsError
+from gracekit.listings.api_versions import API_VERSIONS, V1_0
 from gracekit.listings.tasks import ALL_STATES, TaskQuery
 from gracekit.tracker.task import TaskState
 
@@ -199,6 +200,14 @@ _WHAT: Final = Parameter(
     meaning="Kinds that begin so: `operator` for what operators have ordered.",
     schema=_text(LONGEST_ID, minLength=1),
 )
+_VERSION: Final = Parameter(
+    name="version",
+    meaning="1.0 shows a parked task as errored, for no_capacity; 1.1 as pending.",
+    schema={"type": "string", "enum": list(API_VERSIONS), "default": V1_0},
+)
+_SERVICE: Final = Parameter(
+    name="service", meaning="Tasks of this one.", schema=_text(LONGEST_ID, minLength=1)
+)
 _STATES: Final = [ALL_STATES, *(state.value for state in TaskState)]
 _LISTING: Final = (
     Parameter(name="instance", meaning="Tasks of this one.", schema=_text(LONGEST_ID, minLength=1)),
@@ -210,12 +219,13 @@ _LISTING: Final = (
         meaning="Tasks in this state; may be repeated. Default: those that have not ended.",
         schema={"type": "array", "items": {"type": "string", "enum": _STATES}},
     ),
+    _VERSION,
     _limit(50),
 )
 
 
 async def _task(api: AdminApi, values: Values) -> Mapping[str, Any]:
-    return await api.task(values["task_id"])
+    return await api.task(values["task_id"], values.get("version", V1_0))
 
 
 async def _tasks(api: AdminApi, values: Values) -> Mapping[str, Any]:
@@ -224,8 +234,13 @@ async def _tasks(api: AdminApi, values: Values) -> Mapping[str, Any]:
         resource=values.get("resource"),
         states=values.get("state", ()),
         limit=values.get("limit", 50),
+        version=values.get("version", V1_0),
     )
     return await api.tasks(query)
+
+
+async def _pending(api: AdminApi, values: Values) -> Mapping[str, Any]:
+    return await api.pending(values.get("service"), values.get("limit", 50))
 
 
 async def _status(api: AdminApi, _: Values) -> Mapping[str, Any]:
@@ -297,7 +312,12 @@ PROBES: Final = (
 LISTINGS: Final = (
     _show("/api/v1/status", "All runs of the store, with this run's own status.", _status),
     _show("/api/v1/tasks", "Tasks of the store, newest first.", _tasks, *_LISTING),
-    _show("/api/v1/tasks/{task_id}", "All that is on record of one task.", _task),
+    _show("/api/v1/tasks/{task_id}", "All that is on record of one task.", _task, _VERSION),
+    _show(
+        "/api/v1/pending",
+        "Tasks that wait for capacity, the oldest deadline first.",
+        *(_pending, _SERVICE, _limit(50)),
+    ),
     _show("/api/v1/exits", "The last runs that ended, newest first.", _exits, _limit(20)),
     _show("/api/v1/incidents", "The last incidents, newest first.", _incidents, _WHAT, _limit(50)),
     _show("/api/v1/accounts", "Whether every accepted request is accounted for.", _accounts),
@@ -312,4 +332,5 @@ ACTIONS: Final = (
     _order("cancel", "Cancel a task."),
     _order("fail", "End a task as failed."),
     _order("retry", "Let a task run again at once."),
+    _order("give_up", "End a task that waits for capacity."),
 )

@@ -50,6 +50,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "cast": ("gracekit.cli.call:cast", "Send a request that nobody waits for."),
         "status": ("gracekit.cli.status:status", "Show the runs of a store and its accounts."),
         "tasks": ("gracekit.cli.tasks:tasks", "List tasks of a store."),
+        "pending": ("gracekit.cli.pending:pending", "List what waits for capacity, and move it."),
         "holds": ("gracekit.cli.holds:holds", "List what keeps hosts in their drains, and end it."),
         "incidents": ("gracekit.cli.incidents:incidents", "List orders of operators, and more."),
         "drain": ("gracekit.cli.drain:drain", "Drain a run and watch until it is gone."),

@@ -18,6 +18,7 @@ from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.life import Alive
+from gracekit.listings.pending import PendingStatus, UnsentNotifications, deadline_words, rough
 from gracekit.listings.reports import RunAnswer
 from gracekit.listings.resources import ResourceStatus
 from gracekit.listings.status import RunStatus, StatusReport, look
@@ -83,6 +84,8 @@ def _text(report: StatusReport) -> str:
     if report.ownerless:
         left = counts(report.ownerless.items())
         parts.append(f"without owner: {left}; {_who_settles(report.entries)}")
+    parts += [_pending(one, report.pending) for one in report.pending]
+    parts += [_notifications(report.notifications)] if report.notifications.unsent else []
     parts += [_resources(one, report.resources) for one in report.resources]
     if report.exits:
         parts.append("last exits\n" + table(_EXIT_HEADERS, [_exit_row(r) for r in report.exits]))
@@ -110,6 +113,22 @@ def _resources(one: ResourceStatus, beside: Sequence[ResourceStatus]) -> str:
     ago = duration(age_s(now, one.last_pass["finished_at"]))
     did = counts((name, int(one.last_pass[name])) for name in ("settled", "failed"))
     return f"{words}, last pass {ago} ago: {did or '0 settled'}"
+
+
+def _pending(one: PendingStatus, beside: Sequence[PendingStatus]) -> str:
+    """`pending: 3 parked (next deadline in 12m, 1 overdue)`."""
+    of = f" of {safe(one.service)}" if len(beside) > 1 else ""
+    times = []
+    if one.next_deadline is not None:
+        times.append(f"next deadline {deadline_words(one.next_deadline - time.time())}")
+    times += [f"{one.overdue} overdue"] if one.overdue else []
+    return f"pending{of}: {one.parked} parked ({', '.join(times)})"
+
+
+def _notifications(unsent: UnsentNotifications) -> str:
+    """`notifications: 5 not sent yet (oldest 4m)`."""
+    oldest = rough(age_s(time.time(), unsent.oldest_at or 0.0))
+    return f"notifications: {unsent.unsent} not sent yet (oldest {oldest})"
 
 
 def _who_settles(entries: Sequence[RunStatus]) -> str:

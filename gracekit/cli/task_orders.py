@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,8 +21,10 @@ import click
 from gracekit.cli.completion import task_ids
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
 from gracekit.cli.options import CommonOptions, common, reason_option, who
+from gracekit.cli.order_progress import ASKED, OrderProgress, done_words, not_parked
 from gracekit.cli.reach import ControlClient, find_task
 from gracekit.cli.records import StoreRecords, doubt
+from gracekit.cli.replaced_args import replaced
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
@@ -57,7 +59,6 @@ from gracekit.store.engine import Engine
 from gracekit.store.location import StoreLocation
 from gracekit.tracker.task import RETRIED, TRANSIENT, Order, TaskState, Verb
 
-ASKED: Final = 3
 OPERATOR: Final = "operator"
 """Stands for the run in incidents of orders that no run has carried out."""
 SHORTEST_ID: Final = 4
@@ -74,11 +75,15 @@ _open_id = click.argument(
 _retried_id = click.argument(
     "task_id",
     metavar="ID",
-    shell_complete=task_ids(TaskState.HANDED_OVER.value, *(state.value for state in RETRIED)),
+    shell_complete=task_ids(*(state.value for state in ENDS[Verb.RETRY])),
 )
 _must_say_why = reason_option("Why: for the record and for the caller.")
-_may_say_why = click.option("--reason", metavar="TEXT", default="", help="Why: for the record.")
-_yes = click.option("--yes", is_flag=True, help="Do not ask back about an abbreviated ID.")
+may_say_why: Final = click.option(
+    "--reason", metavar="TEXT", default="", help="Why: for the record."
+)
+yes_option: Final = click.option(
+    "--yes", is_flag=True, help="Do not ask back about an abbreviated ID."
+)
 _wait = click.option(
     "--wait/--no-wait", default=True, help="Wait until the task has ended.  [default: wait]"
 )
@@ -90,7 +95,7 @@ _timeout = click.option(
 @click.command()
 @_open_id
 @_must_say_why
-@_yes
+@yes_option
 @_wait
 @_timeout
 @common
@@ -111,13 +116,13 @@ def cancel(
     lives and does not answer, 2 usage, 78 configuration, 130 detached by Ctrl-C.
     """
     order = Order(verb=Verb.CANCEL, by=who(), reason=reason)
-    _carry_out(options, order, task_id, yes=yes, wait_s=parse_duration(timeout) if wait else 0.0)
+    carry_out(options, order, task_id, yes=yes, wait_s=parse_duration(timeout) if wait else 0.0)
 
 
 @click.command()
 @_open_id
 @_must_say_why
-@_yes
+@yes_option
 @_wait
 @_timeout
 @common
@@ -134,16 +139,16 @@ def fail(
     ID and exit status: as for `gracekit tasks cancel`.
     """
     order = Order(verb=Verb.FAIL, by=who(), reason=reason)
-    _carry_out(options, order, task_id, yes=yes, wait_s=parse_duration(timeout) if wait else 0.0)
+    carry_out(options, order, task_id, yes=yes, wait_s=parse_duration(timeout) if wait else 0.0)
 
 
 @click.command()
 @_retried_id
-@_may_say_why
-@_yes
+@may_say_why
+@yes_option
 @common
 def retry(options: CommonOptions, /, *, task_id: str, reason: str, yes: bool) -> None:
-    """Let a task run again at once, whatever its policy says: handed over, FAILED or ERRORED.
+    """Let a task run again at once, whatever its policy says: parked, handed over or failed.
 
     It goes on from its last safe point, as a new attempt under the same id, and
     its crashes are forgotten. A task that was running when its process died is
@@ -154,7 +159,7 @@ def retry(options: CommonOptions, /, *, task_id: str, reason: str, yes: bool) ->
 
     ID and exit status: as for `gracekit tasks cancel`.
     """
-    _carry_out(options, Order(verb=Verb.RETRY, by=who(), reason=reason), task_id, yes=yes)
+    carry_out(options, Order(verb=Verb.RETRY, by=who(), reason=reason), task_id, yes=yes)
 
 
 @contextlib.asynccontextmanager
@@ -168,40 +173,34 @@ async def open_writing(settings: Settings) -> AsyncIterator[Engine]:
         await engine.stop()
 
 
-@dataclass(slots=True)
-class OrderProgress:
-    """How far an order is.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedOnly:
+    """Says that an order is for parked tasks and no others.
 
     Attributes:
-        asked: Run and state in which it was asked; None before.
-        state: The task's, as last seen.
-        code: Exit status.
-        words: What is printed after the task's name.
+        given: Arguments to replace before a retry.
     """
 
-    asked: tuple[str, TaskState] | None = None
-    state: str | None = None
-    code: int = ASKED
-    words: str = ""
-    moves: int = field(default=0, repr=False)
-
-    def end(self, words: str, *, state: str | None, code: int = 0) -> OrderProgress:
-        """Nothing more is to be done."""
-        self.words, self.state, self.code = words, state, code
-        return self
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _carry_out(
-    options: CommonOptions, order: Order, word: str, *, yes: bool, wait_s: float = 0.0
+def carry_out(
+    options: CommonOptions,
+    order: Order,
+    word: str,
+    *,
+    yes: bool,
+    wait_s: float = 0.0,
+    parked: ParkedOnly | None = None,
 ) -> None:
+    """Carry an order out, print what became of it, and end the command."""
     progress = OrderProgress()
     with StoreRecords(options.settings) as records:
         subject = asyncio.run(find_task(records, word, options.instance))
         _confirm(subject, order.verb, word, yes=yes)
         try:
-            asyncio.run(
-                _OrderExecution(records, options.settings, order, wait_s).settle(subject, progress)
-            )
+            execution = _OrderExecution(records, options.settings, order, wait_s, parked)
+            asyncio.run(execution.settle(subject, progress))
         except KeyboardInterrupt:
             if progress.asked is None:
                 raise click.Abort from None
@@ -230,7 +229,7 @@ def _confirm(subject: ChosenTask, verb: Verb, word: str, *, yes: bool) -> None:
                 f"{SHORTEST_ID} characters of it, or add --yes"
             )
         return
-    what = f"{verb.value} {subject}, {subject.state}{subject.where}?"
+    what = f"{verb.value.replace('_', ' ')} {subject}, {subject.state}{subject.where}?"
     click.confirm(what, abort=True, err=True)
 
 
@@ -238,11 +237,17 @@ class _OrderExecution:
     """One order on its way, to a run or to the store."""
 
     def __init__(
-        self, records: StoreRecords, settings: Settings, order: Order, wait_s: float
+        self,
+        records: StoreRecords,
+        settings: Settings,
+        order: Order,
+        wait_s: float,
+        parked: ParkedOnly | None,
     ) -> None:
         self._records = records
         self._settings = settings
         self._order = order
+        self._parked = parked
         self._deadline = time.monotonic() + wait_s
 
     async def settle(self, subject: ChosenTask, progress: OrderProgress) -> OrderProgress:
@@ -268,6 +273,8 @@ class _OrderExecution:
         self, control: ControlClient, target: OrderTarget, progress: OrderProgress
     ) -> bool:
         """One look at the row, and one act; whether nothing is left to do."""
+        if self._parked is not None and target.state is not TaskState.PENDING:
+            raise GracekitError(not_parked(target))
         if progress.asked is not None and self._is_over(target, progress):
             return True
         owner = await self._owner(target)
@@ -322,7 +329,7 @@ class _OrderExecution:
             progress.asked = now
             return self._may_wait_no_longer(target.state.value, progress)
         else:
-            progress.end(_done(self._order, runs_on=True), state=answer.get("state"))
+            progress.end(done_words(self._order, runs_on=True), state=answer.get("state"))
             return True
         return False
 
@@ -365,6 +372,8 @@ class _OrderExecution:
     ) -> OrderProgress:
         """What a process runs without a row: it alone knows of it."""
         assert subject.run is not None
+        if self._parked is not None:
+            raise GracekitError(f"{subject} does not wait for capacity: it is {subject.state}")
         answer = await self._put(control, subject.run, subject.request_id, subject.recipient)
         if answer is None or not answer.get("asked"):
             return progress.end("it has ended meanwhile", state=None, code=ERROR)
@@ -412,6 +421,13 @@ class _OrderExecution:
         outcome = None if verb is Verb.RETRY else ordered(str(target), self._order, state)
         was = state_of(target)
         was += f" of run {target.owner}, gone" if dead and state not in RETRIED else ""
+        args, unchecked = None, ""
+        if self._parked is not None and self._parked.given:
+            found = await replaced(self._records.engine, target, self._parked.given)
+            if found is None:
+                return False
+            args, unchecked = found
+            was += f"; --set {', '.join(self._parked.given)}"
         incident = incident_of(
             self._order, target.request_id, target.method, was, at=clock.wall(), run=OPERATOR
         )
@@ -425,7 +441,7 @@ class _OrderExecution:
                     )
                 if target.state is TaskState.PENDING:
                     news = News.of(clock, sender=None)
-                    add_parked_order(batch, target, outcome, incident, news)
+                    add_parked_order(batch, target, outcome, incident, news, args=args)
                 else:
                     add_order(batch, target, outcome, incident, dead=dead)
                 await engine.commit(batch)
@@ -438,16 +454,9 @@ class _OrderExecution:
                     return False
         runs_on = await self._records.wake_living(target.service)
         end = ENDS[verb][state]
-        progress.end(_done(self._order, runs_on=runs_on, end=end), state=end.value)
+        words = done_words(self._order, runs_on=runs_on, end=end, parked=state is TaskState.PENDING)
+        progress.end(words + (f"; {unchecked}" if unchecked else ""), state=end.value)
         return True
 
 
 _OPEN: Final = frozenset(ENDS[Verb.CANCEL])
-_IN_LINE: Final = "it is in line again: a run that serves its method and does not drain starts it"
-
-
-def _done(order: Order, *, runs_on: bool, end: TaskState | None = None) -> str:
-    if order.verb is Verb.RETRY:
-        return "retried: " + (_IN_LINE if runs_on else "the next start runs it")
-    later = "" if runs_on else "; the next start answers its caller"
-    return f"{DONE[order.verb]}{f': {end.value}' if end else ''}{later}"

@@ -8,41 +8,47 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import click
 
+from gracekit.cli.api_version import api_version_option, version_of
 from gracekit.cli.completion import task_ids
 from gracekit.cli.options import CommonOptions, common
 from gracekit.cli.reach import ControlClient, find_task
 from gracekit.cli.records import StoreRecords
-from gracekit.cli.text import json_text, safe
+from gracekit.cli.text import json_text, requested_words, safe
 from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.listings.one_task import TaskRecord, read_task
+from gracekit.listings.pending import deadline_words
 from gracekit.listings.reports import RunReport
 from gracekit.runs.run import Run
+from gracekit.tracker.task import TaskState
 
 _LONGEST: Final = 2048
 
 
 @click.command()
 @click.argument("task_id", metavar="ID", shell_complete=task_ids())
+@api_version_option
 @common
-def show(options: CommonOptions, /, *, task_id: str) -> None:
+def show(options: CommonOptions, /, *, task_id: str, api_version: str | None) -> None:
     """Show everything that is on record of one task.
 
     The last moment of each of its states, attempts, orders with who gave them and why,
     its failure with the traceback, cursor, lease, what is due, and what its
-    process says. Arguments, context and result are not shown.
+    process says. Arguments, context and result are not shown. With --json a parked
+    task is `errored` for `no_capacity`, and `pending` to --api-version 1.1.
 
     ID is a request id or its unmistakable beginning.
     """
+    version = version_of(api_version, as_json=options.as_json)
     with StoreRecords(options.settings) as records:
         record = asyncio.run(_look(records, task_id, options.instance))
     if options.as_json:
-        click.echo(json_text(record.as_json()))
+        click.echo(json_text(record.as_json(version)))
     else:
         click.echo("\n".join(_text(record)))
 
@@ -83,6 +89,7 @@ def _facts(record: TaskRecord) -> Iterator[tuple[str, str]]:
         yield "resource", f"{columns['resource_kind']}:{columns['resource_id']}"
     sentence = ": ".join(str(columns[name]) for name in ("reason", "detail") if columns[name])
     yield "state", f"{columns['state']}{_said(' cut ', columns['cut'])}{_said(': ', sentence)}"
+    yield "waits", _waits(columns)
     yield "policy", _said("", columns["on_interrupt"])
     yield "owner", record.owner or ("nobody" if columns["finished_at"] is None else "")
     if columns["attempts"] is not None:
@@ -95,6 +102,15 @@ def _facts(record: TaskRecord) -> Iterator[tuple[str, str]]:
     for words in _due(record):
         yield "due", words
     yield "now", _now(record)
+
+
+def _waits(columns: Mapping[str, Any]) -> str:
+    """`for capacity, in 55m, version 1: memory_mb=8192`, of a parked task."""
+    if columns["state"] != TaskState.PENDING.value:
+        return ""
+    left_s = (columns["pending_deadline"] or 0.0) - time.time()
+    words = f"for capacity, {deadline_words(left_s)}, version {columns['parkings']}"
+    return words + _said(": ", requested_words(columns["requested"] or {}))
 
 
 def _lease(record: TaskRecord) -> str:
@@ -147,6 +163,7 @@ def _history(record: TaskRecord) -> list[tuple[float, str]]:
         (columns["accepted_at"], "accepted"),
         (columns["started_at"], f"running: attempt {columns['attempts']}"),
         (columns["waiting_since"], "waiting since"),
+        (columns["parked_at"], f"parked as version {columns['parkings']}"),
         (columns["finished_at"], str(columns["state"])),
     ]
     seen = [(one["at"], f"{one['what']}: {one['detail']}") for one in record.incidents]

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from gracekit.cli.api_version import api_version_option, version_of
 from gracekit.cli.main import tell
 from gracekit.cli.options import (
     CommonOptions,
@@ -26,6 +27,7 @@ from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.listings.listed_task import ListedTask, short_id
+from gracekit.listings.pending import deadline_words
 from gracekit.listings.tasks import ALL_STATES, TaskList, TaskQuery, list_tasks
 from gracekit.rpc.oslo_wire import MAX_NAME
 from gracekit.tracker.task import Lane, TaskState
@@ -56,6 +58,7 @@ _LONGEST_CURSOR: Final = 24
 @click.option(
     "--limit", type=click.IntRange(1, _MOST), default=50, show_default=True, help="At most so many."
 )
+@api_version_option
 @watch_option
 @common
 def tasks(
@@ -66,6 +69,7 @@ def tasks(
     states: tuple[str, ...],
     stuck: bool,
     limit: int,
+    api_version: str | None,
     every_s: float | None,
 ) -> None:
     """List tasks: those that have not ended, newest first, or as the options say.
@@ -73,12 +77,15 @@ def tasks(
     AGE is the time since the task has ended; until then since it last began to
     run, or since it was accepted if it has not begun. When a task was handed over is
     told by `gracekit tasks show`. OWNER is the instance that may act on a task: "none" waits
-    for any living run, "gone" for the next start.
+    for any living run, "gone" for the next start. A parked task has no owner, waits for
+    capacity (`gracekit pending`), and its AGE is the time since it was parked.
 
     With --stuck only those are listed that have run for three times the p95 of their
     method without a safe point (10 minutes if the method has no history), that have not
     begun for 10 minutes, or that were handed over 10 minutes ago or earlier and that no
-    run has taken. WHY LISTED says which it is, and what the task waits for.
+    run has taken. WHY LISTED says which it is, and what the task waits for. Parked tasks are
+    not stuck. With --json and without --api-version 1.1 they have ended, as `errored` for
+    `no_capacity`: they are listed with --state errored or all.
 
     `show` tells all that is on record of one task; `cancel`, `fail` and `retry`
     act on it.
@@ -89,7 +96,12 @@ def tasks(
         refuse_options_before_the_verb()
         return
     query = TaskQuery(
-        name=options.instance, resource=resource, states=states, stuck=stuck, limit=limit
+        name=options.instance,
+        resource=resource,
+        states=states,
+        stuck=stuck,
+        limit=limit,
+        version=version_of(api_version, as_json=options.as_json),
     )
 
     def look_once() -> TaskList:
@@ -171,7 +183,7 @@ def _owner(entry: ListedTask) -> str:
         return f"{entry.owner} (gone)"
     if entry.doubtful:
         return f"{entry.owner} (not proven)"
-    if entry.owner is None and entry.is_transient:
+    if entry.is_ownerless:
         return "none"
     return entry.owner or "-"
 
@@ -193,6 +205,9 @@ def _reason(entry: ListedTask) -> str:
     if columns["state"] == TaskState.HANDED_OVER.value and columns["cut"]:
         wait_s = (columns["not_before"] or 0.0) - time.time()
         return f"cut: {columns['cut']}" + (f", left for {duration(wait_s)}" if wait_s > 0 else "")
+    if entry.is_parked:
+        when = deadline_words((columns["pending_deadline"] or 0.0) - time.time())
+        return safe(f"waits for capacity, {when}: {columns['detail']}", longest=_LONGEST_TEXT)
     words = ": ".join(str(columns[name]) for name in ("reason", "detail") if columns[name])
     words = words or entry.apart or (f"waits for {entry.waits_for}" if entry.waits_for else "")
     return safe(words, longest=_LONGEST_TEXT)

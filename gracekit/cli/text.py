@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import click
@@ -64,6 +64,14 @@ def _redacted(value: Any) -> Any:
         case None | bool() | int() | float():
             return value
     return redact_url(str(value))
+
+
+def requested_words(requested: Mapping[str, Any]) -> str:
+    """`memory_mb=8192 zone=a`: what a parked task asks for; numbers and lists as in JSON."""
+    return " ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in requested.items()
+    )
 
 
 def clock(seconds: float) -> str:

@@ -24,6 +24,7 @@ from gracekit.journal.rows import Outcome, from_json, to_json
 from gracekit.journal.tasks import Journal
 from gracekit.journal.tasks_sql import COUNT
 from gracekit.store.batch import Batch
+from gracekit.store.engine import Queries
 from gracekit.tracker.task import NO_CAPACITY, TaskState, TrackedTask
 
 
@@ -146,6 +147,34 @@ def shown_columns(row: tuple[Any, ...]) -> dict[str, Any]:
     """A row of the columns `SHOWN` as plain data; `requested` as an object."""
     columns = dict(zip(sql.SHOWN, row, strict=True))
     return columns | {"requested": from_json(columns["requested"])}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedCall:
+    """What a parked task was asked for.
+
+    Attributes:
+        args: A secret of its caller: to be checked and never shown.
+    """
+
+    namespace: str | None
+    method: str
+    version: str
+    args: Mapping[str, Any]
+
+
+async def call_of(engine: Queries, row_id: int) -> ParkedCall | None:
+    """What the parked task of that row was asked for; None if it is not parked any more."""
+    rows = await engine.query(sql.CALL, row_id)
+    if not rows:
+        return None
+    namespace, method, version, args = rows[0]
+    return ParkedCall(
+        namespace=None if namespace is None else str(namespace),
+        method=str(method),
+        version=str(version),
+        args=from_json(args) or {},
+    )
 
 
 # -- out ------------------------------------------------------------------------------------

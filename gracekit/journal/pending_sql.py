@@ -34,6 +34,7 @@ SHOWN: Final = (
     "reason", "detail", "attempts", "parkings", "parked_at", "pending_deadline", "requested",
     "accepted_at", "finished_at",
 )  # fmt: skip
+CALL: Final = "SELECT namespace, method, version, args FROM task WHERE id = ? AND state = 'pending'"
 _SHOWN: Final = f"SELECT {', '.join(SHOWN)} FROM task WHERE"
 SHOWN_PAGE: Final = f"{_SHOWN} {_IS_PENDING} AND id > ? ORDER BY +id LIMIT ?"
 SHOWN_ONE: Final = f"{_SHOWN} request_id = ? AND recipient = '' AND service = ?"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gracekit.clock import age_s
+from gracekit.listings.api_versions import V1_0, as_version
 from gracekit.listings.reports import RunAnswer
 from gracekit.telemetry.safe_text import escape
 from gracekit.tracker.task import TRANSIENT, TaskState
@@ -47,11 +48,13 @@ class ListedTask:
 
     @property
     def age_s(self) -> float:
-        """Seconds since it has ended, else since its last start, else since it was accepted."""
+        """Seconds since it has ended or was parked, else since its last start or acceptance."""
         if self.live is not None and (not self.journaled or self.runs_here):
             return float(self.live.get("age_s") or 0.0)
         column = self.columns
         since = column["finished_at"] or column["started_at"] or column["accepted_at"]
+        if self.is_parked:
+            since = column["parked_at"]
         return age_s(self.now, since)
 
     @property
@@ -82,16 +85,16 @@ class ListedTask:
         kind = self.columns.get("resource_kind")
         return None if kind is None else f"{kind}:{self.columns['resource_id']}"
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
+    def as_json(self, version: str = V1_0) -> dict[str, Any]:
+        """Plain data for `--json`, as clients of *version* know it."""
         return {
-            **self.columns,
+            **as_version(self.columns, version),
             "resource": self.resource,
             "owner_run": self.columns.get("owner"),
             "owner": self.owner,
             "orphaned": self.orphaned,
             "owner_not_proven": self.doubtful,
-            "ownerless": self.journaled and self.is_transient and self.owner is None,
+            "ownerless": self.is_ownerless,
             "journaled": self.journaled,
             "age_s": round(self.age_s, 1),
             "live": self.live is not None,
@@ -107,7 +110,19 @@ class ListedTask:
     def waits_on_record(self) -> bool:
         """Whether it names a resource, and no process reports that it works on it."""
         has_resource = self.columns.get("resource_kind") is not None
-        return self.journaled and has_resource and self.is_transient and not self.runs_here
+        is_open = self.is_transient and not self.is_parked
+        return self.journaled and has_resource and is_open and not self.runs_here
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it waits for capacity, and so for a resolver, not for a run."""
+        return bool(self.columns["state"] == TaskState.PENDING.value)
+
+    @property
+    def is_ownerless(self) -> bool:
+        """Whether it waits for any run to take it."""
+        is_open = self.is_transient and not self.is_parked
+        return self.journaled and is_open and self.owner is None
 
     @property
     def is_transient(self) -> bool:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from gracekit.journal.pending_sql import SHOWN
 from gracekit.store.open_rows import IS_OPEN
+from gracekit.tracker.task import TRANSIENT, TaskState
 
 # -- listings of tasks ----------------------------------------------------------------
 
 TASK_NAMES: Final = (
     "request_id", "recipient", "service", "lane", "method", "resource_kind", "resource_id", "state",
     "reason", "detail", "owner", "cut", "attempts", "crashes", "cursor", "cursor_at", "accepted_at",
-    "started_at", "finished_at", "not_before", "next_check", "alone",
+    "started_at", "finished_at", "not_before", "next_check", "alone", "parkings", "parked_at",
+    "pending_deadline",
 )  # fmt: skip
 _TASKS: Final = f"SELECT {', '.join(TASK_NAMES)} FROM task WHERE"
 TASKS: Final = f"{_TASKS} {{where}} ORDER BY id DESC LIMIT ?"
@@ -32,6 +35,7 @@ ROW_NAMES: Final = (
     "reason", "detail", "owner", "cut", "not_before", "attempts", "crashes", "hook_crashes",
     "alone", "probing", "calling", "token", "cursor", "cursor_at", "accepted_at", "started_at",
     "finished_at", "expires_at", "next_check", "waiting_since", "errored_due", "failure",
+    "parkings", "parked_at", "pending_deadline", "requested",
 )  # fmt: skip
 KEPT_NAMES: Final = ("args", "context", "result")
 ROW: Final = f"""
@@ -72,10 +76,39 @@ SELECT service, host, began_at, finished_at, settled, failed, waiting, left_alon
     found_only
 FROM resource_pass"""
 
+# -- parked tasks, notifications ------------------------------------------------------
+
+# The inner query reads the index alone, so that rows are read for what is shown and not for all.
+PARKED: Final = f"""
+SELECT {", ".join(SHOWN)} FROM task WHERE id IN (
+    SELECT id FROM task WHERE state = 'pending' ORDER BY pending_deadline, id LIMIT ?)
+ORDER BY pending_deadline, id"""
+PARKED_OF_SERVICE: Final = f"""
+SELECT {", ".join(SHOWN)} FROM task WHERE id IN (
+    SELECT id FROM task WHERE state = 'pending' AND service = ?
+    ORDER BY pending_deadline, id LIMIT ?)
+ORDER BY pending_deadline, id"""
+PARKED_COUNTS: Final = """
+SELECT service, count(*), sum(CASE WHEN pending_deadline <= ?1 THEN 1 ELSE 0 END),
+    min(CASE WHEN pending_deadline > ?1 THEN pending_deadline END)
+FROM task WHERE state = 'pending' GROUP BY service ORDER BY service"""
+# The oldest is the first that was written: there is no index of their moments.
+UNSENT: Final = "SELECT count(*), (SELECT at FROM outbox ORDER BY id LIMIT 1) FROM outbox"
+
+NEWEST_OFFER: Final = """
+SELECT instance, methods FROM run WHERE service = ? ORDER BY started_at DESC LIMIT 1"""
+
 # -- runs, accounts, holds ------------------------------------------------------------
 
+# Parked rows wait for nobody's start, and there may be very many: they are left out by the index.
+_NOT_PARKED: Final = ", ".join(
+    f"'{word}'" for word in sorted(state.value for state in TRANSIENT - {TaskState.PENDING})
+)
+OWNED: Final = f"{IS_OPEN} AND owner IS NOT NULL"
+OWNERLESS: Final = f"{IS_OPEN} AND owner IS NULL AND state IN ({_NOT_PARKED})"
 UNFINISHED: Final = f"""
-SELECT owner, state, count(*) FROM task WHERE {IS_OPEN} GROUP BY owner, state"""
+SELECT owner, state, count(*) FROM task WHERE {OWNED} GROUP BY owner, state UNION ALL
+SELECT NULL, state, count(*) FROM task WHERE {OWNERLESS} GROUP BY state"""
 # One statement, so that counts and rows are of one moment.
 ACCOUNTS: Final = """
 SELECT 'tally', what, n FROM tally UNION ALL SELECT 'state', state, count(*) FROM task

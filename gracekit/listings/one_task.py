@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gracekit.errors import GracekitError
+from gracekit.journal.rows import from_json
 from gracekit.listings import listings_sql as sql
+from gracekit.listings.api_versions import V1_0, as_version
 from gracekit.listings.chosen_task import ChosenTask
 from gracekit.listings.reports import RunReport
 from gracekit.listings.store_view import StoreView
@@ -27,7 +29,7 @@ class TaskRecord:
     """What is on record of one task.
 
     Attributes:
-        columns: Of its row; `failure` as plain data.
+        columns: Of its row; `failure` and `requested` as plain data.
         kept: Bytes of arguments, context and result; None for what is purged.
         replies: Queue, wall time until which its caller waits, and since when the answer is due.
         lease: Of its resource; None without one.
@@ -49,10 +51,11 @@ class TaskRecord:
         """What its process reports of the task."""
         return next(iter(self.reports.tasks), None)
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
+    def as_json(self, version: str = V1_0) -> dict[str, Any]:
+        """Plain data for `--json`, as clients of *version* know it."""
         return {
-            "task": self.columns,
+            "api_version": version,
+            "task": as_version(self.columns, version),
             "kept_bytes": self.kept,
             "replies": self.replies,
             "lease": self.lease,
@@ -81,6 +84,7 @@ async def read_task(view: StoreView, subject: ChosenTask, hear: Hear) -> TaskRec
         raise GracekitError(f"{subject} was removed meanwhile")
     columns: dict[str, Any] = dict(zip(sql.ROW_NAMES, rows[0], strict=False))
     columns["failure"] = _failure_of(columns["failure"])
+    columns["requested"] = from_json(columns["requested"])
     run = next((r for r in await view.runs() if r.run_id == columns["owner"]), None)
     key = (columns["resource_kind"], columns["resource_id"])
     leases = await _all(view, sql.LEASE, "token owner request_id acquired_at not_before", *key)

@@ -9,6 +9,12 @@ from typing import Any, Final
 
 from gracekit.clock import age_s
 from gracekit.life import Alive, Liveness
+from gracekit.listings.pending import (
+    PendingStatus,
+    UnsentNotifications,
+    count_parked,
+    count_unsent,
+)
 from gracekit.listings.reports import NO_REPORT, Reports, RunAnswer, RunReport
 from gracekit.listings.resources import ResourceStatus, list_resources
 from gracekit.listings.store_view import Accounts, StoreView, UnfinishedCounts, gone_at, verdict_of
@@ -60,9 +66,11 @@ class StatusReport:
     Attributes:
         entries: Living runs, those of which nothing is proven, then gone ones that matter.
         exits: The last runs that ended, newest first.
-        ownerless: Transient rows without an owner, by state.
+        ownerless: Transient rows without an owner, by state; parked tasks are no such rows.
         accounts: As last counted; None if the first count has not ended yet.
         resources: Those that wait to be settled, and the last passes.
+        pending: The parked tasks of each service that has some.
+        notifications: Those that are not sent yet.
     """
 
     store: str
@@ -71,6 +79,8 @@ class StatusReport:
     ownerless: UnfinishedCounts
     accounts: Accounts | None
     resources: Sequence[ResourceStatus]
+    pending: Sequence[PendingStatus]
+    notifications: UnsentNotifications
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
@@ -81,6 +91,8 @@ class StatusReport:
             "ownerless": dict(self.ownerless),
             "accounts": self.accounts and self.accounts.as_json(),
             "resources": [one.as_json() for one in self.resources],
+            "pending": [one.as_json() for one in self.pending],
+            "notifications": self.notifications.as_json(),
         }
 
 
@@ -123,6 +135,8 @@ async def look(
         ownerless=unfinished.get(None, {}),
         accounts=accounts,
         resources=await list_resources(view),
+        pending=await count_parked(view),
+        notifications=await count_unsent(view),
     )
 
 

@@ -157,7 +157,10 @@ class StoreView:
         return judge_run(run, self._process, self._run_directory)
 
     async def unfinished(self) -> Mapping[str | None, UnfinishedCounts]:
-        """Owner to its transient rows by state; None stands for rows without an owner."""
+        """Owner to its transient rows by state; None stands for rows without an owner.
+
+        Parked tasks are left out: they wait for capacity, and for no run.
+        """
         found: defaultdict[str | None, dict[str, int]] = defaultdict(dict)
         for owner, state, number in await self.engine.query(sql.UNFINISHED):
             found[None if owner is None else str(owner)][str(state)] = int(number or 0)

@@ -30,7 +30,7 @@ def why_stuck(task: ListedTask, *, recent: Collection[str]) -> str | None:
         task: Any task.
         recent: Request ids of tasks that were handed over less than `UNTOUCHED_S` ago.
     """
-    if not task.is_transient:
+    if not task.is_transient or task.is_parked:  # a parked one has a deadline of its own
         return None
     state = TaskState(task.columns["state"])
     if state is TaskState.RUNNING and not task.orphaned:
@@ -72,7 +72,7 @@ def _handed_over(task: ListedTask, recent: Collection[str]) -> str | None:
 
 
 def _waiting(task: ListedTask) -> str | None:
-    """For a task that was accepted or parked, or whose process is gone."""
+    """For a task that was accepted, or whose process is gone."""
     if task.age_s < UNTOUCHED_S:
         return None
     if task.orphaned:

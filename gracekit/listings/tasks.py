@@ -13,6 +13,7 @@ from gracekit.config.values import duration
 from gracekit.life import Alive
 from gracekit.listings import listings_sql as sql
 from gracekit.listings import stuck
+from gracekit.listings.api_versions import V1_0
 from gracekit.listings.listed_task import ListedTask, short_id
 from gracekit.listings.reports import Reports
 from gracekit.listings.store_view import StoreView, is_named, label
@@ -35,6 +36,8 @@ class TaskQuery:
         states: Words of `TaskState`, or `ALL_STATES`; empty for those that have not ended.
         stuck: Whether to list only tasks that count as stuck (`stuck.why_stuck`).
         limit: How many at most.
+        version: One of `API_VERSIONS`. To 1.0 a parked task has ended, as ERRORED, and *states*
+            are those that it shows.
     """
 
     name: str | None = None
@@ -42,6 +45,7 @@ class TaskQuery:
     states: Sequence[str] = ()
     stuck: bool = False
     limit: int = 50
+    version: str = V1_0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +56,19 @@ class TaskList:
         tasks: The newest first; those without a row last.
         more: Whether there are more than the limit.
         not_heard: Living runs that did not report all of their tasks, and why.
+        version: As in the query.
     """
 
     tasks: Sequence[ListedTask]
     more: bool
     not_heard: Mapping[str, str]
+    version: str
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `--json`."""
         return {
-            "tasks": [task.as_json() for task in self.tasks],
+            "api_version": self.version,
+            "tasks": [task.as_json(self.version) for task in self.tasks],
             "more": self.more,
             "not_heard": dict(self.not_heard),
         }
@@ -98,9 +105,9 @@ class _Listing:
         """See `list_tasks`."""
         owners = [run for run in self._runs.values() if query.name and is_named(run, query.name)]
         if query.name is not None and not owners:
-            return TaskList(tasks=[], more=False, not_heard={})
+            return TaskList(tasks=[], more=False, not_heard={}, version=query.version)
         limit = _ALL if query.stuck else query.limit
-        text, params = _query(query.resource, query.states, owners)
+        text, params = _query(query, owners)
         rows = await self._view.engine.query(text, *params, limit + 1)
         found = await self._view.engine.query(sql.APART)
         apart = {str(owner): str(task) for owner, task in found}
@@ -117,6 +124,7 @@ class _Listing:
                 for run_id, said in self._reports.items()
                 if said.brief
             },
+            version=query.version,
         )
 
     async def _stuck(self, entries: Sequence[ListedTask]) -> list[ListedTask]:
@@ -216,14 +224,13 @@ class _Listing:
         return entries
 
 
-def _query(
-    resource: str | None, states: Sequence[str], owners: Sequence[Run]
-) -> tuple[str, list[Value]]:
+def _query(query: TaskQuery, owners: Sequence[Run]) -> tuple[str, list[Value]]:
     """The SQL without its limit's value, and its parameters."""
     where, params, text = ["1 = 1"], list[Value](), sql.TASKS
-    if ALL_STATES not in states:
-        wanted = list(states) or sorted(state.value for state in TRANSIENT)
-        where.append(f"state IN ({_marks(wanted)})")
+    resource = query.resource
+    if ALL_STATES not in query.states:
+        wanted = _wanted(query)
+        where.append(f"state IN ({_marks(wanted)})" if wanted else "1 = 0")
         if all(TaskState(state) in TRANSIENT for state in wanted):
             text = sql.OPEN_TASKS
         params += wanted
@@ -237,6 +244,18 @@ def _query(
         where.append(f"owner IN ({_marks(owners)})")
         params += [run.run_id for run in owners]
     return text.format(where=" AND ".join(where)), params
+
+
+def _wanted(query: TaskQuery) -> list[str]:
+    """The states on record that the query means."""
+    wanted = {*query.states} or {state.value for state in TRANSIENT}
+    parked = TaskState.PENDING.value
+    if query.stuck:  # none of these counts as stuck, and there may be very many
+        wanted.discard(parked)
+    elif query.version == V1_0:
+        wanted.discard(parked)
+        wanted |= {parked} if TaskState.ERRORED.value in wanted else set()
+    return sorted(wanted)
 
 
 def _marks(values: Sequence[object]) -> str:

@@ -315,7 +315,7 @@ def test_filters_narrow_the_list(directory):
 
     assert nothing.out == "no tasks\n"
     assert (len(two["tasks"]), two["more"]) == (2, True)
-    assert none == {"tasks": [], "more": False, "not_heard": {}}
+    assert none == {"api_version": "1.0", "tasks": [], "more": False, "not_heard": {}}
 
 
 def test_the_age_of_a_task_is_what_the_help_says():
@@ -338,6 +338,8 @@ def test_the_age_of_a_task_is_what_the_help_says():
     assert handed_over == pytest.approx(600, abs=60)
     ended = age("failed", accepted_at=now - 900, started_at=now - 600, finished_at=now - 300)
     assert ended == pytest.approx(300, abs=60)
+    parked = age("pending", accepted_at=now - 900, started_at=now - 600, parked_at=now - 300)
+    assert parked == pytest.approx(300, abs=60)
     assert (
         "AGE is the time since the task has ended; until then since it last began to run, "
         "or since it was accepted if it has not begun."

@@ -11,6 +11,7 @@ import pytest
 
 from gracekit.cli.main import cli
 from tests.cli.kit import ROOT, Answer, Running, Started, gracekit, write_service
+from tests.cli.parked import left_parked
 from tests.cli.test_statuses import commands
 
 SCHEMAS: Final = ROOT / "docs" / "schemas" / "commands.json"
@@ -67,7 +68,8 @@ def test_each_command_with_json_has_a_schema():
 @pytest.mark.process
 def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
     """
-    There are runs that serve, drain and have ended, and tasks that run, wait and have failed.
+    There are runs that serve, drain and have ended, and tasks that run, wait, have failed, and are
+    parked.
     """
     schemas = Schemas()
     write_service(tmp_path)
@@ -112,6 +114,23 @@ def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
         says("drain", "--timeout", "100ms")
         run.wait()
     says("status")
+
+    parking = tmp_path / "parking"
+    parking.mkdir(mode=0o700)
+    left_parked(parking, "park-1", "park-2", "park-3")
+    for name, *words in (
+        ("status",),
+        ("pending",),
+        ("tasks", "--state", "all"),
+        ("tasks", "--api-version", "1.1"),
+        ("tasks show", "park-1"),
+        ("tasks show", "park-1", "--api-version", "1.1"),
+        ("pending retry", "park-1"),
+        ("pending give-up", "park-2", "--reason", "too large"),
+        ("pending cancel", "park-3", "--reason", "wrong"),
+        ("status",),
+    ):
+        schemas.check_answer(name, gracekit(parking, *name.split(), *words, "--json"))
 
     # `runs gone` needs a run that cannot be proven dead; `demo` takes 20 s and has its own test.
     assert schemas.names - schemas.seen == {"runs gone", "demo"}

@@ -1,0 +1,55 @@
+"""How far an operator's order about one task is, and the sentences about its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from gracekit.journal.order_rows import DONE, OrderTarget
+from gracekit.tracker.task import Order, TaskState, Verb
+
+ASKED: Final = 3
+"""Exit status where an order is given and its task has not ended yet."""
+_IN_LINE: Final = "it is in line again: a run that serves its method and does not drain starts it"
+
+
+@dataclass(slots=True)
+class OrderProgress:
+    """How far an order is.
+
+    Attributes:
+        asked: Run and state in which it was asked; None before.
+        state: The task's, as last seen.
+        code: Exit status.
+        words: What is printed after the task's name.
+    """
+
+    asked: tuple[str, TaskState] | None = None
+    state: str | None = None
+    code: int = ASKED
+    words: str = ""
+    moves: int = field(default=0, repr=False)
+
+    def end(self, words: str, *, state: str | None, code: int = 0) -> OrderProgress:
+        """Nothing more is to be done."""
+        self.words, self.state, self.code = words, state, code
+        return self
+
+
+def not_parked(target: OrderTarget) -> str:
+    """Why an order for parked tasks is refused: what the task is."""
+    reason = f" ({target.reason})" if target.reason else ""
+    words = f": {target.detail}" if target.detail else ""
+    return f"{target} does not wait for capacity: it is {target.state.value}{reason}{words}"
+
+
+def done_words(
+    order: Order, *, runs_on: bool, end: TaskState | None = None, parked: bool = False
+) -> str:
+    """What an order has done to a task, and what comes next."""
+    if order.verb is Verb.RETRY:
+        return "retried: " + (_IN_LINE if runs_on else "the next start runs it")
+    # The caller of a parked task was answered when it was parked.
+    then = "sends the notification" if parked else "answers its caller"
+    later = "" if runs_on else f"; the next start {then}"
+    return f"{DONE[order.verb]}{f': {end.value}' if end else ''}{later}"

@@ -1,0 +1,183 @@
+"""`gracekit pending`: tasks that wait for capacity, and an operator's way out for each.
+
+All of it is done in the store, whether a run lives or not: no run owns a parked task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+import click
+
+from gracekit.cli.completion import task_ids
+from gracekit.cli.options import (
+    CommonOptions,
+    HintingGroup,
+    common,
+    reason_option,
+    refuse_options_before_the_verb,
+    who,
+)
+from gracekit.cli.records import StoreRecords
+from gracekit.cli.replaced_args import read_set
+from gracekit.cli.task_orders import ParkedOnly, carry_out, may_say_why, yes_option
+from gracekit.cli.text import json_text, requested_words, safe, table
+from gracekit.cli.watch import Picture, watch, watch_option
+from gracekit.config.values import duration
+from gracekit.listings.listed_task import short_id
+from gracekit.listings.pending import ParkedEntry, ParkedList, deadline_words, list_parked
+from gracekit.rpc.oslo_wire import MAX_NAME
+from gracekit.tracker.task import Order, TaskState, Verb
+
+_HEADERS: Final = (
+    "TASK", "METHOD", "RESOURCE", "WAITS", "DEADLINE", "V", "REQUESTED", "REASON",
+)  # fmt: skip
+_MOST: Final = 1_000_000
+_LONGEST_REQUESTED: Final = 40
+_LONGEST_REASON: Final = 60
+
+_parked_id = click.argument(
+    "task_id", metavar="ID", shell_complete=task_ids(TaskState.PENDING.value)
+)
+_must_say_why = reason_option("Why: for the record.")
+
+
+@click.group(cls=HintingGroup, invoke_without_command=True)
+@click.option("--service", metavar="NAME", help="Tasks of this service.  [default: of all]")
+@click.option(
+    "--limit", type=click.IntRange(1, _MOST), default=50, show_default=True, help="At most so many."
+)
+@watch_option
+@common
+def pending(
+    options: CommonOptions, /, *, service: str | None, limit: int, every_s: float | None
+) -> None:
+    """List tasks that wait for capacity, the oldest deadline first.
+
+    WAITS is the time since the request was accepted. After its DEADLINE a task is ended by any run
+    of its service; while none lives it is overdue. V is its version: how often it was
+    parked. REQUESTED is what its handler said is missing.
+
+    With --instance the tasks of that instance's service are listed. `retry`, `give-up` and
+    `cancel` get a task out. The JSON is of version 1.1, as 1.0 knows no such task.
+
+    Exit status: 0; with --instance 4 if no run of that name is on record.
+    """
+    if click.get_current_context().invoked_subcommand is not None:
+        refuse_options_before_the_verb()
+        return
+    if service is not None and options.instance is not None:
+        raise click.UsageError("give --service or --instance, not both")
+
+    def look_once() -> ParkedList:
+        with StoreRecords(options.settings) as records:
+            return asyncio.run(_look(records, service, options.instance, limit))
+
+    def picture() -> Picture:
+        found = look_once()
+        return Picture(text=_text(found, limit), data=found.as_json())
+
+    if every_s is not None:
+        watch(picture, every_s=every_s, as_json=options.as_json)
+    found = look_once()
+    click.echo(json_text(found.as_json()) if options.as_json else _text(found, limit))
+
+
+@pending.command()
+@_parked_id
+@click.option(
+    "--set",
+    "words",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Replace an argument; may be repeated.",
+)
+@may_say_why
+@yes_option
+@common
+def retry(
+    options: CommonOptions, /, *, task_id: str, words: tuple[str, ...], reason: str, yes: bool
+) -> None:
+    """Let a parked task run again, at once and under the same id.
+
+    If its handler still finds no capacity it is parked again, as the next version; its
+    deadline stays. VALUE is JSON if it reads as JSON, else text. What is set must fit
+    the method as the newest run of the service offers it, and name the same resource.
+
+    ID is a request id or its unmistakable beginning: at a terminal you are
+    asked whether it was meant, elsewhere it needs 4 characters. Exit status: 0 done,
+    1 refused: it is not parked, or what is set does not fit; 2 usage, 78 configuration.
+    """
+    order = Order(verb=Verb.RETRY, by=who(), reason=reason)
+    carry_out(options, order, task_id, yes=yes, parked=ParkedOnly(given=read_set(words)))
+
+
+@pending.command("give-up")
+@_parked_id
+@_must_say_why
+@yes_option
+@common
+def give_up(options: CommonOptions, /, *, task_id: str, reason: str, yes: bool) -> None:
+    """End a parked task as ERRORED, reason `gave_up`; its `errored` hook is called.
+
+    ID is as for `gracekit pending retry`. Exit status: 0 done, 1 refused: it is not parked;
+    2 usage, 78 configuration.
+    """
+    order = Order(verb=Verb.GIVE_UP, by=who(), reason=reason)
+    carry_out(options, order, task_id, yes=yes, parked=ParkedOnly())
+
+
+@pending.command()
+@_parked_id
+@_must_say_why
+@yes_option
+@common
+def cancel(options: CommonOptions, /, *, task_id: str, reason: str, yes: bool) -> None:
+    """End a parked task as CANCELLED.
+
+    ID and exit status: as for `gracekit pending give-up`.
+    """
+    order = Order(verb=Verb.CANCEL, by=who(), reason=reason)
+    carry_out(options, order, task_id, yes=yes, parked=ParkedOnly())
+
+
+async def _look(
+    records: StoreRecords, service: str | None, instance: str | None, limit: int
+) -> ParkedList:
+    if instance is not None:
+        await records.need(instance)
+        services = sorted({run.service for run in await records.runs(instance)})
+        if len(services) > 1:
+            names = ", ".join(f"{safe(name)}@{safe(instance)}" for name in services)
+            raise click.UsageError(f"several services have an instance of that name: {names}")
+        service = services[0]
+    return await list_parked(records, service, limit=limit)
+
+
+def _text(found: ParkedList, limit: int) -> str:
+    if not found.tasks:
+        return "no task waits for capacity"
+    whole = {str(entry.columns["request_id"]) for entry in found.tasks}
+    known = Counter(map(short_id, whole))
+    text = table(_HEADERS, [_row(entry, known) for entry in found.tasks])
+    return f"{text}\nand more; --limit shows above {limit}" if found.more else text
+
+
+def _row(entry: ParkedEntry, known: Mapping[str, int]) -> tuple[object, ...]:
+    columns = entry.columns
+    request_id = str(columns["request_id"])
+    short = short_id(request_id)
+    kind = columns["resource_kind"]
+    return (
+        short if known[short] == 1 else safe(request_id, longest=MAX_NAME),
+        columns["method"],
+        None if kind is None else f"{kind}:{columns['resource_id']}",
+        duration(entry.waits_s),
+        deadline_words(entry.left_s),
+        columns["parkings"],
+        safe(requested_words(columns["requested"] or {}), longest=_LONGEST_REQUESTED),
+        safe(columns["detail"], longest=_LONGEST_REASON),
+    )

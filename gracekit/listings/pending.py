@@ -1,0 +1,151 @@
+"""Parked tasks as they are listed, and how many there are; and notifications that are not sent.
+
+A parked task belongs to no run, so all of this is on record, whether a run lives or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gracekit.clock import age_s
+from gracekit.config.values import duration
+from gracekit.journal.pending import shown_columns
+from gracekit.listings import listings_sql as sql
+from gracekit.listings.api_versions import V1_1
+from gracekit.listings.store_view import StoreView
+from gracekit.request.parked_tasks import shown
+
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedEntry:
+    """One parked task in the list.
+
+    Attributes:
+        columns: As the journal has them; `requested` is an object.
+        now: Wall time at which the store was read.
+    """
+
+    columns: dict[str, Any]
+    now: float
+
+    @property
+    def waits_s(self) -> float:
+        """Seconds since its request was accepted."""
+        return age_s(self.now, self.columns["accepted_at"])
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until its deadline; below 0 after it."""
+        return float(self.columns["pending_deadline"] or 0.0) - self.now
+
+    def as_json(self) -> dict[str, Any]:
+        """As the namespace `gracekit.tasks` shows it, and how long it waits, and may wait."""
+        times = {"waits_s": round(self.waits_s, 1), "left_s": round(self.left_s, 1)}
+        return shown(self.columns) | times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedList:
+    """Parked tasks, the oldest deadline first.
+
+    Attributes:
+        more: Whether there are more than the limit.
+    """
+
+    tasks: Sequence[ParkedEntry]
+    more: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`; 1.0 has no word for it."""
+        tasks = [task.as_json() for task in self.tasks]
+        return {"api_version": V1_1, "tasks": tasks, "more": self.more}
+
+
+async def list_parked(view: StoreView, service: str | None = None, *, limit: int) -> ParkedList:
+    """The parked tasks of one service, or of all."""
+    if service is None:
+        rows = await view.engine.query(sql.PARKED, limit + 1)
+    else:
+        rows = await view.engine.query(sql.PARKED_OF_SERVICE, service, limit + 1)
+    now = view.clock.wall()
+    tasks = [ParkedEntry(columns=shown_columns(row), now=now) for row in rows[:limit]]
+    return ParkedList(tasks=tasks, more=len(rows) > limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingStatus:
+    """The parked tasks of one service in numbers.
+
+    Attributes:
+        parked: How many there are.
+        overdue: How many of them have passed their deadline.
+        next_deadline: Wall time of the next deadline; None if all have passed.
+    """
+
+    service: str
+    parked: int
+    overdue: int
+    next_deadline: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {
+            "service": self.service,
+            "parked": self.parked,
+            "overdue": self.overdue,
+            "next_deadline": self.next_deadline,
+        }
+
+
+async def count_parked(view: StoreView) -> list[PendingStatus]:
+    """One for each service that has parked tasks; reads an index alone."""
+    rows = await view.engine.query(sql.PARKED_COUNTS, view.clock.wall())
+    return [
+        PendingStatus(
+            service=str(service),
+            parked=int(number or 0),
+            overdue=int(overdue or 0),
+            next_deadline=None if deadline is None else float(deadline),
+        )
+        for service, number, overdue, deadline in rows
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnsentNotifications:
+    """Notifications on record that are not sent yet, of all services of a store.
+
+    Attributes:
+        oldest_at: Wall time of the oldest; None if there is none.
+    """
+
+    unsent: int
+    oldest_at: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {"unsent": self.unsent, "oldest_at": self.oldest_at}
+
+
+async def count_unsent(view: StoreView) -> UnsentNotifications:
+    """How many notifications wait; reads an index and one row."""
+    ((number, oldest),) = await view.engine.query(sql.UNSENT)
+    at = None if oldest is None else float(oldest)
+    return UnsentNotifications(unsent=int(number or 0), oldest_at=at)
+
+
+def deadline_words(left_s: float) -> str:
+    """`in 55m`, or `overdue 3m`."""
+    return f"in {rough(left_s)}" if left_s > 0 else f"overdue {rough(-left_s)}"
+
+
+def rough(seconds: float) -> str:
+    """`41s`, `55m`, `1h03m`: as `duration`, but with minutes alone below an hour."""
+    if _MINUTE_S <= seconds < _HOUR_S:
+        return f"{int(seconds) // _MINUTE_S}m"
+    return duration(seconds)
