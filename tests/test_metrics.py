@@ -319,6 +319,7 @@ def test_what_is_unknown_is_left_out():
         "gracekit_unfinished",
         "gracekit_oldest_unfinished_seconds",
         "gracekit_accounts_off_by",
+        "gracekit_notifications_due",
         "gracekit_broker_connected",
     }
 
@@ -387,7 +388,9 @@ def test_opentelemetry_shows_every_row_of_the_table():
     """
     reader = InMemoryMetricReader()
     instruments = Instruments(MeterProvider(metric_readers=[reader]))
-    store = StoreNumbers(unfinished={"accepted": 3}, oldest_unfinished_s=9.0, accounts_off_by=0)
+    store = StoreNumbers(
+        unfinished={"accepted": 3}, oldest_unfinished_s=9.0, accounts_off_by=0, notifications_due=1
+    )
     shown = readings(
         in_flight={("resize", "requests"): 2},
         running={"requests": 2},

@@ -27,13 +27,16 @@ class Facts:
         at: Loop time in seconds.
         answers: Whether the store answered at all.
         unfinished: Requests of the service that have not ended, by state.
-        oldest_s: Age of the oldest of them, in seconds; None if there is none.
+        oldest_s: Age of the oldest of them, in seconds, since it was accepted or last parked; None
+            if there is none. Those that are parked now do not count.
+        notifications_due: Notifications that runs of the service have still to send.
     """
 
     at: float
     answers: bool
     unfinished: Mapping[str, int] = field(default_factory=dict)
     oldest_s: float | None = None
+    notifications_due: int | None = None
 
 
 class StoreFacts:
@@ -82,13 +85,16 @@ class StoreFacts:
         clock = self._view.clock
         try:
             async with asyncio.timeout(LOOK_TIMEOUT_S):
-                rows = await self._view.engine.query(sql.UNFINISHED, self._service)
+                query = self._view.engine.query
+                rows = await query(sql.UNFINISHED, self._service)
+                ((due,),) = await query(sql.NOTIFICATIONS_DUE, self._service)
         except (StoreError, TimeoutError):
             return Facts(at=clock.loop(), answers=False)
-        oldest = min((float(at or 0.0) for _, _, at in rows), default=None)
+        oldest = min((float(at) for _, _, at in rows if at is not None), default=None)
         return Facts(
             at=clock.loop(),
             answers=True,
-            unfinished={str(state): int(number or 0) for state, number, _ in rows},
+            unfinished={str(state): int(number) for state, number, _ in rows if number},
             oldest_s=None if oldest is None else age_s(clock.wall(), oldest),
+            notifications_due=int(due or 0),
         )

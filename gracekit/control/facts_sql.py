@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from gracekit.store.open_rows import IS_OPEN
+from gracekit.listings.listings_sql import OWNED, OWNERLESS
 
+# Parked tasks are counted by their index and not read, because there may be 100,000. They have a
+# deadline of their own, so they have no age here. Once one runs again, its age is counted from when
+# it was last parked.
 UNFINISHED: Final = f"""
-SELECT state, count(*), min(accepted_at) FROM task WHERE service = ? AND {IS_OPEN} GROUP BY state"""
+SELECT state, count(*), min(since) FROM (
+    SELECT state, coalesce(parked_at, accepted_at) AS since FROM task
+    WHERE {OWNED} AND service = ?1 AND state <> 'pending' UNION ALL
+    SELECT state, coalesce(parked_at, accepted_at) FROM task
+    WHERE {OWNERLESS} AND service = ?1) AS unfinished
+GROUP BY state UNION ALL
+SELECT 'pending', count(*), NULL FROM task WHERE state = 'pending' AND service = ?1"""
+# By their senders, as the index has them. A dead run that was adopted has none.
+NOTIFICATIONS_DUE: Final = """
+SELECT count(*) FROM outbox
+WHERE owner IN (SELECT run_id FROM run WHERE service = ? AND adopted_at IS NULL)"""

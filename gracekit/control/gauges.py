@@ -91,6 +91,7 @@ class Gauges:
             unfinished=facts.unfinished,
             oldest_unfinished_s=facts.oldest_s or 0.0,
             accounts_off_by=None if accounts is None else accounts.off_by,
+            notifications_due=facts.notifications_due,
         )
 
 

@@ -404,7 +404,7 @@ _GAUGES: Final = (
         unit="s",
         reading="oldest_unfinished_s",
         together=Together.LARGEST,
-        help="Age of the oldest task on record that has not ended; 0 if there is none.",
+        help="Age of the oldest unfinished task on record that is not parked; 0 if there is none.",
     ),
     Metric(
         name="gracekit_accounts_off_by",
@@ -413,6 +413,14 @@ _GAUGES: Final = (
         reading="accounts_off_by",
         together=Together.LARGEST,
         help="Accepted tasks minus those that ended, are unfinished or were removed; must be 0.",
+    ),
+    Metric(
+        name="gracekit_notifications_due",
+        instrument="gracekit.notifications.due",
+        kind=MetricKind.GAUGE,
+        reading="notifications_due",
+        together=Together.LARGEST,
+        help="Notifications about parked tasks that are on record and not sent yet.",
     ),
     Metric(
         name="gracekit_broker_connected",

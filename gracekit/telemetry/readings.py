@@ -19,13 +19,16 @@ class StoreNumbers:
 
     Attributes:
         unfinished: Tasks that have not ended, by state.
-        oldest_unfinished_s: Age of the oldest of them in seconds; 0 if there is none.
+        oldest_unfinished_s: Age of the oldest of them in seconds, but for parked ones; 0 if there
+            is none.
         accounts_off_by: By how many tasks the accounts are wrong.
+        notifications_due: Notifications about parked tasks that are not sent yet.
     """
 
     unfinished: Mapping[str, int] | None = None
     oldest_unfinished_s: float | None = None
     accounts_off_by: int | None = None
+    notifications_due: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,11 @@ class Readings:
     def accounts_off_by(self) -> int | None:
         """See `StoreNumbers`."""
         return self.store.accounts_off_by
+
+    @property
+    def notifications_due(self) -> int | None:
+        """See `StoreNumbers`."""
+        return self.store.notifications_due
 
 
 class Watched(Protocol):

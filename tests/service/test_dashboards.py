@@ -45,7 +45,8 @@ KNOWN_WORDS: Final = {
         "histogram_quantile",
         "time",
     ),
-    *("and", "or", "unless", "by", "on", "last_over_time", MADE_BY_PROMETHEUS),
+    *("and", "or", "unless", "by", "on", "delta", "min_over_time", "last_over_time"),
+    MADE_BY_PROMETHEUS,
 }
 
 
@@ -82,7 +83,12 @@ async def rendering(world: World, svc: Service) -> str:
     await doors.wait(2)
     life.ask_to_stop()
     await life.hears("drain.started")
-    store = StoreNumbers(unfinished={"running": 1}, oldest_unfinished_s=3.0, accounts_off_by=0)
+    store = StoreNumbers(
+        unfinished={"running": 1},
+        oldest_unfinished_s=3.0,
+        accounts_off_by=0,
+        notifications_due=2,
+    )
     shown = dataclasses.replace(
         life.runtime.readings(),
         drain_expected_s=4.0,
@@ -234,6 +240,7 @@ def test_every_alert_says_what_to_do():
         "GracekitDrainStuck",
         "GracekitAccountsUnbalanced",
         "GracekitOldestUnfinished",
+        "GracekitNotificationsStuck",
         "GracekitRestartLoop",
         "GracekitNotReady",
         "GracekitStoreSlow",
