@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
+from gracekit.errors import GracekitError
 from gracekit.process import FAILPOINT_VARIABLE, FAILPOINTS_ON
 from gracekit.rpc.client import RpcClient
 from gracekit.rpc.transport import Message, directed_queue, shared_queue
@@ -34,6 +35,7 @@ SETTINGS: Final = {
     "RECONCILE_EVERY": "200ms",
     "DRAIN_TIMEOUT": "20s",
     "OPS_QUIET_TIMEOUT": "100ms",
+    "USE_PENDING_STATE": "true",
     "MAX_ATTEMPTS": "9",  # how often a killer is run again is another test's affair
 }
 
@@ -182,6 +184,16 @@ class Cell:
         ((run_id,),) = self.rows("SELECT run_id FROM run ORDER BY started_at DESC LIMIT 1")
         view = self.client.prepare(ops=True, namespace="gracekit", host="node", timeout=PATIENCE_S)
         return await view.call(verb, run_id=run_id)
+
+    async def retry_parked(self) -> None:
+        """Order as a resolver would; what the order meets is seen in the record."""
+        sql = "SELECT request_id, parkings FROM task WHERE state = 'pending'"
+        view = self.client.prepare(
+            ops=True, namespace="gracekit.tasks", version="1.1", timeout=PATIENCE_S
+        )
+        for request_id, version in self.rows(sql):
+            with contextlib.suppress(GracekitError):
+                await view.call("retry", task_id=request_id, version=version)
 
     # -- looking ------------------------------------------------------------------
 

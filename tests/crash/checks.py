@@ -7,13 +7,15 @@ request must end, and how often it may still be started: `expected_of`.
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gracekit.errors import CallTimeoutError
+from gracekit.errors import CallTimeoutError, NoCapacity
 from gracekit.life import read_note
+from gracekit.rpc.notifications import decode_notification
 from tests.crash.cell import Cell
 
 TERMINAL: Final = {"succeeded", "failed", "cancelled", "errored", "rejected"}
@@ -34,6 +36,9 @@ class Task:
     cut: str | None
     attempts: int
     owner: str | None
+    namespace: str | None
+    parkings: int
+    is_overdue: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +95,9 @@ def look(cell: Cell) -> Snapshot:
     # First of all: what is accepted from here on is in both, and never in neither.
     queued, dead = cell.queues.bodies()
     tasks = cell.rows(
-        "SELECT request_id, recipient, method, on_interrupt, state, reason, cut, attempts, owner "
-        "FROM task"
+        "SELECT request_id, recipient, method, on_interrupt, state, reason, cut, attempts, owner, "
+        "namespace, parkings, pending_deadline <= ? FROM task",
+        time.time(),
     )
     locks = cell.directory / "store.db-runs"
     return Snapshot(
@@ -149,7 +155,7 @@ def check_accounting(now: Snapshot) -> None:
     """P9: accepted = terminal + transient + removed, and each count has its list."""
     accepted = sum(task.state != "rejected" for task in now.tasks.values())
     assert now.tally.get("accepted", 0) == accepted + now.tally.get("removed", 0), now.tally
-    for what in ("duplicate", "rejected", "handed_over"):
+    for what in ("duplicate", "rejected", "handed_over", "parked"):
         counted, listed = now.tally.get(what, 0), now.incidents[what]
         # Retention removes the list, never the count.
         assert counted == listed or ("removed" in now.tally and counted > listed), (what, now)
@@ -164,7 +170,8 @@ def check_starts(history: Sequence[Snapshot]) -> None:
         starts = now.starts[task.request_id]
         assert starts <= task.attempts or task.on_interrupt == "requeue", f"{starts} of {task}"
         stops = sum(stopped_by_itself(one.tasks.get(task.request_id)) for one in history)
-        assert task.on_interrupt != "error" or starts <= 1 + stops, f"{starts} starts of {task}"
+        again = stops + task.parkings
+        assert task.on_interrupt != "error" or starts <= 1 + again, f"{starts} starts of {task}"
 
 
 def check_leases(cell: Cell, now: Snapshot) -> None:
@@ -214,13 +221,17 @@ def stopped_by_itself(task: Task | None) -> bool:
 # -- in the end -------------------------------------------------------------------
 
 
-def is_quiet(cell: Cell, crash: Snapshot) -> bool:
-    """Whether the run after *crash* serves and has nothing left to do; its holds excepted."""
+def is_quiet(cell: Cell, crash: Snapshot, *, but_parked: bool = False) -> bool:
+    """Whether the run after *crash* serves and has nothing left to do; its holds excepted, and
+    what waits for its resolver with *but_parked*.
+    """
     now = look(cell)
     return (
         len(now.runs) > len(crash.runs)
         and now.runs[-1].serves
-        and all(map(is_over, now.tasks.values()))
+        and all(
+            is_over(task) or (but_parked and task.state == "pending") for task in now.tasks.values()
+        )
         and not now.queued
         and all(call.done() for _, call in cell.calls)
         and all(run.verdict for run in now.runs[:-1])
@@ -230,6 +241,7 @@ def is_quiet(cell: Cell, crash: Snapshot) -> bool:
         and not cell.rows("SELECT 1 FROM hold WHERE ended_at IS NULL AND owner IS NULL")
         and not VOLUME_ENDS.keys() & set(now.volumes.values())
         and not cell.rows("SELECT 1 FROM finding")
+        and not cell.rows("SELECT 1 FROM outbox")
     )
 
 
@@ -239,7 +251,8 @@ def check_end(cell: Cell, history: Sequence[Snapshot], *, retired: bool = False)
     check_death(cell, history)
     for task in end.tasks.values():
         assert is_over(task), f"{task} is stuck"
-        check_outcome(task, crash, end)
+        if task.namespace is None:  # else it is a resolver's order, which has no effects
+            check_outcome(task, crash, end)
     for request_id, (method, _) in cell.sent.items():
         if request_id not in end.tasks:
             assert retired or request_id in end.done, f"{method} {request_id} did nothing"
@@ -249,6 +262,17 @@ def check_end(cell: Cell, history: Sequence[Snapshot], *, retired: bool = False)
     check_answers(cell, end)
     check_verdicts(history)
     check_volumes(cell, crash, end)
+    check_news(cell, end)
+
+
+def check_news(cell: Cell, end: Snapshot) -> None:
+    """Each step of a parked task was reported, once or with a repetition of the same message."""
+    news = {one.message_id: one for one in map(decode_notification, cell.queues.notifications())}
+    told = Counter((one.event_type, one.payload["task_id"]) for one in news.values())
+    for task in end.tasks.values():
+        assert told["task.no_capacity", task.request_id] == task.parkings, (task, told)
+        # Each time it is parked, and each time that somebody gets it out.
+        assert told["task.update", task.request_id] == 2 * task.parkings, (task, told)
 
 
 def check_volumes(cell: Cell, crash: Snapshot, end: Snapshot) -> None:
@@ -277,13 +301,13 @@ def check_outcome(task: Task, crash: Snapshot, end: Snapshot) -> None:
 def expected_of(task: Task, crash: Snapshot) -> tuple[str, int]:
     """State in which *task* must end, and how often it must be started after the last crash."""
     before = crash.tasks.get(task.request_id)
-    if task.state == "rejected":
-        return "rejected", 0
+    if task.state == "rejected" or (before is not None and is_over(before)):
+        return (before or task).state, 0
     if before is None or before.state == "accepted" or stopped_by_itself(before):
         return "succeeded", 1
-    if is_over(before):
-        return before.state, 0
     match task.on_interrupt:
+        case _ if before.state == "pending":  # else the resolver lets it run
+            return ("errored", 0) if before.is_overdue else ("succeeded", 1)
         case "error":
             return "errored", 0
         case "probe" if task.request_id in crash.done:
@@ -299,7 +323,7 @@ def check_answers(cell: Cell, end: Snapshot) -> None:
         error = call.exception()
         assert not isinstance(error, CallTimeoutError), f"{request_id} was not answered"
         task = end.tasks.get(request_id)
-        if task is not None:
+        if task is not None and not (task.parkings and isinstance(error, NoCapacity)):
             assert (task.state == "succeeded") == (error is None), f"{task} answered {error!r}"
 
 

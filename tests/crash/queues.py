@@ -61,6 +61,10 @@ class Queues(Protocol):
         """What is for the service, waiting or claimed; and the dead letters."""
         ...
 
+    def notifications(self) -> list[bytes]:
+        """What was published about parked tasks."""
+        ...
+
     async def wait_left(self) -> None:
         """Wait until a service that has ended holds nothing here any more."""
         ...
@@ -81,10 +85,17 @@ class SqliteQueues:
     def bodies(self) -> tuple[list[bytes], list[bytes]]:
         waiting = self._file.rows(
             "SELECT body FROM message JOIN queue ON queue.name = message.queue "
-            "WHERE kind <> 'reply'"
+            "WHERE kind NOT IN ('reply', 'notification')"
         )
         dead = self._file.rows("SELECT body FROM dead_letter")
         return [row[0] for row in waiting], [row[0] for row in dead]
+
+    def notifications(self) -> list[bytes]:
+        sql = (
+            "SELECT body FROM message JOIN queue ON queue.name = message.queue "
+            "WHERE kind = 'notification'"
+        )
+        return [row[0] for row in self._file.rows(sql)]
 
     async def wait_left(self) -> None:
         pass  # a claim names its process
@@ -93,6 +104,7 @@ class SqliteQueues:
         self._file.close()
 
 
+_NEWS: Final = f"{TOPIC}-notifications."
 _DEAD: Final = {dead_letter_queue(topic) for topic in (TOPIC, f"{TOPIC}-ops")}
 
 
@@ -118,6 +130,10 @@ class BrokerQueues:
             [body for name in _DEAD for body in held.get(name, [])],
         )
 
+    def notifications(self) -> list[bytes]:
+        held = self._broker.bodies(self._vhost)
+        return [body for name in held if name.startswith(_NEWS) for body in held[name]]
+
     async def wait_left(self) -> None:
         """The broker reads the last frames, sees the end of the connection, and puts back."""
 
@@ -135,8 +151,8 @@ class BrokerQueues:
 
 
 def _is_the_services(name: str) -> bool:
-    """Whether a queue is no caller's."""
-    return name.startswith(TOPIC)
+    """Whether a queue is no caller's, and no resolver's."""
+    return name.startswith(TOPIC) and not name.startswith(_NEWS)
 
 
 class Database:

@@ -23,6 +23,7 @@ HANDED_OVER: Final = 75
 PHASES: Final[tuple[Side, Side]] = ("before", "after")
 AT_ONCE: Final = {"STARTUP_RECONCILIATION_WAIT_SECONDS": "0s"}
 SHORT: Final = {"DRAIN_TIMEOUT": "100ms", "HANDOVER_GRACE": "100ms"}
+HASTY: Final = {"PENDING_TIMEOUT": "50ms"}
 FORGETFUL: Final = {"RETENTION": "50ms", "RETENTION_AFTER": "50ms", "RECONCILE_EVERY": "100ms"}
 
 
@@ -176,6 +177,27 @@ async def full(story: Story) -> None:
     await story.cell.call(story.work)
 
 
+async def park(story: Story) -> None:
+    """A call whose handler finds no capacity."""
+    await story.cell.call(story.thing, how="park", thing="a")
+    await story.arm()
+
+
+async def unpark(story: Story) -> None:
+    """A resolver retries a parked task."""
+    await story.cell.call(story.thing, how="park", thing="a")
+    await story.arm()
+    await story.cell.until(lambda: bool(story.cell.rows("SELECT 1 FROM task WHERE parkings = 1")))
+    story.cell.open_gate()
+    await story.cell.retry_parked()
+
+
+async def expire(story: Story) -> None:
+    """A parked task waits until its deadline."""
+    await story.cell.call(story.thing, how="park", thing="a")
+    await story.arm(**HASTY)
+
+
 # -- drains -----------------------------------------------------------------------
 
 
@@ -274,6 +296,22 @@ async def after_outcome(story: Story) -> None:
     """The start after an outcome was committed and its reply not sent."""
     await story.cell.call(story.thing, thing="a")
     await story.cell.start("reply.before")
+    await story.killed()
+    await story.arm()
+
+
+async def after_park(story: Story) -> None:
+    """The start after a task was parked, and nobody was told."""
+    await story.cell.call(story.thing, how="park", thing="a")
+    await story.cell.start("park.after")
+    await story.killed()
+    await story.arm()
+
+
+async def after_deadline(story: Story) -> None:
+    """The start after the deadline of a parked task, which ends it."""
+    await story.cell.call(story.thing, how="park", thing="a")
+    await story.cell.start("unpark.before", **HASTY)
     await story.killed()
     await story.arm()
 
@@ -386,6 +424,9 @@ TABLE: Final = (
     Reaches(borrow, (P.TAKE_LEASE, P.RELEASE_LEASE), POLICIES),
     Reaches(hold, (P.HOLD, P.END_HOLD), POLICIES),
     Reaches(duplicate, (P.TALLY, (P.TALLY, 2), P.ADD_REPLY_ADDRESS, (P.REPLY, 3)), JOURNALED),
+    Reaches(park, (P.PARK, P.NOTIFY, (P.NOTIFY, 2), P.OUTBOX_SENT, P.REPLY), JOURNALED),
+    Reaches(unpark, (P.UNPARK,), JOURNALED),
+    Reaches(expire, (P.UNPARK,), JOURNALED),
     Reaches(refuse, (P.REJECT, P.REPLY, P.ACK), ANY),
     Reaches(garbage, (P.REJECT, P.DEAD_LETTER), ANY),
     Reaches(caller, (P.CONNECT, P.PUBLISH), ANY),
@@ -405,6 +446,8 @@ TABLE: Final = (
     Reaches(after_work, (P.SETTLE, P.REPLY), PROBE),
     Reaches(after_two_kills, (P.PAROLE,), AGAIN),
     Reaches(after_outcome, (P.ADOPT, P.REPLY, P.REPLY_SENT), JOURNALED),
+    Reaches(after_park, (P.ADOPT, P.NOTIFY, (P.NOTIFY, 2), P.OUTBOX_SENT, P.REPLY), JOURNALED),
+    Reaches(after_deadline, (P.UNPARK, P.NOTIFY, P.OUTBOX_SENT), JOURNALED),
     Reaches(after_accept, (P.ADOPT, P.CLAIM, P.BEGIN), JOURNALED),
     Reaches(after_hold, (P.ADOPT, P.CALL_HOOK, P.END_HOLD, P.ERRORED_DONE), JOURNALED),
     Reaches(after_safe_point, (P.CLAIM, P.SETTLE), ERROR, always=True),
@@ -456,6 +499,9 @@ AT_THE_WIRE: Final = (
     (call, P.REPLY),
     (full, P.GIVE_BACK),
     (garbage, P.DEAD_LETTER),
+    (park, P.PARK),
+    (park, P.NOTIFY),
+    (after_park, P.NOTIFY),
 )
 """Where a broker and the journal could come to differ about a request."""
 

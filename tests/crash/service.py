@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from gracekit import Context, Done, Found, Retry, Service, Settled, Wait
+from gracekit import Context, Done, Found, NoCapacity, Retry, Service, Settled, Wait
 from gracekit.runtime.process_life import run_service
 from tests.process.volumes import RECORDS, VolumeRecords
 
@@ -27,7 +27,7 @@ TOPIC: Final = "crash"
 EFFECTS: Final = Path("effects")
 GATE: Final = Path("gate")
 
-svc = Service(TOPIC)
+svc = Service(TOPIC, task_api=True)
 
 
 def tell(what: str, ctx: Context, **more: Any) -> None:
@@ -86,6 +86,8 @@ async def work(ctx: Context, how: str = "now", thing: str = "") -> str:
             await stuck(ctx)
         case "borrow":
             await borrow(ctx, thing)
+        case "park" if not GATE.exists():
+            raise NoCapacity("no room", requested={"thing": thing})
         case "hold":
             await ctx.hold("operation", thing, at_most="1h")
         case "end_hold":

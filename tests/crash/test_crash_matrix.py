@@ -75,6 +75,8 @@ async def recover(story: Story) -> None:
     cell, crash = story.cell, story.history[-1]
     cell.open_gate()
     await cell.start()
+    await cell.until(lambda: is_quiet(cell, crash, but_parked=True))
+    await cell.retry_parked()
     await cell.until(lambda: is_quiet(cell, crash))
     for thing, key in cell.rows("SELECT name, key FROM hold WHERE ended_at IS NULL"):
         assert thing == "operation"
