@@ -23,6 +23,7 @@ VERSION: Final = "1.1"
 """The first one that knows PENDING."""
 LONGEST_REASON: Final = 500
 LONGEST_NAME: Final = 100
+_LAST_ROW: Final = 2**63 - 1
 
 
 def task_methods() -> Iterator[Method[Any, Any]]:
@@ -48,7 +49,7 @@ async def list_pending(ctx: Context, after: int = 0, limit: int = 100) -> dict[s
         limit: From 1 to 500.
     """
     _need_pending(ctx)
-    after = _number("after", after, least=0)
+    after = _number("after", after, least=0, most=_LAST_ROW)
     limit = _number("limit", limit, least=1, most=MAX_PAGE)
     return await parked_tasks_of(ctx).page(after=after, limit=limit)
 
@@ -70,12 +71,14 @@ async def retry(
         reason: For the record.
     """
     if args is not None and not isinstance(args, Mapping):
-        raise InvalidArgumentsError(f"args = {str(args)[:50]!r} must be an object, or left out")
+        raise InvalidArgumentsError(f"args = {_shown(args)} must be an object, or left out")
     return await _order(ctx, Verb.RETRY, task_id, version, reason, args)
 
 
 async def give_up(ctx: Context, task_id: str, version: int, reason: str) -> dict[str, Any]:
     """End a parked task as ERRORED(gave_up); its `errored` hook is called."""
+    if not _text("reason", reason).strip():
+        raise InvalidArgumentsError("give_up needs a reason, which the task's record keeps")
     return await _order(ctx, Verb.GIVE_UP, task_id, version, reason)
 
 
@@ -120,7 +123,7 @@ def _need_pending(ctx: Context) -> None:
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise InvalidArgumentsError(f"{name} = {str(value)[:50]!r} must be a text")
+        raise InvalidArgumentsError(f"{name} = {_shown(value)} must be a text")
     return value.encode(errors="backslashreplace").decode().replace("\0", "\\0")
 
 
@@ -129,7 +132,12 @@ def _number(name: str, value: object, *, least: int, most: int | None = None) ->
     if not is_number or value < least or (most is not None and value > most):  # type: ignore[operator]
         upto = "" if most is None else f" and at most {most}"
         raise InvalidArgumentsError(
-            f"{name} = {str(value)[:50]} must be a whole number of at least {least}{upto}"
+            f"{name} = {_shown(value)} must be a whole number of at least {least}{upto}"
         )
     assert isinstance(value, int)
     return value
+
+
+def _shown(value: object) -> str:
+    """As Python writes it, so that a text that looks like a number is seen to be one."""
+    return repr(value)[:50]
