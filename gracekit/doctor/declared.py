@@ -105,6 +105,20 @@ def check_kinds(service: Service) -> Iterator[Finding]:
         )
 
 
+def check_pending(settings: Settings, service: Service) -> Iterator[Finding]:
+    """Methods whose tasks are meant to wait for capacity, where no task does."""
+    waiting = [m for m in service.methods if m.options.pending_timeout_s is not None]
+    if waiting and not settings.use_pending_state:
+        yield warn(
+            "pending",
+            f"{named(waiting)} has pending_timeout=, and use_pending_state is off: a task that "
+            "raises NoCapacity is FAILED at once",
+            "set GRACEKIT_USE_PENDING_STATE=true, or leave pending_timeout= out",
+        )
+    elif waiting:
+        yield ok("pending", f"tasks of {named(waiting)} wait for capacity as they declare")
+
+
 def check_timeouts(settings: Settings, service: Service) -> Finding:
     """Work that a drain cannot wait for, and that is not run again."""
     drain = settings.drain_timeout_s

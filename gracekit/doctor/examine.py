@@ -146,6 +146,7 @@ def _service_checks(settings: Settings, service: Service) -> tuple[Check, ...]:
     return (
         *_declaration_checks(service),
         lambda: declared.check_probe_times(settings, service),
+        lambda: declared.check_pending(settings, service),
         lambda: declared.check_timeouts(settings, service),
         lambda: declared.check_threads(settings, service),
         lambda: declared.check_stop_hooks(settings, service),
@@ -236,6 +237,7 @@ def _store(settings: Settings, found: runs.Runs) -> Findings:
             yield lambda: runs.check_instance(settings, found)
             yield lambda: runs.check_openers(path, found)
             yield lambda: runs.check_left(look, found)
+            yield lambda: runs.check_parked(look, found)
             yield lambda: runs.check_resources(look, settings)
             yield lambda: runs.check_due(look, found)
             yield lambda: runs.check_suspects(look, found)

@@ -255,3 +255,32 @@ def test_an_error_of_ours_becomes_a_finding_a_line():
     found = told("settings", ConfigError("a = 1 must be 2; set A\nb is wrong"))
 
     assert [(f.seen, f.remedy) for f in found] == [("a = 1 must be 2", "set A"), ("b is wrong", "")]
+
+
+@pytest.mark.parametrize(("used", "level"), [(False, Level.WARN), (True, Level.OK)])
+def test_a_time_to_wait_for_capacity_needs_tasks_that_wait(svc, used, level):
+    """
+    Where tasks are not parked, `pending_timeout=` says nothing, and the remedy is a setting.
+    """
+
+    @svc.rpc(pending_timeout="5m")
+    async def build(ctx: Context) -> None: ...
+
+    found = one(declared.check_pending(Settings(use_pending_state=used), svc), "pending")
+
+    assert found.level is level
+    assert "build()" in found.seen
+    if level is Level.WARN:
+        assert "GRACEKIT_USE_PENDING_STATE=true" in found.remedy
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_without_a_declared_time_to_wait_nothing_is_said(svc, used):
+    """
+    Whether tasks are parked is the settings' affair then.
+    """
+
+    @svc.rpc
+    async def build(ctx: Context) -> None: ...
+
+    assert list(declared.check_pending(Settings(use_pending_state=used), svc)) == []

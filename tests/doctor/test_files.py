@@ -342,6 +342,44 @@ def test_what_a_dead_run_left_is_told(used):
     assert due.seen.startswith("1 errored hooks")
 
 
+@pytest.mark.parametrize(
+    ("more", "level", "said"),
+    [
+        ("", Level.OK, "1 tasks wait for capacity"),
+        (", pending_deadline = 1", Level.WARN, "1 of 1 tasks that wait for capacity have passed"),
+        (", owner = 'nobody'", Level.FAIL, "1 of 1 parked tasks have an owner"),
+    ],
+)
+def test_a_parked_task_has_no_owner_and_waits_until_its_deadline(used, more, level, said):
+    """
+    No start settles it, so it is not left behind. One that is overdue needs a run; one with an
+    owner is a fault.
+    """
+    write(
+        used,
+        "UPDATE task SET state = 'pending', finished_at = NULL, owner = NULL, parkings = 1, "
+        "pending_deadline = unixepoch() + 3600",
+        f"UPDATE task SET parkings = 1{more}",
+    )
+    found = runs.read_runs(used, schema=SCHEMA)
+    with database.ReadOnlyDatabase(used) as look:
+        (parked,) = runs.check_parked(look, found)
+        left, accounts = runs.check_left(look, found), runs.check_accounts(look)
+
+    assert (parked.level, said in parked.seen) == (level, True), parked
+    assert left.seen.startswith("nothing is left behind")
+    assert accounts.level is Level.OK
+
+
+def test_without_parked_tasks_nothing_is_said_of_them(used):
+    """
+    Most services park none.
+    """
+    found = runs.read_runs(used, schema=SCHEMA)
+    with database.ReadOnlyDatabase(used) as look:
+        assert list(runs.check_parked(look, found)) == []
+
+
 async def test_a_living_run_is_seen_with_its_process(used, settings, svc):
     """
     Proof of life is the run's own; its pid can be looked at.

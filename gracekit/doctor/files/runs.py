@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gracekit.clock import Clock
 from gracekit.config.settings import Settings
 from gracekit.doctor.files.database import ReadOnlyDatabase
 from gracekit.doctor.finding import Finding, fail, ok, warn
@@ -31,9 +32,13 @@ _OPEN: Final = ", ".join(f"'{state.value}'" for state in sorted(TRANSIENT, key=l
 _ENDED: Final = ", ".join(
     f"'{state.value}'" for state in sorted(TERMINAL - {TaskState.REJECTED}, key=lambda s: s.value)
 )
+# A parked row has no owner, and nothing is to be settled about it.
 _LEFT: Final = f"""
-SELECT state, cut = 'unclean', owner, count(*) FROM task WHERE {IS_OPEN}
+SELECT state, cut = 'unclean', owner, count(*) FROM task WHERE {IS_OPEN} AND state <> 'pending'
 GROUP BY state, cut = 'unclean', owner"""  # noqa: S608 - a constant
+_PARKED: Final = """
+SELECT count(*), coalesce(sum(pending_deadline <= ?), 0), coalesce(sum(owner IS NOT NULL), 0)
+FROM task WHERE state = 'pending'"""
 _TO_SETTLE: Final = """
 SELECT (SELECT count(*) FROM task WHERE finished_at IS NULL AND state = 'handed_over'
         AND owner IS NULL),
@@ -238,6 +243,31 @@ def check_left(look: ReadOnlyDatabase, runs: Runs) -> Finding:
     return warn(
         "unfinished", seen, "start the service: it settles them; `gracekit tasks` lists them"
     )
+
+
+def check_parked(look: ReadOnlyDatabase, runs: Runs) -> Iterator[Finding]:
+    """Tasks that wait for capacity: each without an owner, and none past its deadline for long."""
+    if "outbox" not in look.tables():
+        return  # of an older schema
+    now = Clock().wall()
+    ((parked, overdue, owned),) = (tuple(map(int, map(str, r))) for r in look.rows(_PARKED, now))
+    if owned:
+        yield fail(
+            "parked",
+            f"{owned} of {parked} parked tasks have an owner, and no run may own one: no order "
+            "about them, and no deadline, would end them",
+            "keep a copy of the store (sqlite3 .backup) and report it",
+            ExitCode.INTERNAL,
+        )
+    elif overdue and not runs.living:
+        yield warn(
+            "parked",
+            f"{overdue} of {parked} tasks that wait for capacity have passed their deadline, and "
+            "no run lives to end them",
+            "start the service: it ends them first; `gracekit pending` lists them",
+        )
+    elif parked:
+        yield ok("parked", f"{parked} tasks wait for capacity; `gracekit pending` lists them")
 
 
 def check_resources(look: ReadOnlyDatabase, settings: Settings) -> Iterator[Finding]:
