@@ -207,7 +207,8 @@ def _reason(entry: ListedTask) -> str:
         return f"cut: {columns['cut']}" + (f", left for {duration(wait_s)}" if wait_s > 0 else "")
     if entry.is_parked:
         when = deadline_words((columns["pending_deadline"] or 0.0) - time.time())
-        return safe(f"waits for capacity, {when}: {columns['detail']}", longest=_LONGEST_TEXT)
+        why = f": {columns['detail']}" if columns["detail"] else ""
+        return safe(f"waits for capacity, {when}{why}", longest=_LONGEST_TEXT)
     words = ": ".join(str(columns[name]) for name in ("reason", "detail") if columns[name])
     words = words or entry.apart or (f"waits for {entry.waits_for}" if entry.waits_for else "")
     return safe(words, longest=_LONGEST_TEXT)
