@@ -24,13 +24,14 @@ class App:
         records: As `truth`.
         last_trace: Of the seed that was played last, also where it failed.
         methods: By (policy, on a resource, style).
+        drop: Deletes a resource, and cancels the parked tasks that name it.
     """
 
     def __init__(self) -> None:
         self.truth = Truth()
         self.records: Records
         self.last_trace: list[str] = []
-        self.svc = Service("compute")
+        self.svc = Service("compute", task_api=True)
         self.methods: dict[tuple[str, bool, str], Method[Any, Any]] = {}
         for policy, on_vm, style in itertools.product(POLICIES, (False, True), STYLES):
             if policy != "requeue" or not on_vm:
@@ -38,6 +39,7 @@ class App:
         self._declare_ops()
         self._declare_holds()
         self._declare_jobs()
+        self._declare_drop()
         declare_kinds(self, self.svc)
 
     def _declare(self, policy: str, *, on_vm: bool, style: str) -> None:
@@ -60,7 +62,7 @@ class App:
 
         @method.errored
         async def errored(ctx: Context, reason: str, **args: Any) -> None:
-            self.truth.errored[ctx.request_id] += 1
+            await self.truth.call_errored(ctx)
 
     def _add_probe(self, method: Method[Any, Any]) -> None:
         @method.probe
@@ -113,6 +115,15 @@ class App:
             return await self.truth.work(ctx, None, steps=False)
 
         self.holds = (open_hold, end_hold)
+
+    def _declare_drop(self) -> None:
+        @self.svc.rpc(resource="vm", on_interrupt="retry", settle=SETTLE_S, max_wait="10m")
+        async def drop(ctx: Context, n: int, vm: str) -> str:
+            if self.truth.take_along is not None:
+                await self.truth.take_along(ctx, vm)
+            return await self.truth.work(ctx, vm, steps=False)
+
+        self.drop = drop
 
     def _declare_jobs(self) -> None:
         @self.svc.periodic(every=17, singleton=True)

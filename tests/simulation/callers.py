@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from gracekit import RpcClient
+from gracekit import Context, RpcClient
 from gracekit.errors import (
     CallTimeoutError,
     Draining,
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 CALLERS: Final = 2
 REQUESTS: Final = 40
 BUSY_S: Final = 50.0
+ANSWERED_S: Final = 20.0
+"""Within which the caller of a parked task is answered, where nothing goes wrong."""
 
 
 @dataclass(kw_only=True)
@@ -53,6 +55,8 @@ class Callers:
 
     def __init__(self, story: Story) -> None:
         self._story = story
+        self._clients: list[RpcClient] = []
+        self._asked: set[tuple[str, int]] = set()
 
     async def connect(self) -> RpcClient:
         """A client, as soon as the broker can be reached."""
@@ -65,6 +69,7 @@ class Callers:
     async def send_all(self, number: int) -> None:
         rng = random.Random(f"{self._story.seed} client {number}")
         client = await self.connect()
+        self._clients.append(client)
         sends = []
         for n in range(REQUESTS // CALLERS):
             await asyncio.sleep(rng.expovariate(REQUESTS / CALLERS / BUSY_S))
@@ -100,6 +105,10 @@ class Callers:
                 options["ops"] = True
             elif where < 0.3:
                 fanout = True
+        method, policy = self._or_drop(method, policy, args, request_id)
+        if self._story.capacity.is_on:
+            knows = random.Random(f"{self._story.seed} {request_id} knows")
+            options["pending"] = knows.random() < 0.5
         shape = random.Random(f"{self._story.seed} {request_id} shape")
         plan = Plan(
             request_id=request_id,
@@ -114,11 +123,80 @@ class Callers:
             cut_rate=shape.choice([0.0, 0.0, 0.0, 0.3]),
             kills=self._story.wants_killer(policy, method.name, n),
         )
+        plan = self._with_need(plan)
         self._story.truth.plans[request_id] = plan
         is_call = not fanout and rng.random() < 0.5
         return Sent(
             plan=plan, method=method, args=args, options=options, is_call=is_call, is_fanout=fanout
         )
+
+    def _or_drop(
+        self, method: Method[Any, Any], policy: str, args: dict[str, Any], request_id: str
+    ) -> tuple[Method[Any, Any], str]:
+        """The method that was drawn, or at times the one that deletes its resource."""
+        rng = random.Random(f"{self._story.seed} {request_id} drop")
+        if self._story.capacity.is_on and "vm" in args and rng.random() < 0.12:
+            return self._story.app.drop, "retry"
+        return method, policy
+
+    def _with_need(self, plan: Plan) -> Plan:
+        """With the room that it needs: asked for first, or where an error is no lost work, later.
+
+        A group or a gather around the items would make something else of what they raise.
+        """
+        rng = random.Random(f"{self._story.seed} {plan.request_id} needs when")
+        may_wait = plan.policy in {"retry", "probe"} and plan.items > 1
+        needs = self._story.capacity.needs(plan.request_id)
+        around = "nothing" if needs else plan.around
+        return replace(
+            plan, needs=needs, needs_at=int(may_wait and rng.random() < 0.3), around=around
+        )
+
+    # -- what waits for room --------------------------------------------------------------
+
+    async def take_along(self, ctx: Context, vm: str) -> None:
+        """A handler that deletes a resource cancels what waits for room for it."""
+        story = self._story
+        story.capacity.dropped.add(vm)
+        moves = story.parked.moves.copy()
+        before = self._pending("resource_id = ?", vm)
+        story.ends["cancel_pending"] += await ctx.cancel_pending("vm", vm, reason="deleted")
+        left = [row["request_id"] for row in before if row in self._pending("1")]
+        if left := [one for one in left if story.parked.moves[one] == moves[one]]:
+            story.judged(violate, f"Q5: cancel_pending of {vm} has returned, and {left} wait")
+
+    def _pending(self, where: str, *params: Any) -> list[dict[str, Any]]:
+        sql = f"SELECT request_id, parkings FROM task WHERE state = 'pending' AND {where}"
+        return self._story.machine.rows(f"{sql} ORDER BY id", *params)
+
+    def ask_again(self) -> None:
+        """In the quiet phase, call once more with the id of each task that waits.
+
+        Not while other work is open: a service that is full lets requests wait in their queue.
+        """
+        sql = "SELECT 1 FROM task WHERE state IN ('accepted', 'running', 'handed_over')"
+        is_idle = not self._story.machine.rows(f"{sql} LIMIT 1")
+        for row in self._pending("1") if is_idle else ():
+            if (what := (row["request_id"], row["parkings"])) not in self._asked:
+                self._asked.add(what)
+                self._story.spawn(self._ask(*what))
+
+    async def _ask(self, request_id: str, version: int) -> None:
+        story, one = self._story, self._story.sent[request_id]
+        knows = random.Random(f"{story.seed} {request_id} {version} again").random() < 0.5
+        one = replace(one, options={"pending": knows})
+        view = self._clients[0].prepare(request_id=request_id, pending=knows, timeout=ANSWERED_S)
+        moves, serving = story.parked.moves[request_id], story.serving()
+        try:
+            await view.call(one.method, **one.args)
+        except CallTimeoutError:
+            if story.parked.moves[request_id] == moves and serving & story.serving():
+                story.judged(violate, f"Q6: {request_id} is PENDING, and its caller hears nothing")
+        except Exception as error:  # noqa: BLE001 - an answer too
+            story.judged(story.parked.check_answer, one, error)
+        story.ends["asked again"] += 1
+
+    # -- on the wire ----------------------------------------------------------------------
 
     async def _send(self, client: RpcClient, one: Sent, after: float) -> None:
         """Send until a publish is confirmed; for a call, hold the answer against the truth."""
@@ -154,6 +232,7 @@ class Callers:
             if not isinstance(error, CallTimeoutError | Draining | LeaseHeld):
                 one.confirmed = True
             one.answers.append(error)
+            self._story.judged(self._story.parked.check_answer, one, error)
         else:
             self._story.tell(f"client: {one.plan.request_id} answered {result!r}")
             one.confirmed = True

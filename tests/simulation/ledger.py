@@ -11,6 +11,7 @@ import apsw
 from gracekit.phase import ServiceState
 from gracekit.testing.machine import Life, Machine
 from gracekit.tracker.task import _NEXT, RETRIED, TERMINAL, TaskState, Verb
+from tests.simulation import parked
 from tests.simulation.truth import Truth, Violation
 
 _SCHEMA = """
@@ -62,6 +63,7 @@ class Ledger:
         self._seen = -1  # changes of the disk that were judged
         self.edges: Counter[tuple[str, str]] = Counter()
         self.reads_failed: Callable[[], bool] = lambda: False
+        self.read_parked: Callable[[Life], None] = lambda _: None
         self.begun_late: set[tuple[str, str]] = set()
         self.left: set[str] = set()
         self.runs: dict[str, Life] = {}
@@ -76,13 +78,14 @@ class Ledger:
         if not self.is_ready:
             if not self._machine.rows("SELECT 1 FROM sqlite_master WHERE name = 'task'"):
                 return
-            disk.execute(_SCHEMA)
+            disk.execute(_SCHEMA + parked.SCHEMA)
             self.is_ready = True
         self.runs.setdefault(actor.runtime.run_id, actor)
         changes = disk.total_changes()
         if changes == self._seen:
             return
         self._seen = changes
+        self.read_parked(actor)
         steps = list(disk.execute("SELECT * FROM step ORDER BY n"))
         if not steps:
             return

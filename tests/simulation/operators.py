@@ -8,19 +8,29 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from gracekit.errors import GracekitError
-from gracekit.journal.order_rows import add_order, incident_of, refusal_of, target_named
+from gracekit.journal.order_rows import (
+    OrderTarget,
+    add_order,
+    incident_of,
+    refusal_of,
+    target_named,
+)
+from gracekit.journal.outbox import News
+from gracekit.journal.pending import add_parked_order
 from gracekit.leases.leases import Leases
 from gracekit.phase import ServiceState
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
 from gracekit.store.batch import Batch
-from gracekit.testing.ports import PlayedProcess
-from gracekit.tracker.task import Order, Verb
+from gracekit.testing.ports import EPOCH_S, PlayedEngine, PlayedProcess
+from gracekit.tracker.task import Order, TaskState, Verb
 
 if TYPE_CHECKING:
     from tests.simulation.story import Story
 
 NAME = "operator"
+LATE_S = 20.0
+"""It waits so long for the deadline of a parked task at most."""
 
 
 class Operator:
@@ -36,6 +46,7 @@ class Operator:
         self.process = PlayedProcess(set(), 2)
 
     async def work(self, *, orders: int, within_s: float) -> None:
+        """Give so many orders about open tasks, and about some that have failed."""
         client = await self._story.callers.connect()
         for _ in range(orders):
             await asyncio.sleep(self._rng.expovariate(orders / within_s))
@@ -44,20 +55,46 @@ class Operator:
             verb = self._rng.choice(list(Verb))
             # What has failed may be retried too; the other verbs are for what has not ended.
             failed = "state IN ('failed', 'errored')" if verb is Verb.RETRY else "0"
-            rows = self._story.machine.rows(
-                "SELECT request_id, recipient, owner FROM task "
-                f"WHERE (finished_at IS NULL OR {failed}) AND on_interrupt <> 'requeue' ORDER BY id"
-            )
+            rows = self._rows(f"finished_at IS NULL OR {failed}", order="id")
             if rows:
                 await self._order(client, self._rng.choice(rows), verb)
+
+    async def work_on_parked(self, *, orders: int, within_s: float) -> None:
+        """Give so many orders about parked tasks, some of them as their deadline passes."""
+        client = await self._story.callers.connect()
+        for _ in range(orders):
+            await asyncio.sleep(self._rng.expovariate(orders / within_s))
+            if not self._story.ledger.is_ready:
+                continue
+            if is_late := self._rng.random() < 0.6:
+                await self._wait_deadline()
+            if rows := self._rows("state = 'pending'", order="pending_deadline, id"):
+                verb = self._rng.choice([*Verb, Verb.RETRY, Verb.RETRY, Verb.RETRY])
+                await self._order(client, rows[0] if is_late else self._rng.choice(rows), verb)
+
+    def _rows(self, where: str, *, order: str) -> list[dict[str, Any]]:
+        return self._story.machine.rows(
+            f"SELECT request_id, recipient, owner FROM task WHERE ({where}) "
+            f"AND on_interrupt <> 'requeue' ORDER BY {order}"
+        )
+
+    async def _wait_deadline(self) -> None:
+        """Until about the next deadline of a parked task, or a little later."""
+        sql = "SELECT min(pending_deadline) AS due FROM task WHERE state = 'pending'"
+        due = self._story.machine.rows(sql)[0]["due"]
+        if due is not None:
+            clock = self._story.machine.clock
+            left = due - EPOCH_S - clock.loop() - clock.shift_s
+            after = self._rng.choice([0.0, 0.01, 0.05, 0.3])
+            await asyncio.sleep(min(max(0.0, left), LATE_S) + after)
 
     async def _order(self, client: Any, row: dict[str, Any], verb: Verb) -> None:
         story = self._story
         life = story.ledger.runs.get(row["owner"] or "")
         key = f"{row['request_id']}/{row['recipient']}"
-        story.truth.orders.setdefault(row["request_id"], set()).add(verb)
         try:
             if life is not None and life.process.lives:
+                story.truth.orders.setdefault(row["request_id"], set()).add(verb)
                 view = client.prepare(
                     namespace="gracekit", ops=True, host=life.runtime.instance, timeout=10
                 )
@@ -86,6 +123,9 @@ class Operator:
                 return "refused"
             if case.owner != row["owner"]:
                 return "it has moved"
+            if case.state is TaskState.PENDING:
+                return await self._change_parked(engine, case, verb)
+            story.truth.orders.setdefault(row["request_id"], set()).add(verb)
             order = Order(verb=verb, by=NAME, reason="simulated")
             outcome = None if verb is Verb.RETRY else ordered(str(case), order, case.state)
             now = story.machine.clock.wall()
@@ -99,3 +139,16 @@ class Operator:
         finally:
             await engine.stop()
         return "done"
+
+    async def _change_parked(self, engine: PlayedEngine, case: OrderTarget, verb: Verb) -> str:
+        story, clock = self._story, self._story.machine.clock
+        story.capacity.asked[case.request_id].add(verb)
+        order = Order(verb=verb, by=NAME, reason="simulated")
+        outcome = None if verb is Verb.RETRY else ordered(str(case), order, case.state)
+        news = News.of(clock, sender=None)
+        mark = incident_of(order, case.request_id, case.method, "", at=news.at, run=NAME)
+        batch = Batch(Point.SETTLE)
+        add_parked_order(batch, case, outcome, mark, news)
+        await engine.commit(batch)
+        story.ends[f"operator: {verb.value} of a parked task"] += 1
+        return "done, to a parked task"

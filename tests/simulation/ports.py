@@ -11,6 +11,7 @@ from gracekit.testing.faults import NoCrash
 from gracekit.testing.machine import Life, Machine
 from gracekit.testing.ports import PlayedEngine, PlayedProcess, PlayedTransport
 from tests.simulation.threads import GreenProcess
+from tests.simulation.truth import Violation, violate
 
 if TYPE_CHECKING:
     from tests.simulation.story import Story
@@ -61,7 +62,19 @@ class SimTransport(PlayedTransport):
     async def publish(self, queue: Queue, message: Message) -> None:
         if queue.kind is QueueKind.REPLY:
             self.life.story.judged(self.life.story.watch.check_reply, self.life, message)
+        if queue.kind is QueueKind.NOTIFICATION:
+            await self._notify(queue, message)
+        else:
+            await super().publish(queue, message)
+
+    async def _notify(self, queue: Queue, message: Message) -> None:
+        parked, said = self.life.story.parked, ""
+        try:
+            said = parked.check_sending(queue, message)
+        except Violation as violation:
+            self.life.story.judged(violate, str(violation))
         await super().publish(queue, message)
+        parked.sent.add(said)
 
 
 class SimLife(Life):
@@ -99,6 +112,7 @@ class SimLife(Life):
     def end(self) -> None:
         if self.process.lives:
             self.story.tell(f"{self.name} is gone")
+            self.story.capacity.note_end(self)
             self.had_company = self.story.truth.has_company(self)
         super().end()
         self.machine.resume(self)  # what is killed while it stands still comes to its end too

@@ -27,6 +27,7 @@ class Reckoning:
             )
         ]
         found += self._story.records.unsettled()
+        found += self._story.parked.unsettled()
         queues = ["compute", "compute-ops"]
         queues += [f"{topic}.{host}" for topic in queues for host in self._story.hosts]
         found += [f"queue {name}" for name in queues if self._story.machine.broker.waiting(name)]
@@ -80,6 +81,7 @@ class Reckoning:
     def reckon(self) -> None:
         """Every request came to a rightful end."""
         self._story.ledger.check_accounts()
+        self._story.parked.reckon()
         for lease in self._story.machine.rows("SELECT * FROM lease WHERE owner IS NOT NULL"):
             life = self._story.ledger.runs[lease["owner"]]
             if life.report is None or not life.report.leases_kept:
@@ -127,15 +129,36 @@ class Reckoning:
             if truth.errored[request_id] < 1:
                 raise Violation(f"P3: errored hook of {request_id} was not called")
             return
+        self._reckon_hook(one, row)
         rightful = {
-            ("cancelled", row["reason"]): truth.was_ordered(request_id, Verb.CANCEL),
-            ("errored", "operator"): truth.was_ordered(request_id, Verb.FAIL),
+            ("cancelled", row["reason"]): truth.was_ordered(request_id, Verb.CANCEL)
+            or self._was_cancelled(one),
+            ("errored", "operator"): truth.was_ordered(request_id, Verb.FAIL)
+            or Verb.FAIL in self._story.capacity.asked[request_id],
+            ("errored", "gave_up"): Verb.GIVE_UP in self._story.capacity.asked[request_id],
             ("errored", "interrupted"): plan.policy == "ops",
             ("rejected", "draining"): plan.policy == "ops" or one.options.get("ops"),
         }
         known = end[0] in {"succeeded", "failed"} or end[1] in {"attempts", "expired"}
         if not rightful.get(end, known):
             raise Violation(f"P3: {plan.policy} task {request_id} ended as {end}")
+
+    def _was_cancelled(self, one: Sent) -> bool:
+        """Whether somebody has ordered that while it was parked."""
+        capacity = self._story.capacity
+        return (
+            Verb.CANCEL in capacity.asked[one.plan.request_id]
+            or one.args.get("vm") in capacity.dropped
+        )
+
+    def _reckon_hook(self, one: Sent, row: dict[str, Any]) -> None:
+        """What ended as ERRORED while it was parked has had its hook called."""
+        out = self._story.parked.out.get((one.plan.request_id, row["parkings"]))
+        if out is None or (out[0], row["state"]) != ("errored", "errored"):
+            return
+        has_hook = one.method in self._story.app.methods.values()
+        if has_hook and not self._story.truth.errored[one.plan.request_id]:
+            raise Violation(f"P3: errored hook of {one.plan.request_id} was not called")
 
     def _may_have_failed(self, one: Sent, row: dict[str, Any]) -> bool:
         """Its handler raised, timed out, was ordered to fail, or its probe gave it up."""
@@ -144,6 +167,13 @@ class Reckoning:
             plan.raises
             or plan.policy == "probe"
             or one.method in self._story.app.holds  # a hold may be refused
+            or one.method is self._story.app.drop  # the store may refuse to cancel what is parked
+            or (bool(plan.needs) and self._may_not_wait(row))
             or "MethodTimeoutError" in row["failure"]
             or self._story.truth.was_ordered(plan.request_id, Verb.FAIL)
         )
+
+    def _may_not_wait(self, row: dict[str, Any]) -> bool:
+        """Whether a task that found no room may have failed for it."""
+        lacks = "NoCapacity" in row["failure"] or row["reason"] == "attempts"
+        return lacks and (not self._story.capacity.parks or "not parked" in row["failure"])

@@ -21,16 +21,20 @@ from gracekit.testing.loop import IterationsExceededError, VirtualLoop
 from gracekit.testing.ports import Died
 from tests.simulation.app import App
 from tests.simulation.callers import BUSY_S, CALLERS, Callers, Sent
+from tests.simulation.capacity import Capacity
 from tests.simulation.ledger import Ledger
 from tests.simulation.operators import Operator
+from tests.simulation.parked import OVERDUE_S, ParkedTasks
 from tests.simulation.ports import SimLife, SimMachine
 from tests.simulation.reckoning import Reckoning
 from tests.simulation.records import Records
+from tests.simulation.resolvers import Resolver
 from tests.simulation.swarm import JUMPS_S, Swarm
 from tests.simulation.truth import Truth, Violation
 from tests.simulation.watch import Watch
 
 ORDERS: Final = 4
+PARKED_ORDERS: Final = 6
 KILLERS: Final = 0.25
 """Share of the seeds in which a request kills its process."""
 QUIET_S: Final = 900.0
@@ -69,17 +73,25 @@ class Story:
         self.callers = Callers(self)
         self.watch = Watch(self)
         self.reckoning = Reckoning(self)
+        self.ends: Counter[str] = Counter()
+        self.capacity = Capacity(self)
+        self.parked = ParkedTasks(self)
         self.truth = app.truth = Truth(
             tell=self.tell,
             on_start=self.watch.check_start,
             on_cancel=self.watch.check_cancel,
             judged=self.judged,
             jumps=self.swarm.jumps,
+            take_room=self.capacity.take,
+            on_hook=self.parked.check_hook,
+            has_left=lambda life: life.runtime.run_id in self.ledger.left,
         )
+        if self.capacity.is_on:
+            self.truth.take_along = self.callers.take_along
         self.records = app.records = Records(self)
         self.sent: dict[str, Sent] = {}
-        self.ends: Counter[str] = Counter()
         self._killer_from = self._draw_killer()
+        self.served_at: dict[SimLife, float] = {}
         self.machine_is_closed = False
         self.is_over = False
         self._tasks: list[asyncio.Task[Any]] = []
@@ -121,6 +133,7 @@ class Story:
         self.machine = SimMachine(seed=self.seed, faults=self.swarm)
         self.machine.story = self
         self.ledger = Ledger(self.machine, self.truth, self.tell)
+        self.ledger.read_parked = self.parked.read
         self.ledger.reads_failed = lambda: bool(self.swarm.met["store", "query", "REFUSED"])
         try:
             await self._unfold()
@@ -179,6 +192,12 @@ class Story:
         operator = Operator(self, random.Random(f"{self.seed} operator"))
         clients = [self.spawn(self.callers.send_all(n)) for n in range(CALLERS)]
         clients.append(self.spawn(operator.work(orders=ORDERS, within_s=BUSY_S)))
+        if self.capacity.parks:
+            second = Operator(self, random.Random(f"{self.seed} operator of parked tasks"))
+            work = second.work_on_parked(orders=PARKED_ORDERS, within_s=BUSY_S)
+            clients.append(self.spawn(work))
+        for n in range(self.capacity.resolvers):
+            self.spawn(Resolver(self, n).live())
         await asyncio.wait(clients)
         for client in clients:
             client.result()
@@ -200,6 +219,7 @@ class Story:
             "progress_every_s": 5.0,
             "retention_after_s": 600.0,
             **self._settings_of_rules(),
+            **self.capacity.settings(),
         }
 
     def _settings_of_rules(self) -> dict[str, Any]:
@@ -231,6 +251,8 @@ class Story:
                 await asyncio.sleep(3 + rng.random() * 3)
                 continue
             self.tell(f"{life.name} serves on {host}")
+            self.served_at[life] = self.loop.time()
+            self.capacity.arm(life)
             fate = None
             if fates > 0:
                 fates -= 1
@@ -314,16 +336,34 @@ class Story:
         self.tell("quiet")
         self.swarm.is_off = True
         self.truth.is_quiet = True
+        self._quiet_at = self.loop.time()
+        self.capacity.disarm()
         # A wall clock that was set back puts every stored moment off by as much.
         back = abs(min(JUMPS_S)) * self.swarm.met["clock", "wall", "JUMP"]
         limit = self.loop.time() + QUIET_S + back
         await asyncio.sleep(5.0)  # what was on its way still lands, an operator's order too
         while not self.reckoning.is_settled():
             self.raise_first()
+            self._look_at_parked()
             if self.loop.time() > limit:
                 raise Violation(f"I13: not settled after {QUIET_S} s: {self.reckoning.unsettled()}")
             await asyncio.sleep(5.0)
         await self._last_drains()
+
+    def _look_at_parked(self) -> None:
+        """What waits for room is answered at once, and ends in time, while a run serves."""
+        self.callers.ask_again()
+        since = max(self._quiet_at, min((self.served_at[one] for one in self.serving()), default=0))
+        if self.serving() and self.loop.time() > since + OVERDUE_S and not self.swarm.jumps:
+            self.judged(self.parked.check_overdue)
+
+    def serving(self) -> set[SimLife]:
+        """Processes that live and take requests."""
+        return {
+            life
+            for life in self.served_at
+            if life.process.lives and life.runtime.state is ServiceState.SERVING
+        }
 
     async def _last_drains(self) -> None:
         self.is_over = True

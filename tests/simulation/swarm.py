@@ -19,6 +19,7 @@ class Swarm(Faults):
 
     Attributes:
         met: How often each fault happened, by (port, step, kind).
+        slow_step: A step that is late more often than others, at the rate `slow_rate`.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -33,10 +34,14 @@ class Swarm(Faults):
         self._lags = Fault.DELAY in self.rates
         self.met: Counter[tuple[str, str, str]] = Counter()
         self.is_off = False
+        self.slow_step, self.slow_rate = "", 0.0
 
     def draw(self, port: str, step: str, kinds: Collection[Fault]) -> Fault | None:
         if self.is_off:
             return None
+        if self.slow_step == step and Fault.DELAY in kinds and self._rng.random() < self.slow_rate:
+            self.met[port, step, Fault.DELAY.name] += 1
+            return Fault.DELAY
         for kind in kinds:
             rate = self.rates.get(kind)
             if rate is not None and self._rng.random() < rate:

@@ -71,6 +71,8 @@ class Plan:
         around: What its coroutine has around its items: something of `AROUND`.
         cut_rate: How likely a start is that somebody else than gracekit cancels.
         kills: It kills its process at its first item, each time.
+        needs: So much room it needs, and says so before it does anything.
+        needs_at: Before which item it asks for room; before 0 it has done nothing yet.
     """
 
     request_id: str
@@ -84,6 +86,8 @@ class Plan:
     around: str = "nothing"
     cut_rate: float = 0.0
     kills: bool = False
+    needs: int = 0
+    needs_at: int = 0
 
     def value(self) -> str:
         """What it returns."""
@@ -138,6 +142,11 @@ class Truth:
     jobs: Counter[str] = field(default_factory=Counter)
     jumps: bool = False
     is_quiet: bool = False
+    take_room: Callable[[str, int], None] = lambda *_: None
+    take_along: Callable[[Context, str], Coroutine[Any, Any, None]] | None = None
+    on_hook: Callable[[Context, Life], None] = lambda *_: None
+    built: dict[str, Life] = field(default_factory=dict)
+    has_left: Callable[[Life], bool] = lambda _: False
     foreign: set[str] = field(default_factory=set)
     late: list[Act] = field(default_factory=list)
 
@@ -164,10 +173,17 @@ class Truth:
                 raise Violation(f"I8: {ctx.request_id} runs twice at a time")
             if vm is not None and other.vm == vm:
                 raise Violation(f"I7: {ctx.request_id} and {other.request_id} act on {vm} at once")
+        if self._is_built(act) and not self.was_ordered(ctx.request_id, Verb.RETRY):
+            raise Violation(f"Q10: {ctx.request_id} is begun again after it has returned")
         if vm is not None:
             if ctx.fence is None or ctx.fence <= self.fences[vm]:
                 raise Violation(f"I7: {vm} got fence {ctx.fence} after {self.fences[vm]}")
             self.fences[vm] = ctx.fence
+
+    def _is_built(self, act: Act) -> bool:
+        """Whether a handler of it has returned in a process that still lives and records that."""
+        builder = self.built.get(act.key)
+        return builder is not None and builder.process.lives and not self.has_left(builder)
 
     def end(self, act: Act) -> None:
         if act in self.acts:
@@ -238,7 +254,7 @@ class Truth:
         foreign = self._cancel_some_time(act, plan)
         try:
             await AROUND[plan.around](partial(self._items, act, plan, steps=steps))
-            return self._end_of(plan)
+            return self._end_of(plan, act, steps=steps)
         except asyncio.CancelledError:
             if act.is_foreign and ctx._task.order is None:
                 self.late.append(act)  # its last request is not taken back
@@ -278,6 +294,8 @@ class Truth:
         return handle
 
     async def _one(self, act: Act, item: int, plan: Plan) -> None:
+        if plan.needs and item == plan.needs_at:
+            self.take_room(plan.request_id, plan.needs)
         self.send_effect(act, item)
         try:
             if plan.kills:
@@ -301,14 +319,18 @@ class Truth:
         try:
             items: Any = ctx.steps(range(plan.items)) if steps else range(plan.items)
             for item in items:
+                if plan.needs and item == plan.needs_at:
+                    self.take_room(plan.request_id, plan.needs)
                 self.send_effect(act, item)
                 sleep(plan.item_s)
-            return self._end_of(plan)
+            return self._end_of(plan, act, steps=steps)
         finally:
             self.call_off(act)
             self.end(act)
 
-    def _end_of(self, plan: Plan) -> str:
+    def _end_of(self, plan: Plan, act: Act, *, steps: bool) -> str:
+        if not steps and plan.policy != "requeue":  # a safe point may have left items out
+            self.built[act.key] = act.life
         if plan.raises:
             raise ValueError(f"no {plan.request_id}")
         return plan.value()
@@ -337,6 +359,14 @@ class Truth:
         for act in (*self.acts, *self.late):
             if act.key == key_of(ctx) and act.effect is not None and not self.jumps:
                 raise Violation(f"settle: {ctx.request_id} is begun with an effect on its way")
+
+    async def call_errored(self, ctx: Context) -> None:
+        """The errored hook."""
+        life = owner.get()
+        assert isinstance(life, Life)
+        self.errored[ctx.request_id] += 1
+        if life.process.lives:
+            self.judged(self.on_hook, ctx, life)
 
     async def job(self, ctx: Context) -> None:
         """The periodic job: one at a time in the whole store."""
