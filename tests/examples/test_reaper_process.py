@@ -247,4 +247,5 @@ async def test_what_the_readme_says_can_be_typed(tmp_path: Path):
             process.wait(WAIT_S)
 
     assert "n-2 waits for room" in told
+    assert "memory_mb=1024" in told  # of `gracekit pending`
     assert "freed 4096 MiB of p-1 for vm:n-2" in said("resolver")
