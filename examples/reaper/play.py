@@ -37,8 +37,8 @@ async def main(url: str) -> None:
             await listen(first, until="freed")
             first.kill()
         print(f"\nthe resolver was killed; these wait: {await waiting(client)}")
-    print("the scheduler has ended, and is started again, with a deadline of 3 s for new requests")
-    async with scheduler(url, GRACEKIT_PENDING_TIMEOUT="3s"), svc.client(url) as client:
+    print("the scheduler has ended, and is started again, with a deadline of 5 s for new requests")
+    async with scheduler(url, GRACEKIT_PENDING_TIMEOUT="5s"), svc.client(url) as client:
         print(f"these wait: {await waiting(client)}\n")
         async with resolver(url) as second:
             await listen(second, until="retried")

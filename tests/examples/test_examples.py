@@ -464,7 +464,7 @@ REAPER = [
     "    freed 2048 MiB of p-1 for vm:n-2",
     "",
     "the resolver was killed; these wait: vm:n-2 at version 1",
-    "the scheduler has ended, and is started again, with a deadline of 3 s for new requests",
+    "the scheduler has ended, and is started again, with a deadline of 5 s for new requests",
     "these wait: vm:n-2 at version 1",
     "",
     "    listening",
