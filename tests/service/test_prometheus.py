@@ -378,7 +378,9 @@ async def test_every_row_of_the_table_is_rendered(world: World, svc: Service, do
     for metric in METRICS:
         for event in metric.events:
             counted.record(event, {"method": "resize", "ran_s": 0.2, "waited_s": 1.0})
-    seen = StoreNumbers(unfinished={"accepted": 2}, oldest_unfinished_s=3.0, accounts_off_by=0)
+    seen = StoreNumbers(
+        unfinished={"accepted": 2}, oldest_unfinished_s=3.0, accounts_off_by=0, notifications_due=1
+    )
     readings = replace(runtime.readings(), store=seen, broker_connected=True)
 
     plain, plain_type = Exposition(counted).write(readings)
