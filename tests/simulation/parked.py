@@ -55,6 +55,11 @@ CREATE TEMP TRIGGER news_out AFTER DELETE ON main.outbox BEGIN
     INSERT INTO parked_step (what, key, data) VALUES ('forgotten', old.message_id, json_object(
         'expires_at', old.expires_at)); END;
 """
+_WHOLE: Final = """
+SELECT task.request_id, lease.kind, reply.msg_id FROM task
+LEFT JOIN lease ON lease.owner IS NOT NULL AND lease.request_id = task.request_id
+LEFT JOIN reply ON reply.task_id = task.id AND reply.due_at IS NULL
+WHERE task.state = 'pending' ORDER BY task.id"""
 Step = tuple[str, str, str, int]
 """Task id, old state, new state and version."""
 
@@ -152,17 +157,13 @@ class ParkedTasks:
 
     def _check_whole(self) -> None:
         """What holds of all parked tasks after a commit."""
-        rows = self._story.machine.rows(
-            "SELECT id, request_id FROM task WHERE state = 'pending' ORDER BY id"
-        )
-        if len(rows) > self._story.capacity.most:
+        rows = self._story.machine.rows(_WHOLE)
+        if len({row["request_id"] for row in rows}) > self._story.capacity.most:
             raise Violation(f"Q7: {len(rows)} tasks are PENDING")
         for row in rows:
-            sql = "SELECT * FROM lease WHERE owner IS NOT NULL AND request_id = ?"
-            if self._story.machine.rows(sql, row["request_id"]):
+            if row["kind"] is not None:
                 raise Violation(f"I14: {row['request_id']} is PENDING and has its lease")
-            sql = "SELECT * FROM reply WHERE task_id = ? AND due_at IS NULL"
-            if self._story.machine.rows(sql, row["id"]):
+            if row["msg_id"] is not None:
                 raise Violation(f"Q6: a caller of {row['request_id']}, PENDING, is left waiting")
 
     @property

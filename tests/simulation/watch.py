@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gracekit import Context
 from gracekit.errors import GracekitError
 from gracekit.phase import ServiceState
+from gracekit.rpc.message import Reply
 from gracekit.rpc.oslo_wire import decode_reply, decode_request
 from gracekit.rpc.transport import Delivery, Message
+from gracekit.testing.faults import Fault
 from gracekit.testing.machine import Life
 from gracekit.tracker.task import CancelCause
 from tests.simulation.ledger import state_of
@@ -19,12 +21,16 @@ if TYPE_CHECKING:
     from tests.simulation.ports import SimLife
     from tests.simulation.story import Story
 
+HARMLESS: Final = frozenset({Fault.CRASH, Fault.JUMP, Fault.NO_PROOF, Fault.REORDER})
+"""Faults that give a process no reason to change what it has said."""
+
 
 class Watch:
     """Asked at starts, cancellations, acks, replies, closed intakes and ends."""
 
     def __init__(self, story: Story) -> None:
         self._story = story
+        self._answers: dict[tuple[SimLife, str], str] = {}
 
     def check_start(self, life: Life, ctx: Context, vm: str | None) -> None:
         """I4, P3, and I17: whose attempt is on record can run, and waits for no thread."""
@@ -78,8 +84,10 @@ class Watch:
         )
 
     def check_reply(self, life: SimLife, message: Message) -> None:
-        """P10: what a reply tells is on record."""
+        """P10: what a reply tells is on record; Q6: without faults a call hears one thing."""
         reply = decode_reply(message.body)
+        if reply.ending:
+            self._check_answered(life, reply)
         if reply.failure is not None or not isinstance(reply.result, str):
             return
         request_id = reply.result.removeprefix("done ")
@@ -89,6 +97,13 @@ class Watch:
         state = state_of(self._story.machine.disk, f"{request_id}/")
         if state != "succeeded":
             raise Violation(f"P10: {request_id} is answered while its row is {state!r}")
+
+    def _check_answered(self, life: SimLife, reply: Reply) -> None:
+        """An answer may be sent twice; another one after it would be for nobody."""
+        what = "a result" if reply.failure is None else reply.failure.exc_class
+        first = self._answers.setdefault((life, reply.msg_id), what)
+        if what != first and self._story.swarm.rates.keys() <= HARMLESS:
+            raise Violation(f"Q6: {life.name} answers {reply.msg_id} with {first}, then {what}")
 
     def note_closed(self, life: SimLife) -> None:
         """P4: what was not accepted goes back at once; asked a little later."""
