@@ -20,7 +20,7 @@ import apsw
 
 from gracekit import Context, GracekitError, NoCapacity, NotificationListener, RpcClient, Service
 from gracekit.telemetry.logs import configure_logging
-from tests.process.served import effect
+from tests.process.served import GO, effect
 
 RECORDS = Path("rooms.db")
 TABLES = """
@@ -28,6 +28,8 @@ CREATE TABLE room (id INTEGER PRIMARY KEY, total INTEGER NOT NULL);
 CREATE TABLE built (vm TEXT NOT NULL, attempt INTEGER NOT NULL);
 """
 LOOK_EVERY_S = 0.3
+UNTIL_GO = "GRACEKIT_TEST_UNTIL_GO"
+"""If set, a build waits for the test's go."""
 
 svc = Service("rooms", task_api=True)
 
@@ -71,6 +73,8 @@ def take_room(vm: str, attempt: int) -> bool:
 async def build(ctx: Context, vm: str) -> str:
     """Look whether it is built; take a moment; build it."""
     effect("start", vm, ctx.attempt, ctx.fence)
+    while UNTIL_GO in os.environ and not GO.exists():
+        await asyncio.sleep(0.02)
     if not has_built(vm):
         await asyncio.sleep(0.01)
         if not take_room(vm, ctx.attempt):
