@@ -218,10 +218,15 @@ class NoCapacity(RpcError):  # noqa: N818 - named for a state
         self, message: str = "", *, requested: abc.Mapping[str, typing.Any] | None = None
     ) -> None:
         super().__init__(message)
-        self.requested: dict[str, typing.Any] = _checked_request(requested)
+        self.requested: dict[str, typing.Any] = checked_request(requested)
 
 
-def _checked_request(requested: object) -> dict[str, typing.Any]:
+def checked_request(requested: object) -> dict[str, typing.Any]:
+    """A copy of what is said to be missing, as plain data.
+
+    Raises:
+        InvalidArgumentsError: it cannot be kept; the message says why.
+    """
     if requested is None:
         return {}
     if not isinstance(requested, abc.Mapping):
@@ -313,12 +318,15 @@ class Parked(RpcError):  # noqa: N818 - named for a state
 class Gone(RpcError):  # noqa: N818 - named for a state
     """The task has ended; the order about it came too late and has changed nothing.
 
-    No `Error` in its name: whoever orders something about a task races with all others who do.
+    No `Error` in its name: several may order something about one task, and one of them is first.
     """
 
 
 class StaleVersionError(RpcError):
-    """The order names an earlier parking of the task: look at it again, and decide anew."""
+    """The order does not fit the task as it is: look at it again, and decide anew.
+
+    It was parked again since, or runs again, or never was parked.
+    """
 
 
 class UnknownTaskError(RpcError):

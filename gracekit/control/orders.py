@@ -151,7 +151,7 @@ class Orders:
         if target.state in RETRIED:  # no run works on it, whichever owns it
             return await self._change(target, order)
         if target.state is TaskState.PENDING and target.service == self._journal.service:
-            end = await self._parked_tasks.carry_out(target, order)
+            end = await self._parked_tasks.carry_out(target, order, source="operator")
             return None if end is None else {"state": end.value}
         if target.owner != self._journal.run_id:
             return {"moved": True, "state": target.state.value}

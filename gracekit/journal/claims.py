@@ -229,6 +229,14 @@ class Claims:
             batch.add(sql.TAKE_DUTIES, self._journal.run_id, service)
             await self._journal.commit(batch)
 
+    async def take_left_replies(self) -> None:
+        """Make ours the replies of parked tasks whose run was adopted without them."""
+        me, service = self._journal.run_id, self._journal.service
+        if await self._journal.engine.query(sql.LEFT_REPLIES, me, service):
+            batch = Batch(Point.CLAIM)
+            batch.add(sql.TAKE_LEFT_REPLIES, me, service)
+            await self._journal.commit(batch)
+
     async def due_replies(self) -> list[tuple[int, Address, float]]:
         """(row id, address, accepted at) of replies that this run owes."""
         me = self._journal.run_id

@@ -144,6 +144,13 @@ owner IS NULL AND finished_at IS NOT NULL AND service = ? AND id IN (
     UNION SELECT id FROM task WHERE errored_due = 1)"""
 OWING: Final = f"SELECT 1 FROM task WHERE {_OWING} LIMIT 1"
 TAKE_DUTIES: Final = f"UPDATE task SET owner = ? WHERE {_OWING}"
+# See `outbox_sql.LEFT`.
+_IS_LEFT_REPLY: Final = """
+owner IS NOT NULL AND owner <> ?1 AND NOT EXISTS (
+    SELECT 1 FROM run WHERE run.run_id = reply.owner AND run.adopted_at IS NULL)
+AND task_id IN (SELECT id FROM task WHERE service = ?2)"""
+LEFT_REPLIES: Final = f"SELECT 1 FROM reply WHERE {_IS_LEFT_REPLY} LIMIT 1"
+TAKE_LEFT_REPLIES: Final = f"UPDATE reply SET owner = ?1 WHERE {_IS_LEFT_REPLY}"
 # A task that waits for capacity has no owner; what its callers are owed has.
 DUE_REPLIES: Final = """
 SELECT task.id, reply.queue, reply.msg_id, reply.expires_at, reply.monitor_s, reply.knows_pending,

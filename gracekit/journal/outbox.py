@@ -165,34 +165,45 @@ class OutboxRows:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    async def due(self, *, limit: int) -> list[OutboxRow]:
-        """The oldest ones."""
-        rows = await self._journal.engine.query(sql.DUE, self._journal.run_id, limit)
+    async def due(self, *, after: int, limit: int) -> list[OutboxRow]:
+        """The oldest ones with an id above *after*."""
+        me = self._journal.run_id
+        rows = await self._journal.engine.query(sql.DUE, me, after, limit)
         found: list[dict[str, Any]] = [dict(zip(sql.NAMES, row, strict=True)) for row in rows]
         return [OutboxRow(**one | {"payload": from_json(one["payload"])}) for one in found]
 
-    async def forget(self, sent: Sequence[int], expired: Sequence[int]) -> None:
-        """Strike what was sent, or what nobody needs any more; the latter is counted.
+    async def forget(
+        self, sent: Sequence[int], *, expired: Sequence[int], unsendable: Sequence[int]
+    ) -> None:
+        """Strike what was sent; and what nobody needs any more, or no message can carry.
 
-        Not synced: a power cut at worst sends it twice.
+        The latter two are counted. Not synced: a power cut at worst sends it twice.
         """
         batch = Batch(Point.OUTBOX_SENT, durable=False)
-        ids = [*sent, *expired]
+        ids = [*sent, *expired, *unsendable]
         batch.add(sql.DONE.format(marks=",".join("?" * len(ids))), *ids)
-        if expired:
-            batch.add_up(COUNT, "notification_expired", len(expired))
+        for what, struck in (
+            ("notification_expired", expired),
+            ("notification_unsendable", unsendable),
+        ):
+            if struck:
+                batch.add_up(COUNT, what, len(struck))
         await self._journal.commit(batch)
 
-    def add_adopt(self, batch: Batch, dead_run: str) -> None:
-        """What a dead run had to send is ours."""
-        batch.add(sql.ADOPT, self._journal.run_id, dead_run)
+    async def take_ownerless(self, *, look_around: bool) -> bool:
+        """Make ours what no run sends; whether there was any.
 
-    async def take_ownerless(self) -> bool:
-        """Make ours what an operator's command left for any run; whether there was any."""
-        service = self._journal.service
-        if not await self._journal.engine.query(sql.OWNERLESS, service):
-            return False
+        What an operator's command has left has no owner.
+
+        Args:
+            look_around: Look also for what belongs to a run that was adopted already.
+        """
+        engine, me, service = self._journal.engine, self._journal.run_id, self._journal.service
         batch = Batch(Point.CLAIM)
-        batch.add(sql.TAKE, self._journal.run_id, service)
-        await self._journal.commit(batch)
-        return True
+        if await engine.query(sql.OWNERLESS, service):
+            batch.add(sql.TAKE, me, service)
+        if look_around and await engine.query(sql.LEFT, me, service):
+            batch.add(sql.TAKE_LEFT, me, service)
+        if batch.statements:
+            await self._journal.commit(batch)
+        return bool(batch.statements)

@@ -106,6 +106,11 @@ class PendingRows:
             context=asked.context,
         )
 
+    async def deadline_of(self, row_id: int) -> float | None:
+        """Until when a task may wait that was parked before; None if it was not."""
+        rows = await self._journal.engine.query(sql.DEADLINE, row_id)
+        return None if not rows or rows[0][0] is None else float(rows[0][0])
+
     # -- looks --------------------------------------------------------------------------
 
     async def overdue(self, *, limit: int) -> list[OrderTarget]:
@@ -199,7 +204,8 @@ def add_run_again(
 def add_end(batch: Batch, target: OrderTarget, outcome: Outcome, news: News) -> None:
     """PENDING to ERRORED or CANCELLED.
 
-    Any run of the service calls the `errored` hook, and answers callers that were not answered yet.
+    Any run of the service calls the `errored` hook. Its callers were answered when it was parked,
+    or are by the run that parked it.
 
     Args:
         batch: What is committed.
@@ -213,7 +219,6 @@ def add_end(batch: Batch, target: OrderTarget, outcome: Outcome, news: News) -> 
         *(int(outcome.state is TaskState.ERRORED), target.id, target.parkings),
         expect=1,
     )
-    batch.add(sql.ENDED_REPLIES_DUE, news.at, target.id)
     outbox.add_update(
         batch,
         subject_of(target),

@@ -14,20 +14,21 @@ PARK: Final = """
 UPDATE task SET state = 'pending', owner = NULL, failure = ?1, reason = ?2, detail = ?3,
     requested = ?4, cursor = coalesce(?5, cursor),
     cursor_at = CASE WHEN ?5 IS NULL THEN cursor_at ELSE ?6 END,
-    crashes = 0, alone = 0, waiting_since = NULL, expires_at = NULL,
+    crashes = 0, alone = 0, waiting_since = NULL, expires_at = NULL, next_check = NULL,
+    not_before = NULL,
     parkings = parkings + 1, parked_at = ?6, parked_ahead_s = ?7,
-    pending_deadline = coalesce(pending_deadline, ?8)
+    pending_deadline = ?8
 WHERE id = ?9 AND owner = ?10 AND state = 'running' AND parkings = ?11"""
 REPLIES_DUE: Final = "UPDATE reply SET due_at = ?, owner = ? WHERE task_id = ?"
 RUN_AGAIN: Final = """
-UPDATE task SET state = 'accepted', reason = NULL, detail = NULL, args = coalesce(?1, args)
+UPDATE task SET state = 'accepted', reason = NULL, detail = NULL, requested = NULL,
+    args = coalesce(?1, args)
 WHERE id = ?2 AND owner IS NULL AND state = 'pending' AND parkings = ?3"""
 END: Final = """
 UPDATE task SET state = ?1, failure = ?2, reason = ?3, detail = ?4, finished_at = ?5,
     args = CASE WHEN ?6 = 1 THEN args END, context = CASE WHEN ?6 = 1 THEN context END,
-    errored_due = ?6
+    requested = NULL, errored_due = ?6
 WHERE id = ?7 AND owner IS NULL AND state = 'pending' AND parkings = ?8"""
-ENDED_REPLIES_DUE: Final = "UPDATE reply SET due_at = ?, owner = NULL WHERE task_id = ?"
 NEXT_DEADLINE: Final = f"SELECT min(pending_deadline) FROM task WHERE {_IS_PENDING}"
 SHOWN: Final = (
     "id", "request_id", "service", "method", "version", "resource_kind", "resource_id", "state",
@@ -36,11 +37,15 @@ SHOWN: Final = (
 )  # fmt: skip
 CALL: Final = "SELECT namespace, method, version, args FROM task WHERE id = ? AND state = 'pending'"
 _SHOWN: Final = f"SELECT {', '.join(SHOWN)} FROM task WHERE"
-SHOWN_PAGE: Final = f"{_SHOWN} {_IS_PENDING} AND id > ? ORDER BY +id LIMIT ?"
+# By the index of open rows, in which those of one owner and state stand in the order of their ids.
+SHOWN_PAGE: Final = f"""
+{_SHOWN} owner IS NULL AND finished_at IS NULL AND {_IS_PENDING} AND id > ? ORDER BY id LIMIT ?"""
 SHOWN_ONE: Final = f"{_SHOWN} request_id = ? AND recipient = '' AND service = ?"
 # ?1 is by how much the clock was set, ?3 how far it is ahead since. Each run does this: the first
-# one moves a row, and the others find it moved.
+# one moves a row, and the others find it moved. Also of a task that runs again: it may park again.
 FOLLOW_CLOCK: Final = """
 UPDATE task SET parked_at = parked_at + ?1, pending_deadline = pending_deadline + ?1,
     parked_ahead_s = ?3
-WHERE state = 'pending' AND service = ?2 AND abs(parked_ahead_s + ?1 - ?3) < 1"""
+WHERE finished_at IS NULL AND pending_deadline IS NOT NULL AND service = ?2
+    AND abs(parked_ahead_s + ?1 - ?3) < 1"""
+DEADLINE: Final = "SELECT pending_deadline FROM task WHERE id = ?"

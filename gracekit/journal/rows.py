@@ -122,7 +122,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parking(msgspec.Struct, frozen=True, kw_only=True):
-    """That a task waits for capacity, as its callers are told.
+    """What the callers of a task hear that waits for capacity.
 
     Attributes:
         task_id: Its request id.
@@ -146,7 +146,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             cannot be sent.
         reason: Of ERRORED, CANCELLED or PENDING.
         detail: The sentence beside it.
-        parking: Of PENDING; what a caller is told that knows the state.
+        parking: Of PENDING; what a caller gets that knows the state.
     """
 
     state: TaskState

@@ -298,7 +298,7 @@ class Journal:
 
     async def replies_due(self, row_id: int) -> list[Address]:
         """Where the answer of an ended task has still to go."""
-        rows = await self.engine.query(STILL_DUE, row_id)
+        rows = await self.engine.query(STILL_DUE, row_id, self.run_id)
         return [address_of(row) for row in rows]
 
     async def reply_done(self, row_id: int, address: Address, *, sent: bool) -> None:

@@ -47,13 +47,15 @@ UPDATE task SET state = ?, result = ?, failure = ?, reason = ?, detail = ?, fini
     errored_due = ?
 WHERE id = ? AND owner = ? AND state = ?"""
 FINISH_OWING_NOTHING: Final = (
-    f"{FINISH} AND NOT EXISTS (SELECT 1 FROM reply WHERE task_id = task.id)"
+    f"{FINISH} AND NOT EXISTS (SELECT 1 FROM reply WHERE task_id = task.id AND reply.owner IS NULL)"
 )
 # Two statements: RETURNING builds a table for what it returns.
-REPLIES: Final = (
+# One with an owner says that the task was parked: whoever ends the task does not send it.
+_REPLIES: Final = (
     "SELECT queue, msg_id, expires_at, monitor_s, knows_pending FROM reply WHERE task_id = ?"
 )
-REPLIES_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ?"
+REPLIES: Final = f"{_REPLIES} AND owner IS NULL"
+REPLIES_DUE: Final = "UPDATE reply SET due_at = ? WHERE task_id = ? AND owner IS NULL"
 REPLY_DONE: Final = "DELETE FROM reply WHERE task_id = ? AND queue = ? AND msg_id = ?"
 CONTEXT: Final = "UPDATE task SET context = ? WHERE id = ? AND owner = ? AND state = 'running'"
 HAND_OVER: Final = """
@@ -95,7 +97,7 @@ SELECT namespace, method, finished_at - started_at FROM (
 WHERE state = 'succeeded' AND attempts = 1 AND service = ? AND started_at IS NOT NULL
     AND finished_at >= started_at ORDER BY finished_at"""
 MONITORED: Final = f"{REPLIES} AND monitor_s IS NOT NULL"
-STILL_DUE: Final = f"{REPLIES} AND due_at IS NOT NULL"
+STILL_DUE: Final = f"{_REPLIES} AND due_at IS NOT NULL AND (owner IS NULL OR owner = ?)"
 ADD_REPLY: Final = """
 INSERT INTO reply (task_id, queue, msg_id, expires_at, monitor_s, knows_pending)
 SELECT id, ?, ?, ?, ?, ? FROM task

@@ -94,6 +94,7 @@ class Epoch:
         now = self._clock.wall()
         batch = Batch(Point.JOIN)
         batch.add(sql.NOTE_DOUBT, now)
+        batch.add(sql.NOTE_PARKED, now)
         batch.add(sql.DOUBT, now)
         batch.add(
             sql.RAISE,

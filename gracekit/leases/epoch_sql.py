@@ -19,6 +19,11 @@ NOTE_DOUBT: Final = f"""
 INSERT INTO incident (at, run_id, what, request_id, method, detail)
 SELECT ?, '', 'restored', request_id, method, 'accepted in an older store: it may have begun since'
 FROM task WHERE {_DOUBTED}"""
+# Nothing says whether a parked task has run since; whoever retries it should know.
+NOTE_PARKED: Final = f"""
+INSERT INTO incident (at, run_id, what, request_id, method, detail)
+SELECT ?, '', 'restored', request_id, method, 'parked in an older store: it may have run since'
+FROM task WHERE {IS_OPEN} AND state = 'pending'"""
 DOUBT: Final = f"""
 UPDATE task SET state = 'handed_over', cut = 'unclean', owner = NULL, not_before = ? + settle_s
 WHERE {_DOUBTED}"""

@@ -32,10 +32,12 @@ class Duties:
         self._notifications = shared.notifications
         self._outbox = shared.outbox
 
-    async def take_notifications(self) -> None:
-        """Those that an operator's command has left for any run of the service."""
-        if await self._notifications.take_ownerless():
+    async def take_notifications(self, *, look_around: bool) -> None:
+        """Those that no run sends; and with *look_around* replies that no run sends."""
+        if await self._notifications.take_ownerless(look_around=look_around):
             self._outbox.poke()
+        if look_around:
+            await self._claims.take_left_replies()
 
     async def send_due_replies(self) -> None:
         """Replies that a dead run owed; once, if their caller may still wait."""

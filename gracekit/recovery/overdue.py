@@ -1,4 +1,4 @@
-"""Ends parked tasks whose deadline has passed: whoever was to make room has not done it."""
+"""Ends parked tasks whose deadline has passed: nobody has made room for them in time."""
 
 from __future__ import annotations
 

@@ -185,8 +185,8 @@ class Reconciler:
             self._look_by = self._clock.loop() + self._settings.reconcile_every_s
             await self._adoption.adopt_missing(self._settling.is_settled_now)
         await self._claims.take_duties()
+        await self._duties.take_notifications(look_around=look)
         await self._duties.send_due_replies()
-        await self._duties.take_notifications()
         await self.end_overdue()
         if self._settings.startup_reconciliation_enabled:
             if look:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gracekit.errors import NoCapacity
+from gracekit.errors import NoCapacity, checked_request
 from gracekit.journal.rows import Outcome
 from gracekit.process import Threads
 from gracekit.request.answers import Answers
@@ -280,10 +280,17 @@ def _judge(task: TrackedTask, method: Method[Any, Any], error: BaseException) ->
 
 
 def _requested_by(error: BaseException) -> Mapping[str, Any] | None:
-    """What a handler says is missing; None if it has failed, or passes on what a callee raised."""
-    if isinstance(error, NoCapacity) and not is_foreign(error):
-        return error.requested
-    return None
+    """What a handler says is missing; None if it has failed, or passes on what a callee raised.
+
+    A subclass may have its own `__init__`, and *requested* may have been changed since: what cannot
+    be kept is left out.
+    """
+    if not isinstance(error, NoCapacity) or is_foreign(error):
+        return None
+    try:
+        return checked_request(error.requested)
+    except Exception:  # noqa: BLE001 - the attribute is the application's
+        return {}
 
 
 def _is_interruption(task: TrackedTask, method: Method[Any, Any], error: BaseException) -> bool:

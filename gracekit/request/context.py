@@ -298,7 +298,8 @@ class Context(Mapping[str, Any]):
         """Cancel the tasks of this service that wait for capacity for a resource.
 
         For the handler that deletes the resource. It is committed when this returns, whatever
-        becomes of the handler. A task that runs again meanwhile is not cancelled.
+        becomes of the handler. A task that was retried a moment before is not cancelled: it waits
+        in the resource's line, and runs when this handler has ended.
 
         Args:
             kind: Of the resource, as methods name it.
@@ -307,10 +308,16 @@ class Context(Mapping[str, Any]):
 
         Returns:
             How many were cancelled.
+
+        Raises:
+            InvalidArgumentsError: no method of the service acts on that *kind*.
+            StoreError: it could not be recorded; some may be cancelled.
         """
         by = f"task {self.task_id} ({self._task.method})"
         order = Order(verb=Verb.CANCEL, by=by, reason=reason)
-        return await self._services.parked_tasks.cancel_of(kind, str(resource_id), order)
+        return await self._services.parked_tasks.cancel_of(
+            kind, str(resource_id), order, source="handler"
+        )
 
     # -- holds and background work ------------------------------------------------------
 

@@ -6,10 +6,11 @@ Which copy came first does not matter: one of them runs, and every caller gets i
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from gracekit import backoff
 from gracekit.errors import ConflictingRequestError
-from gracekit.journal.rows import Address
+from gracekit.journal.rows import Address, TaskRow
 from gracekit.journal.tasks import Journal
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
@@ -18,7 +19,11 @@ from gracekit.request.lanes import Job
 from gracekit.request.outcomes import outcome_of
 from gracekit.request.settlement import settle
 from gracekit.telemetry.telemetry import Telemetry
+from gracekit.tracker.task import TaskState
 from gracekit.tracker.tracker import Tracker
+
+_MOVES: Final = 5
+"""A task may end and be run again so often while a copy of its request is answered."""
 
 
 class Duplicates:
@@ -77,13 +82,19 @@ class Duplicates:
             "duplicate", request_id=task.request_id, method=task.method, detail=row.state.value
         )
         if job.reply is not None:
-            if row.finished_at is None and await self._journal.add_reply_address(row, job.reply):
-                self._beat_too(job, job.reply)
-            else:
-                # It has ended, or waits for capacity: the caller is answered at once.
-                row = await self._journal.known(task.request_id, task.recipient) or row
-                await self._answers.send(job.reply, outcome_of(row))
+            await self._answer_caller(job, job.reply, row)
         await settle(delivery.ack(), self._telemetry)
+
+    async def _answer_caller(self, job: Job, reply: Address, row: TaskRow) -> None:
+        """Answer at once if the task has ended or waits for capacity, else when it does."""
+        for _ in range(_MOVES):
+            if row.finished_at is None and await self._journal.add_reply_address(row, reply):
+                self._beat_too(job, reply)
+                return
+            row = await self._journal.known(job.task.request_id, job.task.recipient) or row
+            if row.finished_at is not None or row.state is TaskState.PENDING:
+                break  # else it runs again since
+        await self._answers.send(reply, outcome_of(row))
 
     def _beat_too(self, job: Job, reply: Address) -> None:
         """A second caller of a task in flight here; elsewhere it has heartbeats after a restart."""

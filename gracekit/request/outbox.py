@@ -8,10 +8,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from gracekit import backoff
-from gracekit.errors import GracekitError, StoreError, Undeliverable
+from gracekit.errors import (
+    MessageTooLargeError,
+    StoreError,
+    Undeliverable,
+    UnserialisableError,
+)
 from gracekit.journal.outbox import OutboxRow, OutboxRows
 from gracekit.journal.tasks import Journal
 from gracekit.process import Point, Process
+from gracekit.rpc.envelope import MAX_BODY_BYTES, check_size
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.notifications import Notification, encode_notification, timestamp_of
 from gracekit.rpc.transport import Message, Queue, Transport, notification_queue
@@ -80,46 +86,53 @@ class Outbox:
                 await self._send_all()
 
     async def _send_all(self) -> bool:
-        """Send until nothing is due; whether that was done."""
+        """Send what is due, once each; whether nothing is left."""
+        after, errors = 0, list[str]()
         try:
-            while rows := await self._rows.due(limit=AT_ONCE):
-                now = self._clock.wall()
-                expired = [row.id for row in rows if row.expires_at <= now]
-                fresh = [row for row in rows if row.expires_at > now]
-                results = await asyncio.gather(*map(self._send, fresh))
-                sent = [row.id for row, error in zip(fresh, results, strict=True) if error is None]
-                if sent or expired:
-                    await self._rows.forget(sent, expired)
-                if not self._note(results):
-                    return False
+            while rows := await self._rows.due(after=after, limit=AT_ONCE):
+                after = rows[-1].id
+                errors += await self._send_some(rows)
         except StoreError as error:
             self._telemetry.emit("store.error", what="notifications", error=str(error))
             return False
-        return True
+        self._note(errors)
+        return not errors
 
-    def _note(self, results: Sequence[str | None]) -> bool:
-        """Whether all were sent; a failure is logged once until it is over."""
-        errors = [error for error in results if error is not None]
+    async def _send_some(self, rows: Sequence[OutboxRow]) -> list[str]:
+        """Send these, and strike those that need not be sent again; why others could not be."""
+        now = self._clock.wall()
+        fresh = [row for row in rows if row.expires_at > now]
+        bodies = {row.id: self._body(row) for row in fresh}
+        sending = [row for row in fresh if bodies[row.id] is not None]
+        results = await asyncio.gather(*(self._send(row, bodies[row.id] or b"") for row in sending))
+        sent = [row.id for row, error in zip(sending, results, strict=True) if error is None]
+        expired = [row.id for row in rows if row.expires_at <= now]
+        unsendable = [row.id for row in fresh if bodies[row.id] is None]
+        if sent or expired or unsendable:
+            await self._rows.forget(sent, expired=expired, unsendable=unsendable)
+        return [error for error in results if error is not None]
+
+    def _note(self, errors: Sequence[str]) -> None:
+        """A failure is logged once, until it is over."""
         if bool(errors) is not self._is_failing:
             self._is_failing = bool(errors)
             if errors:
                 self._telemetry.emit("notifications.failed", topic=self._topic, error=errors[0])
             else:
                 self._telemetry.emit("notifications.resumed", topic=self._topic)
-        return not errors
 
-    async def _send(self, row: OutboxRow) -> str | None:
+    async def _send(self, row: OutboxRow, body: bytes) -> str | None:
         """Send one; why it could not be sent, or None."""
         queue = notification_queue(self._topic, row.priority.lower())
         left_s = max(0.001, row.expires_at - self._clock.wall())
-        message = Message(body=self._body(row), expires_in_s=left_s)
+        message = Message(body=body, expires_in_s=left_s)
         try:
             try:
                 await self._publish(queue, message)
             except Undeliverable:  # somebody has deleted the queue
                 self._declared.discard(queue)
                 await self._publish(queue, message)
-        except (GracekitError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever the transport met, the others go on
             return str(error) or words_of(error)
         return None
 
@@ -131,7 +144,8 @@ class Outbox:
         await self._transport.publish(queue, message)
         self._process.reach(Point.NOTIFY, "after")
 
-    def _body(self, row: OutboxRow) -> bytes:
+    def _body(self, row: OutboxRow) -> bytes | None:
+        """Its message; None if none can carry it, which is logged."""
         notification = Notification(
             message_id=row.message_id,
             publisher_id=self._publisher,
@@ -141,4 +155,15 @@ class Outbox:
             timestamp=timestamp_of(row.at),
             context=row.payload.get("context", {}),
         )
-        return encode_notification(notification, unique_id=self._clock.new_id())
+        try:
+            body = encode_notification(notification, unique_id=self._clock.new_id())
+            check_size(len(body), max_bytes=MAX_BODY_BYTES)
+        except (UnserialisableError, MessageTooLargeError) as error:
+            self._telemetry.emit(
+                "notification.unsendable",
+                task_id=str(row.payload.get("task_id")),
+                method=str(row.payload.get("method")),
+                error=str(error),
+            )
+            return None
+        return body

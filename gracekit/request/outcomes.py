@@ -9,6 +9,8 @@ import msgspec
 from gracekit.errors import (
     MessageTooLargeError,
     MethodTimeoutError,
+    NoCapacity,
+    Parked,
     TaskCancelledError,
     TaskInterruptedError,
     UnserialisableError,
@@ -24,6 +26,8 @@ from gracekit.tracker.task import NO_CAPACITY, TERMINAL, Order, Reason, TaskStat
 
 def failed(error: BaseException, state: TaskState = TaskState.FAILED) -> Outcome:
     """The outcome of a handler that raised *error*."""
+    if isinstance(error, Parked):  # of a callee: it would say that this task waits
+        error = NoCapacity(f"it called a service, whose {error}")
     failure = failure_of(error)
     detail = failure.message[:1000].replace("\0", "\\0")  # no text of every store has a NUL
     return Outcome(state=state, failure=failure_text(failure), detail=detail)
@@ -79,17 +83,27 @@ def errored(task: str, reason: Reason, detail: str = "") -> Outcome:
     )
 
 
-def ordered(task: str, order: Order, state: TaskState) -> Outcome:
-    """The outcome of a task in *state* that somebody's order ends; `ENDS` says which it is."""
+def ordered(
+    task: str, order: Order, state: TaskState, *, source: str = Reason.OPERATOR.value
+) -> Outcome:
+    """The outcome of a task in *state* that an order ends; `ENDS` says which it is.
+
+    Args:
+        task: Names it in the sentence.
+        order: What was ordered, by whom and why.
+        state: As it was.
+        source: What has given the order; the reason on record, but of a task that is given up.
+    """
     end = ENDS[order.verb][state]
     gives_up = order.verb is Verb.GIVE_UP
-    sentence = f"{task} was {DONE[order.verb]}" + ("" if gives_up else " by an operator")
+    by = "an operator" if source == Reason.OPERATOR.value else order.by
+    sentence = f"{task} was {DONE[order.verb]} by {by}"
     sentence = f"{sentence}: {order.reason}" if order.reason else sentence
     error = TaskInterruptedError if end is TaskState.ERRORED else TaskCancelledError
     return Outcome(
         state=end,
         failure=failed(error(sentence), end).failure,
-        reason=(Reason.GAVE_UP if gives_up else Reason.OPERATOR).value,
+        reason=Reason.GAVE_UP.value if gives_up else source,
         detail=f"{order.by}: {order.reason or 'no reason given'}"[:1000],
     )
 
@@ -145,7 +159,7 @@ def outcome_of(row: TaskRow) -> Outcome:
         parking = Parking(
             task_id=row.request_id,
             deadline=row.pending_deadline or 0.0,
-            version=row.parkings,
+            version=max(1, row.parkings),
         )
         return parked(Outcome(state=row.state, failure=row.failure, detail=row.detail), parking)
     return Outcome(

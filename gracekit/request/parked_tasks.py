@@ -1,4 +1,4 @@
-"""Orders about tasks that wait for capacity, as a run carries them out for whoever may ask it.
+"""Orders about tasks that wait for capacity, as a run carries them out.
 
 Each names the task and its version, which counts how often it was parked. So
 an order that was decided on an earlier picture changes nothing, and one that is
@@ -135,15 +135,18 @@ class ParkedTasks:
                 raise self._unknown(task_id)
             if target.state is not TaskState.PENDING or target.parkings != version:
                 return self._late(target, version, order)
-            if (end := await self.carry_out(target, order, args)) is not None:
+            end = await self.carry_out(target, order, args, source="resolver")
+            if end is not None:
                 return self._answer(target, changed=True, state=end)
         raise StaleVersionError(f"task {task_id} changes hands again and again: look at it again")
 
-    async def cancel_of(self, kind: str, name: str, order: Order) -> int:
+    async def cancel_of(self, kind: str, name: str, order: Order, *, source: str) -> int:
         """Cancel the parked tasks that name the resource; returns how many.
 
         Raises:
             InvalidArgumentsError: no method of the service acts on that *kind*.
+            StaleVersionError: some were parked again and again meanwhile, and are not cancelled.
+            StoreError: it could not be recorded; some may be cancelled.
         """
         kinds = {m.options.resource[0] for m in self._methods if m.options.resource is not None}
         if kind not in kinds:
@@ -152,16 +155,27 @@ class ParkedTasks:
                 f"no method of the service acts on a resource {kind[:50]!r}"
                 f"{did_you_mean(kind, kinds)}; its kinds are {known}"
             )
-        ends = [
-            await self.carry_out(target, order)
-            for target in await self._rows.of_resource(kind, name)
-        ]
-        return sum(end is not None for end in ends)
+        number = 0
+        for _ in range(MOVES):
+            if not (targets := await self._rows.of_resource(kind, name)):
+                return number
+            for target in targets:
+                number += await self.carry_out(target, order, source=source) is not None
+        raise StaleVersionError(
+            f"tasks of {kind}:{name[:100]} change hands again and again: try once more"
+        )
 
     async def carry_out(
-        self, target: OrderTarget, order: Order, args: Mapping[str, Any] | None = None
+        self,
+        target: OrderTarget,
+        order: Order,
+        args: Mapping[str, Any] | None = None,
+        *,
+        source: str,
     ) -> TaskState | None:
         """Compare and set the row of a parked task; see `order` for *args* and what is raised.
+
+        *source* says what has given the order: it is the reason of a cancelled task.
 
         Returns:
             Its state now; None if it has moved on since it was read.
@@ -170,7 +184,7 @@ class ParkedTasks:
         news = News.of(journal.clock, sender=journal.run_id)
         replaced = None if args is None else await self._replaced(target, args)
         is_retry = order.verb is Verb.RETRY
-        outcome = None if is_retry else ordered(str(target), order, target.state)
+        outcome = None if is_retry else ordered(str(target), order, target.state, source=source)
         was = state_of(target)
         incident = incident_of(
             order, target.request_id, target.method, was, at=news.at, run=journal.run_id
@@ -222,7 +236,7 @@ class ParkedTasks:
 
     def _late(self, target: OrderTarget, version: int, order: Order) -> dict[str, Any]:
         """The answer to an order about another state than the present one; see `order`."""
-        if not target.parkings:
+        if not target.parkings and target.state not in TERMINAL:
             raise StaleVersionError(
                 f"{target} is {target.state.value} and was never parked: there is nothing to decide"
             )
@@ -230,7 +244,7 @@ class ParkedTasks:
             return self._answer(target, changed=False, state=target.state)
         if target.state in TERMINAL:
             reason = f" ({target.reason})" if target.reason else ""
-            detail = f": {target.detail}" if target.detail else ""
+            detail = f": {target.detail}" if _may_show(target.state, target.detail) else ""
             raise Gone(
                 f"{target} has ended and cannot be {DONE[order.verb]}: it is "
                 f"{target.state.value}{reason}{detail}"
@@ -264,7 +278,8 @@ class ParkedTasks:
 def shown(columns: Mapping[str, Any]) -> dict[str, Any]:
     """A task as resolvers see it: no arguments and no context, which are secret."""
     kind = columns["resource_kind"]
-    is_pending = columns["state"] == TaskState.PENDING.value
+    state = TaskState(columns["state"])
+    is_pending = state is TaskState.PENDING
     return {
         "task_id": columns["request_id"],
         "service": columns["service"],
@@ -272,7 +287,7 @@ def shown(columns: Mapping[str, Any]) -> dict[str, Any]:
         "resource": None if kind is None else f"{kind}:{columns['resource_id']}",
         "state": columns["state"],
         "reason": columns["reason"],
-        "detail": columns["detail"],
+        "detail": columns["detail"] if _may_show(state, columns["detail"]) else None,
         "attempts": columns["attempts"],
         "version": columns["parkings"],
         "requested": columns["requested"] if is_pending else None,
@@ -281,6 +296,11 @@ def shown(columns: Mapping[str, Any]) -> dict[str, Any]:
         "accepted_at": _text_of(columns["accepted_at"]),
         "finished_at": _text_of(columns["finished_at"]),
     }
+
+
+def _may_show(state: TaskState, detail: str | None) -> bool:
+    """Whether resolvers see the sentence beside a state: what a handler raised is its caller's."""
+    return bool(detail) and state is not TaskState.FAILED
 
 
 def _text_of(wall: float | None) -> str | None:

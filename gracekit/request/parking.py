@@ -8,13 +8,21 @@ or its deadline gets it out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gracekit import backoff
 from gracekit.config.settings import Settings
 from gracekit.config.values import words_in
-from gracekit.errors import ConflictError, StoreClosedError, StoreError, StoreFinalError
+from gracekit.errors import (
+    ConflictError,
+    InvalidArgumentsError,
+    StoreClosedError,
+    StoreError,
+    StoreFinalError,
+    checked_request,
+)
 from gracekit.journal.pending import ParkRequest, PendingRows
 from gracekit.journal.rows import Address, Outcome, Parking, address_of
 from gracekit.journal.tasks import Journal
@@ -30,6 +38,15 @@ from gracekit.tracker.task import Awaited, TaskState
 
 Ended = tuple[Outcome, list[Address]]
 """What is answered, and where."""
+
+
+def _shown_context(caller: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """What notifications show of a caller's context: no value that is large, or deeply nested."""
+    shown: dict[str, Any] = {}
+    for key in keys:
+        with contextlib.suppress(InvalidArgumentsError):
+            shown |= checked_request({key: caller[key]}) if key in caller else {}
+    return shown
 
 
 class ParkingPlace:
@@ -86,7 +103,7 @@ class ParkingPlace:
         """
         task, clock = job.task, self._journal.clock
         pauses = backoff.OUTCOME.pauses(clock)
-        asked = self._asked(job, failed, requested)
+        asked = self._asked(job, failed, requested, await self._deadline(job))
         outcome = parked(failed, self._parking(job, asked))
         while True:
             batch = Batch(Point.PARK)
@@ -121,20 +138,26 @@ class ParkingPlace:
     def _me(self) -> str:
         return self._journal.run_id
 
-    def _asked(self, job: Job, failed: Outcome, requested: Mapping[str, Any]) -> ParkRequest:
+    async def _deadline(self, job: Job) -> float:
+        """Wall time until which it may wait: the first parking's stands."""
         deadline = job.pending_deadline
-        if deadline is None:
-            timeout_s = job.method.options.pending_timeout_s
-            deadline = self._journal.clock.wall() + (
-                self._timeout_s if timeout_s is None else timeout_s
-            )
+        if deadline is not None:
+            with contextlib.suppress(StoreError):  # else the clock was set since, perhaps
+                deadline = await self._rows.deadline_of(job.task.row_id or 0) or deadline
+            return deadline
+        timeout_s = job.method.options.pending_timeout_s
+        return self._journal.clock.wall() + (self._timeout_s if timeout_s is None else timeout_s)
+
+    def _asked(
+        self, job: Job, failed: Outcome, requested: Mapping[str, Any], deadline: float
+    ) -> ParkRequest:
         return ParkRequest(
             failure=failed.failure,
             detail=failed.detail or "",
             requested=requested,
             parkings=job.parkings,
             deadline=deadline,
-            context={key: job.caller[key] for key in self._context if key in job.caller},
+            context=_shown_context(job.caller, self._context),
         )
 
     def _parking(self, job: Job, asked: ParkRequest) -> Parking:

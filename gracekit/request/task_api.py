@@ -77,6 +77,7 @@ async def retry(
 
 async def give_up(ctx: Context, task_id: str, version: int, reason: str) -> dict[str, Any]:
     """End a parked task as ERRORED(gave_up); its `errored` hook is called."""
+    _need_pending(ctx)
     if not _text("reason", reason).strip():
         raise InvalidArgumentsError("give_up needs a reason, which the task's record keeps")
     return await _order(ctx, Verb.GIVE_UP, task_id, version, reason)

@@ -178,6 +178,12 @@ _REQUEST: Final = (
         "Notifications about PENDING tasks cannot be sent; they are kept and tried again.",
         "topic error",
     ),
+    _event(
+        "notification.unsendable",
+        _E,
+        "No message can carry a notification about a PENDING task: it is dropped, and counted.",
+        "task_id method error",
+    ),
     _event("notifications.resumed", _I, "Notifications are sent again.", "topic"),
     _event(
         "task.ordered",

@@ -119,8 +119,8 @@ async def test_other_content_under_its_id_is_refused(world: World, svc: Service)
 @pytest.mark.parametrize(
     ("verb", "error", "text"),
     [
-        ("give_up", TaskInterruptedError, "was given up: too large"),
-        ("cancel", TaskCancelledError, "was cancelled by an operator: no need"),
+        ("give_up", TaskInterruptedError, "was given up by a caller of gracekit.tasks: too large"),
+        ("cancel", TaskCancelledError, "was cancelled by a caller of gracekit.tasks: no need"),
     ],
 )
 async def test_a_duplicate_after_an_end_hears_how_it_ended(

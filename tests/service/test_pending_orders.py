@@ -22,7 +22,7 @@ ORDERS = ("retry", "give_up", "cancel")
 ENDS = {
     "retry": ("succeeded", None, []),
     "give_up": ("errored", "gave_up", [("v", "gave_up")]),
-    "cancel": ("cancelled", "operator", []),
+    "cancel": ("cancelled", "resolver", []),
 }
 
 
@@ -78,9 +78,11 @@ async def test_an_operator_gets_a_task_out(world: World, svc: Service, verb: str
     builds.free = 5
 
     answer = await by_control(world, life, verb)
-    state, reason, hooks = {"fail": ("errored", "operator", [("v", "operator")])}.get(
-        verb, ENDS.get(verb, ("", None, []))
-    )
+    by_operator: dict[str, tuple[str, str | None, list[tuple[str, str]]]] = {
+        "fail": ("errored", "operator", [("v", "operator")]),
+        "cancel": ("cancelled", "operator", []),
+    }
+    state, reason, hooks = (ENDS | by_operator)[verb]
     await builds.ends(state)
     await world.until(lambda: builds.hooks == hooks)
 
