@@ -11,7 +11,6 @@ import apsw
 from gracekit.phase import ServiceState
 from gracekit.testing.machine import Life, Machine
 from gracekit.tracker.task import _NEXT, RETRIED, TERMINAL, TaskState, Verb
-from tests.simulation import parked
 from tests.simulation.truth import Truth, Violation
 
 _SCHEMA = """
@@ -46,6 +45,7 @@ class Ledger:
 
     Attributes:
         is_ready: The store has its tables.
+        more_triggers: Of whoever else watches this disk, by `read_parked`.
         edges: How often each step of the state machine was taken.
         begun_late: (process, key) of attempts recorded after the intake was proven closed.
         left: Runs whose stop record says that nothing of them can act any more.
@@ -63,6 +63,7 @@ class Ledger:
         self._seen = -1  # changes of the disk that were judged
         self.edges: Counter[tuple[str, str]] = Counter()
         self.reads_failed: Callable[[], bool] = lambda: False
+        self.more_triggers = ""
         self.read_parked: Callable[[Life], None] = lambda _: None
         self.begun_late: set[tuple[str, str]] = set()
         self.left: set[str] = set()
@@ -78,7 +79,7 @@ class Ledger:
         if not self.is_ready:
             if not self._machine.rows("SELECT 1 FROM sqlite_master WHERE name = 'task'"):
                 return
-            disk.execute(_SCHEMA + parked.SCHEMA)
+            disk.execute(_SCHEMA + self.more_triggers)
             self.is_ready = True
         self.runs.setdefault(actor.runtime.run_id, actor)
         changes = disk.total_changes()

@@ -148,7 +148,7 @@ class ParkedTasks:
         elif what == "deadline":
             is_new = data["was"] is None and data["after"] == "pending"
             is_again = data["deadline"] is None and data["before"] in {"failed", "errored"}
-            follows = self._story.swarm.jumps and data["before"] == data["after"] == "pending"
+            follows = self._story.swarm.jumps  # and so does what waits
             if not (is_new or is_again or follows):
                 raise Violation(f"Q3: the deadline of {key} changed by {actor.name}: {data}")
             latest = self._wall + self._story.capacity.timeout_s + 0.001

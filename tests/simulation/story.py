@@ -24,7 +24,7 @@ from tests.simulation.callers import BUSY_S, CALLERS, Callers, Sent
 from tests.simulation.capacity import Capacity
 from tests.simulation.ledger import Ledger
 from tests.simulation.operators import Operator
-from tests.simulation.parked import OVERDUE_S, ParkedTasks
+from tests.simulation.parked import OVERDUE_S, SCHEMA, ParkedTasks
 from tests.simulation.ports import SimLife, SimMachine
 from tests.simulation.reckoning import Reckoning
 from tests.simulation.records import Records
@@ -84,6 +84,7 @@ class Story:
             jumps=self.swarm.jumps,
             take_room=self.capacity.take,
             on_hook=self.parked.check_hook,
+            hook_s=(0.0, 0.5, 2.0) if self.capacity.is_on else (0.0,),
             has_left=lambda life: life.runtime.run_id in self.ledger.left,
         )
         if self.capacity.is_on:
@@ -133,7 +134,8 @@ class Story:
         self.machine = SimMachine(seed=self.seed, faults=self.swarm)
         self.machine.story = self
         self.ledger = Ledger(self.machine, self.truth, self.tell)
-        self.ledger.read_parked = self.parked.read
+        if self.capacity.is_on:
+            self.ledger.more_triggers, self.ledger.read_parked = SCHEMA, self.parked.read
         self.ledger.reads_failed = lambda: bool(self.swarm.met["store", "query", "REFUSED"])
         try:
             await self._unfold()

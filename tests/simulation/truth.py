@@ -145,6 +145,7 @@ class Truth:
     take_room: Callable[[str, int], None] = lambda *_: None
     take_along: Callable[[Context, str], Coroutine[Any, Any, None]] | None = None
     on_hook: Callable[[Context, Life], None] = lambda *_: None
+    hook_s: tuple[float, ...] = (0.0,)
     built: dict[str, Life] = field(default_factory=dict)
     has_left: Callable[[Life], bool] = lambda _: False
     foreign: set[str] = field(default_factory=set)
@@ -367,6 +368,9 @@ class Truth:
         self.errored[ctx.request_id] += 1
         if life.process.lives:
             self.judged(self.on_hook, ctx, life)
+        rng = random.Random(f"{ctx.request_id}:hook:{self.errored[ctx.request_id]}")
+        if (seconds := rng.choice(self.hook_s)) > 0:
+            await asyncio.sleep(seconds)
 
     async def job(self, ctx: Context) -> None:
         """The periodic job: one at a time in the whole store."""

@@ -41,7 +41,8 @@ class Watch:
         serves = life.runtime.state is ServiceState.SERVING  # it may have been resumed since
         if not serves and (life.name, key_of(ctx)) in self._story.ledger.begun_late:
             raise Violation(f"I4: {ctx.request_id} began in {life.name} after its intake closed")
-        self._story.parked.check_start(ctx)
+        if self._story.capacity.is_on:
+            self._story.parked.check_start(ctx)
         state = state_of(self._story.machine.disk, key_of(ctx))
         if state != "running":
             raise Violation(f"P3: {ctx.request_id} started while its row is {state!r}")
