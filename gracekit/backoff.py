@@ -89,6 +89,8 @@ REPLY_S: Final = 1.0
 
 # -- notifications --------------------------------------------------------------------------
 
+AFTER_CLOCK_S: Final = 3.0
+"""The next look at notifications after the wall clock was set: until then their times follow it."""
 NOTIFICATIONS: Final = Backoff(first_s=1.0, most_s=30.0, jitter=True)
 """Notifications that the transport does not take for now."""
 

@@ -190,6 +190,10 @@ class OutboxRows:
                 batch.add_up(COUNT, what, len(struck))
         await self._journal.commit(batch)
 
+    def add_follow_clock(self, batch: Batch, by_s: float) -> None:
+        """After the wall clock was set by so many seconds: ours are needed as long as before."""
+        batch.add(sql.FOLLOW_CLOCK, by_s, self._journal.run_id)
+
     async def take_ownerless(self, *, look_around: bool) -> bool:
         """Make ours what no run sends; whether there was any.
 

@@ -18,6 +18,7 @@ from gracekit.clock import Clock
 from gracekit.errors import StoreError
 from gracekit.journal.findings import FindingRows
 from gracekit.journal.holds import Holds
+from gracekit.journal.outbox import OutboxRows
 from gracekit.journal.pending import PendingRows
 from gracekit.journal.rows import TaskRow
 from gracekit.journal.tasks import Journal
@@ -58,6 +59,7 @@ class Reconciler:
         self._holds: Holds = shared.holds
         self._findings: FindingRows = shared.findings
         self._pending: PendingRows = shared.pending
+        self._notifications: OutboxRows = shared.notifications
         self._leases: Leases = shared.leases
         self._clock: Clock = shared.clock
         self._claims = shared.claims
@@ -217,6 +219,7 @@ class Reconciler:
                 self._holds.add_follow_clock(batch, by_s)
                 self._findings.add_follow_clock(batch, by_s, ahead_s=ahead_s)
                 self._pending.add_follow_clock(batch, by_s, ahead_s=ahead_s)
+                self._notifications.add_follow_clock(batch, by_s)
                 await self._journal.commit(batch)
                 self._resources.follow_clock(by_s)
                 self._telemetry.emit("clock.set", by_s=round(by_s, 1))

@@ -26,6 +26,8 @@ from gracekit.telemetry.telemetry import Telemetry
 AT_ONCE: Final = 50
 LOOK_EVERY_S: Final = 30.0
 """What came without a call of `poke` is found after so long."""
+CLOCK_SET_S: Final = 1.0
+"""A wall clock that differs by more from the time that has passed was set."""
 LAST_SEND_S: Final = 0.5
 """A stop waits so long for what is left; the next start sends the rest."""
 
@@ -61,6 +63,7 @@ class Outbox:
         self._declared: set[Queue] = set()
         self._due = asyncio.Event()
         self._is_failing = False
+        self._ahead_s: float | None = None  # of the wall clock, before the time that passes
 
     def poke(self) -> None:
         """Something may be due."""
@@ -71,6 +74,8 @@ class Outbox:
         pauses = backoff.NOTIFICATIONS.pauses(self._clock)
         while True:
             self._due.clear()
+            if self._is_clock_set():
+                await asyncio.sleep(backoff.AFTER_CLOCK_S)
             if await self._send_all():
                 pauses = backoff.NOTIFICATIONS.pauses(self._clock)
                 with contextlib.suppress(TimeoutError):
@@ -78,6 +83,12 @@ class Outbox:
                         await self._due.wait()
             else:
                 await asyncio.sleep(next(pauses))
+
+    def _is_clock_set(self) -> bool:
+        """Whether the wall clock was set since the last look; a beat of the run follows it soon."""
+        ahead_s = self._clock.wall() - self._clock.loop()
+        before_s, self._ahead_s = self._ahead_s, ahead_s
+        return before_s is not None and abs(ahead_s - before_s) > CLOCK_SET_S
 
     async def finish(self) -> None:
         """Send what is left before the transport stops, for a moment at most."""

@@ -138,10 +138,11 @@ def not_parked(outcome: Outcome, most: int) -> Outcome:
     """What is made of it, if too many tasks wait already."""
     assert outcome.failure is not None
     failure = failure_from(outcome.failure)
-    sentence = (
-        f"{failure.message}; it is not parked, because {most} tasks of the service are already: "
-        "GRACEKIT_PENDING_MAX sets how many may be"
+    why = (
+        f"the task is not parked, because GRACEKIT_PENDING_MAX allows {most} parked tasks of the "
+        "service, and so many are"
     )
+    sentence = f"{failure.message}; {why}" if failure.message else why
     failure = msgspec.structs.replace(failure, message=sentence, args=(sentence,))
     return Outcome(
         state=TaskState.FAILED,

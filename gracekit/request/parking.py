@@ -31,7 +31,7 @@ from gracekit.process import Point
 from gracekit.request.custody import Custody
 from gracekit.request.lanes import Job
 from gracekit.request.outbox import Outbox
-from gracekit.request.outcomes import not_parked, parked
+from gracekit.request.outcomes import not_parked, ordered, parked
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.store.batch import Batch
 from gracekit.tracker.task import Awaited, TaskState
@@ -113,30 +113,37 @@ class ParkingPlace:
             self._custody.add_release(batch, task, "clean")
             try:
                 rows = (await self._journal.commit(batch))[replies]
-            except (StoreFinalError, StoreClosedError) as error:
-                self._custody.tell(error, "parking")
-                return outcome, []
             except StoreError as error:
                 if isinstance(error, ConflictError) and error.statement == room:
                     return await self._refuse(job, failed)
-                found = await self._custody.rows_after(error, task, "parking")
-                if found == []:
-                    return await self._finish(job, failed)
-                row = found[0] if found else None
-                if row is None or (row.state is TaskState.RUNNING and row.owner == self._me):
-                    task.waits_for = Awaited.STORE
-                    await asyncio.sleep(next(pauses))
-                    continue
-                if row.parkings > job.parkings:  # it was done, and may have gone on since
-                    self._note(job, asked)
-                    return outcome, await self._journal.replies_due(row.id)
-                return outcome, []  # not ours any more
-            self._note(job, asked)
-            return outcome, [address_of(row) for row in rows]
+                ended = await self._ended_after(error, job, failed, outcome)
+                if ended is not None:
+                    return ended
+                task.waits_for = Awaited.STORE
+                await asyncio.sleep(next(pauses))
+                if task.order is not None:  # meanwhile, and on record
+                    return await self._finish(job, ordered(str(task), task.order, task.state))
+            else:
+                self._note(job, asked.deadline)
+                return outcome, [address_of(row) for row in rows]
 
-    @property
-    def _me(self) -> str:
-        return self._journal.run_id
+    async def _ended_after(
+        self, error: StoreError, job: Job, failed: Outcome, outcome: Outcome
+    ) -> Ended | None:
+        """What a commit that has failed leaves to answer; None if it is to be tried again."""
+        if isinstance(error, StoreFinalError | StoreClosedError):
+            self._custody.tell(error, "parking")
+            return outcome, []
+        found = await self._custody.rows_after(error, job.task, "parking")
+        if found == []:
+            return await self._finish(job, failed)
+        row = found[0] if found else None
+        if row is None or (row.state is TaskState.RUNNING and row.owner == self._journal.run_id):
+            return None
+        if row.parkings <= job.parkings:
+            return outcome, []  # not ours any more
+        self._note(job, row.pending_deadline or 0.0)  # it was done, and may have gone on since
+        return outcome, await self._journal.replies_due(row.id)
 
     async def _deadline(self, job: Job) -> float:
         """Wall time until which it may wait: the first parking's stands."""
@@ -165,11 +172,11 @@ class ParkingPlace:
             task_id=job.task.request_id, deadline=asked.deadline, version=asked.parkings + 1
         )
 
-    def _note(self, job: Job, asked: ParkRequest) -> None:
+    def _note(self, job: Job, deadline: float) -> None:
         job.task.advance(TaskState.PENDING)
         job.task.waits_for = None
         clock = self._journal.clock
-        self._trigger.look_at(clock.loop() + asked.deadline - clock.wall())
+        self._trigger.look_at(clock.loop() + deadline - clock.wall())
         self._outbox.poke()
 
     async def _refuse(self, job: Job, failed: Outcome) -> Ended:

@@ -10,15 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from gracekit.errors import InvalidArgumentsError, NoSuchMethodError
+from gracekit.errors import (
+    Gone,
+    InvalidArgumentsError,
+    NoSuchMethodError,
+    StaleVersionError,
+)
 from gracekit.journal.pending import as_errored
 from gracekit.request.context import Context, parked_tasks_of
 from gracekit.request.parked_tasks import MAX_PAGE
+from gracekit.rpc.failures import expect
+from gracekit.rpc.message import TASKS_NAMESPACE
 from gracekit.rpc.methods import Method, MethodOptions
 from gracekit.rpc.versions import serves
 from gracekit.tracker.task import Order, Verb
 
-NAMESPACE: Final = "gracekit.tasks"
 VERSION: Final = "1.1"
 """The first one that knows PENDING."""
 LONGEST_REASON: Final = 500
@@ -28,7 +34,9 @@ _LAST_ROW: Final = 2**63 - 1
 
 def task_methods() -> Iterator[Method[Any, Any]]:
     """The methods of the namespace."""
-    options = MethodOptions(ops=True, on_interrupt="requeue", namespace=NAMESPACE, version=VERSION)
+    options = MethodOptions(
+        ops=True, on_interrupt="requeue", namespace=TASKS_NAMESPACE, version=VERSION
+    )
     handlers: tuple[Callable[..., Any], ...] = (get, list_pending, retry, give_up, cancel)
     for handler in handlers:
         yield Method(handler, options, skip=1)
@@ -98,15 +106,23 @@ async def _order(
 ) -> dict[str, Any]:
     _need_pending(ctx)
     order = Order(verb=verb, by=caller_of(ctx), reason=_text("reason", reason)[:LONGEST_REASON])
-    return await parked_tasks_of(ctx).order(
-        _text("task_id", task_id), _number("version", version, least=1), order, args=args
-    )
+    try:
+        return await parked_tasks_of(ctx).order(
+            _text("task_id", task_id), _number("version", version, least=1), order, args=args
+        )
+    except (Gone, StaleVersionError) as error:
+        expect(error)  # several resolvers may be at it: no news for an operator
+        raise
 
 
 def caller_of(ctx: Context) -> str:
     """Who asks, for the record: the user of the request's context, as far as it names one."""
     user = ctx.get("user_id")
-    return f"{str(user)[:LONGEST_NAME]} by {NAMESPACE}" if user else f"a caller of {NAMESPACE}"
+    return (
+        f"{str(user)[:LONGEST_NAME]} by {TASKS_NAMESPACE}"
+        if user
+        else f"a caller of {TASKS_NAMESPACE}"
+    )
 
 
 def _knows_pending(ctx: Context) -> bool:
@@ -117,8 +133,8 @@ def _need_pending(ctx: Context) -> None:
     """Raises NoSuchMethodError to a client that asks for 1.0, which has no such verb."""
     if not _knows_pending(ctx):
         raise NoSuchMethodError(
-            f"{ctx.method!r} in namespace {NAMESPACE!r} is served from version {VERSION} on, and "
-            f"the request asks for {ctx.version}: send version {VERSION}"
+            f"{ctx.method!r} in namespace {TASKS_NAMESPACE!r} is served from version {VERSION} on, "
+            f"and the request asks for {ctx.version}: send version {VERSION}"
         )
 
 

@@ -19,6 +19,9 @@ LEASE_KEY: Final = "gracekit_lease"
 CONTROL_NAMESPACE: Final = "gracekit"
 """Of what gracekit itself is asked over an ops topic."""
 
+TASKS_NAMESPACE: Final = "gracekit.tasks"
+"""Of what a service is asked about its tasks that wait for capacity, if it says `task_api=True`."""
+
 STATE_VERB: Final = "state"
 """The one question there that anybody may ask: whether new requests are taken."""
 

@@ -11,6 +11,7 @@ from gracekit.errors import (
     NoSuchMethodError,
     UnsupportedVersionError,
 )
+from gracekit.rpc.message import TASKS_NAMESPACE
 from gracekit.rpc.methods import Method, cut, named, nearest
 from gracekit.rpc.versions import major, serves
 
@@ -61,7 +62,7 @@ class MethodTable:
             raise NoSuchMethodError(f"method {cut(name)} is not served{hint}")
         if not places:
             raise UnsupportedVersionError(
-                f"{named(namespace)} is not served; nor is {cut(name)} in it"
+                f"{named(namespace)} is not served; nor is {cut(name)} in it{_opt_in(namespace)}"
             )
         raise UnsupportedVersionError(
             f"{cut(name)} in {named(namespace)} is served at "
@@ -75,6 +76,13 @@ class MethodTable:
     def _hint(self, name: str) -> str:
         near = nearest(name, [known for _, known in self._methods])
         return f"; did you mean {near!r}?" if near else ""
+
+
+def _opt_in(namespace: str | None) -> str:
+    """How a service gets a namespace of gracekit's own."""
+    if namespace != TASKS_NAMESPACE:
+        return ""
+    return ": its service has it with Service(..., task_api=True), by its ops topic"
 
 
 def _elsewhere(version: str, served: Sequence[Method[Any, Any]]) -> str:
