@@ -45,7 +45,7 @@ class Capacity:
         self.parks = self.is_on and self._rng.random() < 0.9
         self.free = pick([0, 0, 1, 3])
         self.most = pick([1, 3, 1000, 1000])
-        self.timeout_s = pick([5.0, 20.0, 40.0, 120.0])
+        self.timeout_s = pick([5.0, 20.0, 40.0, 80.0])
         self.resolvers = pick([0, 1, 1, 2]) if self.parks else 0
         self._share = pick([0.3, 0.6])
         if self.parks and self._rng.random() < 0.5:

@@ -28,7 +28,9 @@ LIVES_S: Final = 25.0
 THINKS_S: Final = 1.5
 LATE_S: Final = 40.0
 """It waits so long for the last moment of a task at most."""
-PAGE: Final = 2
+LOOKS_S: Final = 20.0
+"""One that knows of nothing looks around after so long."""
+PAGE: Final = 3
 UNITS: Final = 4
 """As much room as any request needs."""
 
@@ -78,6 +80,7 @@ class _Life:
         self._rng = rng
         self.known: dict[str, int] = {}
         self._seen: set[str] = set()
+        self._news = asyncio.Event()
         machine = story.machine
         process = PlayedProcess(set(), 3)
         self._transport = PlayedTransport(machine.broker, process, NoCrash(machine.faults))
@@ -128,6 +131,7 @@ class _Life:
             task_id, version = payload["task_id"], payload["version"]
             if said.event_type == NO_CAPACITY:
                 self.known[task_id] = max(version, self.known.get(task_id, 0))
+                self._news.set()
             elif payload["new_state"] != "pending" and self.known.get(task_id, 0) <= version:
                 self.known.pop(task_id, None)
 
@@ -165,11 +169,15 @@ class _Life:
         is_known = False
         while True:
             try:
-                if not is_known or rng.random() < 0.05:
+                if not is_known or rng.random() < 0.1:
                     await self._rebuild()
                     is_known = True
             except GracekitError as error:
                 self._story.tell(f"{self._name} cannot list: {told(error)}")
+            self._news.clear()
+            if is_known and not self.known:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), LOOKS_S)
             await asyncio.sleep(rng.expovariate(1 / THINKS_S))
             if self.known:
                 task_id = rng.choice(sorted(self.known))
