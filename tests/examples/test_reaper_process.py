@@ -192,7 +192,7 @@ async def test_what_its_user_deletes_waits_no_more(reaper: Reaper):
     async with svc.client(reaper.url) as client:
         await parks(client.prepare(pending=True), "n-1")
         await client.call(delete, vm="n-1")
-        assert reaper.states() == {"n-1": ("cancelled", "operator")}
+        assert reaper.states() == {"n-1": ("cancelled", "handler")}
 
         await reaper.resolver()
         await parks(client.prepare(pending=True), "n-2")
