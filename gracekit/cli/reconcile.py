@@ -13,16 +13,20 @@ from gracekit.cli.main import ERROR, tell
 from gracekit.cli.options import CommonOptions, common, living_instance_argument, why_option
 from gracekit.cli.quiet import find
 from gracekit.cli.reach import ControlClient
-from gracekit.cli.records import StoreRecords
+from gracekit.cli.records import StoreRecords, ending
 from gracekit.cli.text import LONGEST_WHY, json_text, plural, safe, table
 from gracekit.clock import age_s
 from gracekit.config.values import duration
-from gracekit.errors import GracekitError
+from gracekit.errors import DependencyError, GracekitError, RunEndedError
+from gracekit.listings.reports import RunAnswer
 from gracekit.runs.run import Run
 
 WAITING: Final = 3
 """Exit status where something is to be asked again, or the pass was cut short."""
-POLL_S: Final = 0.2
+LOOK_S: Final = 1.0
+"""A run that has not answered for so long is looked for in the store."""
+END_S: Final = 2.0
+"""So long after its door was closed a run may need to write its stop record, or to be dead."""
 TOLD_EVERY_S: Final = 5.0
 
 _HEADERS: Final = ("KIND", "ID", "STATUS", "SINCE", "WOULD")
@@ -54,8 +58,8 @@ def reconcile(
     the queues have been taken. INSTANCE may be left out where one run lives.
 
     Exit status: 0 done; 3 something is asked again later, or the pass was cut
-    short; 1 a rule has failed, or a kind could not be read; 4 no run lives or
-    answers.
+    short by a drain, a quiet or the end of its run; 1 a rule has failed, or a
+    kind could not be read; 4 no run lives or answers.
     """
     if kind and resource:
         raise click.UsageError("give --kind or --resource, not both")
@@ -63,14 +67,17 @@ def reconcile(
     asked |= {"reason": reason} if reason else {}
     with StoreRecords(options.settings) as records:
         (run,) = asyncio.run(find(records, options, name, everyone=None))
-        watch = _Watch(as_json=options.as_json, shows_left=resource is not None)
-        report = asyncio.run(watch.make(records, run, asked))
+        watch = _Watch(records, run, asked, as_json=options.as_json)
+        report = asyncio.run(watch.make())
+    if watch.has_ended:
+        words = "nothing was changed" if dry_run else "the next start settles what is left"
+        tell(f"{ending(watch.run)}. Its pass has ended with it: {words}", prefix="")
     if options.as_json:
         one = {"service": run.service, "instance": run.instance, "run_id": run.run_id}
         click.echo(json_text({**one, **report}))
-    elif dry_run:
+    elif dry_run and not watch.has_ended:
         click.echo(_foreseen(report))
-    else:
+    elif not watch.has_ended:
         _tell_end(report, resource)
     click.get_current_context().exit(_code(report, dry_run=dry_run, of_one=resource is not None))
 
@@ -80,38 +87,70 @@ class _Watch:
 
     Args:
         as_json: Print nothing on the way.
-        shows_left: Print resources that were left, too.
+
+    Attributes:
+        run: As last read from the store.
+        has_ended: Whether the run has ended before the end of its pass was seen.
     """
 
-    def __init__(self, *, as_json: bool, shows_left: bool) -> None:
+    def __init__(
+        self, records: StoreRecords, run: Run, asked: Mapping[str, Any], *, as_json: bool
+    ) -> None:
+        self._records = records
+        self._asked = asked
         self._as_json = as_json
-        self._shown = {*_TOLD, "left", "moved_on"} if shows_left else set(_TOLD)
+        self._shown = {*_TOLD, "left", "moved_on"} if asked["resource"] else set(_TOLD)
         self._told_at = time.monotonic()
+        self.run = run
+        self.has_ended = False
 
-    async def make(self, records: StoreRecords, run: Run, asked: Mapping[str, Any]) -> Any:
+    async def make(self) -> dict[str, Any]:
         """Begin the pass, wait for its end, and return its report with all results.
 
         Raises:
             GracekitError: the run does not answer, or refuses.
         """
         results: list[Any] = []
-        async with ControlClient(records.run_directory) as control:
-            begun = await control.ask(run, "reconcile", asked)
-            after: int | None = 0
-            while after is not None:
-                step = {"pass_id": begun["pass_id"], "after": after}
-                report = await control.ask(run, "reconciled", step)
+        async with ControlClient(self._records.run_directory) as control:
+            report = await control.ask(self.run, "reconcile", self._asked)
+            pass_id = report["pass_id"]
+            while report["next"] is not None:
+                step = {"pass_id": pass_id, "after": report["next"]}
+                answer = await self._look(control, step)
+                if answer is None:
+                    self.has_ended, report["interrupted"] = True, True
+                    break
+                report = answer
                 results += report["results"]
-                if not asked["dry_run"]:
+                if not self._asked["dry_run"]:
                     self._say(report)
-                after = report["next"]
-                if report["state"] == "running" and not report["results"]:
-                    await asyncio.sleep(POLL_S)
         if report["error"]:
             raise GracekitError(report["error"])
         names = ("counts", "tasks", "broken", "unruled", "interrupted")
         shown = {name: report[name] for name in names}
-        return {"dry_run": asked["dry_run"], **shown, "results": results}
+        return {"dry_run": self._asked["dry_run"], **shown, "results": results}
+
+    async def _look(self, control: ControlClient, step: Mapping[str, Any]) -> RunAnswer | None:
+        """What the pass has done since the last look; None if its run has ended."""
+        asking = asyncio.create_task(control.ask(self.run, "reconciled", step))
+        try:
+            while not (await asyncio.wait({asking}, timeout=LOOK_S))[0]:
+                if await self._is_gone():
+                    return None
+            return asking.result()
+        except (DependencyError, RunEndedError):
+            until = time.monotonic() + END_S
+            while not await self._is_gone():
+                if time.monotonic() >= until:
+                    raise
+                await asyncio.sleep(LOOK_S)
+            return None
+        finally:
+            asking.cancel()
+
+    async def _is_gone(self) -> bool:
+        self.run = await self._records.again(self.run)
+        return self.run.ended_at is not None or self._records.judge(self.run).is_dead
 
     def _say(self, report: Mapping[str, Any]) -> None:
         if self._as_json:
@@ -204,4 +243,4 @@ def _code(report: Mapping[str, Any], *, dry_run: bool, of_one: bool) -> int:
     if report["broken"] or counts["failed"]:
         return ERROR
     waits = counts["waiting"] or counts["stale"] or (of_one and counts["left"])
-    return WAITING if not dry_run and (waits or report["interrupted"]) else 0
+    return WAITING if report["interrupted"] or (waits and not dry_run) else 0

@@ -22,6 +22,9 @@ from gracekit.recovery.resources.results import PassReport
 PAGE_BYTES: Final = 40_000
 """JSON bytes of the results in one answer: less than `door_wire.LONGEST_LINE`."""
 MOST_KEPT: Final = 4
+NEWS_WITHIN_S: Final = 0.2
+"""An answer waits so long for the end of a pass that has no new results. A drain ends the process
+right behind the pass, and still answers what was asked before: so its end is heard."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +56,7 @@ class HandPasses:
         return self._reconciler.settles
 
     def begin(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin a pass.
+        """Begin a pass; the answer is that of `look`, with its `pass_id`.
 
         Args:
             args: `dry_run`, true or false; `kind`, or `resource` as `kind:id`, to settle it alone.
@@ -75,9 +78,9 @@ class HandPasses:
         ended = [name for name, kept in self._passes.items() if kept.task and kept.task.done()]
         for name in ended[: max(0, len(self._passes) - MOST_KEPT)]:
             del self._passes[name]
-        return {"pass_id": pass_id, "dry_run": request.dry_run}
+        return {"pass_id": pass_id, "dry_run": request.dry_run, **_page_of(one, 0)}
 
-    def look(self, args: Mapping[str, Any]) -> dict[str, Any]:
+    async def look(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """How far a pass is, and a page of its results.
 
         Args:
@@ -93,25 +96,9 @@ class HandPasses:
             )
         after = args.get("after", 0)
         after = after if isinstance(after, int) and after >= 0 else 0
-        report = one.report
-        done = one.task is None or one.task.done()  # before the page is cut from its results
-        results = _page([result.as_json() for result in report.results[after : after + 500]])
-        following = after + len(results)
-        return {
-            "state": ("refused" if one.error else "finished") if done else "running",
-            "error": one.error,
-            "waits_for": report.waits_for,
-            "tasks": report.tasks,
-            "counts": report.counts,
-            "broken": report.broken,
-            "unruled": [
-                {"kind": kind, "status": status, "number": number}
-                for (kind, status), number in list(report.unruled.items())[:100]
-            ],
-            "interrupted": report.interrupted,
-            "results": results,
-            "next": following if following < len(report.results) or not done else None,
-        }
+        if one.task is not None and len(one.report.results) <= after:
+            await asyncio.wait({one.task}, timeout=NEWS_WITHIN_S)
+        return _page_of(one, after)
 
     async def _make(self, one: _HandPass) -> None:
         try:
@@ -148,6 +135,29 @@ class HandPasses:
 
 def _is_settling(one: _HandPass) -> bool:
     return not one.request.dry_run and one.task is not None and not one.task.done()
+
+
+def _page_of(one: _HandPass, after: int) -> dict[str, Any]:
+    """How far a pass is, with its results behind the first *after* of them."""
+    report = one.report
+    done = one.task is None or one.task.done()  # before the page is cut from its results
+    results = _page([result.as_json() for result in report.results[after : after + 500]])
+    following = after + len(results)
+    return {
+        "state": ("refused" if one.error else "finished") if done else "running",
+        "error": one.error,
+        "waits_for": report.waits_for,
+        "tasks": report.tasks,
+        "counts": report.counts,
+        "broken": report.broken,
+        "unruled": [
+            {"kind": kind, "status": status, "number": number}
+            for (kind, status), number in list(report.unruled.items())[:100]
+        ],
+        "interrupted": report.interrupted,
+        "results": results,
+        "next": following if following < len(report.results) or not done else None,
+    }
 
 
 def _page(results: list[dict[str, Any]]) -> list[dict[str, Any]]:

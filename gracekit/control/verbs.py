@@ -376,7 +376,7 @@ class Control:
 
     async def _reconciled(self, args: Mapping[str, Any]) -> VerbAnswer:
         """How far a pass is; args as in `HandPasses.look`."""
-        return {"run_id": self._run_id, **self._passes.look(args)}
+        return {"run_id": self._run_id, **await self._passes.look(args)}
 
     async def _soon(self, step: Coroutine[Any, Any, None]) -> None:
         """Wait for a change of the intake, `INTAKE_ANSWER_S` at most: it then goes on by itself.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.cli.kit import Running, gracekit, write_service
+from tests.cli.kit import Running, Started, gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -17,9 +20,12 @@ import json
 import time
 from pathlib import Path
 
+import asyncio
+
 from gracekit import Absent, Context, Found, Service, Settled, Wait
 
 svc = Service("shares")
+go = asyncio.Event()
 server = svc.kind("share_server")
 share = svc.kind("share", after=server)
 records = Path(__file__).with_name("records.json")
@@ -64,6 +70,9 @@ server.mark(creating="error")
 async def was_it_created(ctx: Context, found: Found) -> Settled | Absent | Wait:
     if found.id == "sh-3":
         return Wait("1h")
+    if found.id.startswith("slow-"):
+        print("asking", found.id, flush=True)
+        await go.wait()
     return Settled("available", export_locations=["10.0.0.1:/a", "10.0.0.2:/a"])
 
 
@@ -77,8 +86,13 @@ share.leave("migrating", why="migration_continue goes on with it")
 @svc.rpc(resource="share", on_interrupt="retry")
 async def extend(ctx: Context, share: str) -> str:
     print("at work", share, flush=True)
-    await ctx.time_left or 0
-""".replace("    await ctx.time_left or 0\n", "    import asyncio\n    await asyncio.sleep(3600)\n")
+    await asyncio.sleep(3600)
+
+
+@svc.ops
+async def let_go(ctx: Context) -> None:
+    go.set()
+"""
 
 ROWS: Final[list[Any]] = [
     ["share_server", "srv-7", {"status": "creating", "since": 1}],
@@ -90,6 +104,9 @@ ROWS: Final[list[Any]] = [
     ["share", "sh-7", {"status": "available", "since": 1}],
 ]
 WAITS: Final = ["share", "sh-3", {"status": "creating", "since": 1}]
+SLOW: Final = ["share", "slow-1", {"status": "creating", "since": 1}]
+LATER: Final = ["share", "slow-2", {"status": "creating", "since": 1}]
+ONE_AT_ONCE: Final = {"GRACEKIT_RECONCILE_AT_ONCE": "1"}
 BY_HAND: Final = {"GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "1h"}
 OFF: Final = {
     "GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "0s",
@@ -111,6 +128,20 @@ def statuses(directory: Path) -> dict[str, str]:
 
 def serving(directory: Path, **more: str) -> Running:
     return Running(directory, "--instance", "api-1", **more)
+
+
+@contextlib.contextmanager
+def in_a_rule(directory: Path, *words: str, **options: Any) -> Iterator[tuple[Running, Started]]:
+    """A pass by hand that is in the first of two slow rules: the run, and the command."""
+    prepare(directory, SLOW, LATER)
+    rows = [row for row in json.loads((directory / "records.json").read_text()) if row[1] != "sh-5"]
+    (directory / "records.json").write_text(json.dumps(rows))
+    with (
+        serving(directory, **BY_HAND, **ONE_AT_ONCE) as run,
+        Started(directory, "reconcile", *words, **options) as command,
+    ):
+        run.wait_line("asking slow-1")
+        yield run, command
 
 
 def test_a_dry_run_says_what_would_be_done_and_changes_nothing(tmp_path: Path):
@@ -251,3 +282,81 @@ def test_doctor_judges_kinds(tmp_path: Path):
 
     assert "kinds: settled in this order: share_server (1 statuses), then share" in good.out
     assert "resource='shere', and there is no kind of that name; did you mean share?" in odd.out
+
+
+# -- a pass that is cut short -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["quiet", "drain"])
+def test_a_pass_that_a_drain_or_a_quiet_cuts_short_says_so(tmp_path: Path, order: str):
+    """
+    Also when the process ends right behind it: exit status 3.
+    """
+    with in_a_rule(tmp_path) as (run, command):
+        if order == "quiet":
+            gracekit(tmp_path, "quiet")
+        else:
+            run.process.send_signal(signal.SIGTERM)
+        run.wait_line("intake.closed")
+        gracekit(tmp_path, "call", "shares", "let_go", "--ops")
+        code, said = command.wait(), command.rest()
+
+    assert code == 3
+    assert "share:slow-1  creating -> available" in said
+    assert "the pass was cut short: the service takes no requests now" in said
+    assert statuses(tmp_path)["slow-2"] == "creating"
+
+
+def test_a_pass_whose_run_is_killed_says_that_the_run_has_ended(tmp_path: Path):
+    """
+    Exit status 3; with --json what was seen of the pass is shown.
+    """
+    with in_a_rule(tmp_path, "--json") as (run, command):
+        run.kill()
+        code, said = command.wait(), command.rest()
+
+    message, _, document = said.partition("\n")
+    assert code == 3
+    assert "shares@api-1 ended " in json.loads(message)["message"]
+    assert "killed. Its pass has ended with it" in json.loads(message)["message"]
+    assert "the next start settles what is left" in json.loads(message)["message"]
+    assert json.loads(document)["interrupted"] is True
+
+
+def test_a_run_that_ends_before_it_was_asked_again_has_ended(tmp_path: Path):
+    """
+    It is not called silent, and nobody waits for its answer.
+    """
+    with in_a_rule(tmp_path) as (run, command):
+        command.process.send_signal(signal.SIGSTOP)
+        run.process.send_signal(signal.SIGTERM)
+        run.wait_line("intake.closed")
+        gracekit(tmp_path, "call", "shares", "let_go", "--ops")
+        assert run.wait() == 0
+        command.process.send_signal(signal.SIGCONT)
+        code, said = command.wait(), command.rest()
+
+    assert code == 3
+    assert "drained. Its pass has ended with it" in said
+    assert "lives and did not answer" not in said
+
+
+def test_a_dry_run_that_is_cut_short_says_so(tmp_path: Path):
+    """
+    Its list is not whole: exit status 3.
+    """
+    prepare(tmp_path)
+    begins = "    async def find(ctx, *, after, limit):\n"
+    holds = "        print('finding', kind, flush=True)\n        await go.wait()\n"
+    write_service(tmp_path, "compute", SERVICE.replace(begins, begins + holds))
+    with (
+        serving(tmp_path, **BY_HAND) as run,
+        Started(tmp_path, "reconcile", "--dry-run") as command,
+    ):
+        run.wait_line("finding share_server")
+        gracekit(tmp_path, "quiet")
+        code, said = command.wait(), command.rest()
+
+    assert code == 3
+    assert "the pass was cut short" in said
+    assert "0 would be settled, 0 left; nothing was changed" in said
