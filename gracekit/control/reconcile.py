@@ -102,7 +102,7 @@ class HandPasses:
 
     async def _make(self, one: _HandPass) -> None:
         try:
-            await self._reconciler.settle_by_hand(one.request, one.report)
+            await self._reconciler.by_hand.make(one.request, one.report)
         except Exception as error:  # noqa: BLE001 - who asked reads it
             one.error = str(error) or type(error).__name__
 

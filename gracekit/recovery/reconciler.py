@@ -25,6 +25,7 @@ from gracekit.journal.tasks import Journal
 from gracekit.leases.leases import Leases
 from gracekit.process import Point
 from gracekit.recovery.adoption import Adoption
+from gracekit.recovery.by_hand import PassesByHand
 from gracekit.recovery.duties import Duties
 from gracekit.recovery.ends import Ends
 from gracekit.recovery.gates import Gates
@@ -32,9 +33,7 @@ from gracekit.recovery.hook_calls import HookCalls
 from gracekit.recovery.left_holds import LeftHolds
 from gracekit.recovery.method_hooks import MethodHooks
 from gracekit.recovery.overdue import Overdue
-from gracekit.recovery.resources.judging import PassRequest
 from gracekit.recovery.resources.kind_table import KindTable
-from gracekit.recovery.resources.results import PassReport
 from gracekit.recovery.resources.schedule import Resources
 from gracekit.recovery.settling import Settling
 from gracekit.recovery.shared import Shared
@@ -84,6 +83,9 @@ class Reconciler:
         self._left_holds = LeftHolds(shared, hooks=hooks)
         self._overdue = Overdue(shared)
         self._resources = Resources(shared, calls, kinds, shared.findings, servers)
+        self._by_hand = PassesByHand(
+            shared, adoption=self._adoption, settling=self._settling, resources=self._resources
+        )
 
     # -- life ---------------------------------------------------------------------------
 
@@ -107,7 +109,7 @@ class Reconciler:
         """End what is still being settled; its rows and leases are anyone's again."""
         self.pause()
         self._suspects.stop()
-        tasks = [*self._settling.tasks, *self._side_tasks.tasks]
+        tasks = [*self._settling.tasks, *self._side_tasks.tasks, *self._by_hand.tasks]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -234,6 +236,11 @@ class Reconciler:
         return self._resources
 
     @property
+    def by_hand(self) -> PassesByHand:
+        """Makes the passes that operators ask for."""
+        return self._by_hand
+
+    @property
     def settles(self) -> bool:
         """Whether unfinished tasks and resources are settled unasked."""
         return self._settings.startup_reconciliation_enabled
@@ -242,21 +249,6 @@ class Reconciler:
     def least_age_s(self) -> float:
         """Seconds that a resource has had its status before a pass by hand settles it."""
         return self._settings.startup_reconciliation_wait_seconds
-
-    async def settle_by_hand(self, request: PassRequest, report: PassReport) -> None:
-        """Settle what an operator asks for, also where nothing is settled unasked.
-
-        Args:
-            request: What is to be settled.
-            report: Gets what became of it, while it is done.
-
-        Raises:
-            GracekitError: it cannot be done now; the message says why.
-        """
-        if request.is_whole and not self.settles and self._resources.may_begin():
-            await self._adoption.adopt_dead_runs()
-            report.tasks = await self._settling.settle_all()
-        await self._resources.make_by_hand(request, report)
 
     async def take_over(self) -> None:
         """At a start: classify runs proven dead and take over what they left.

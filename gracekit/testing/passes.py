@@ -82,11 +82,11 @@ async def _make(life: InstanceLife, request: PassRequest) -> PassReport:
     assert life.runtime.wired is not None, "it lives"
     reconciler = life.runtime.wired.reconciler
     report = PassReport(keeps=True)
-    making = life.machine.spawn_as(life, reconciler.settle_by_hand(request, report))
+    making = life.machine.spawn_as(life, reconciler.by_hand.make(request, report))
     over = asyncio.ensure_future(life.over.wait())
     try:
         await asyncio.wait({making, over}, return_when=asyncio.FIRST_COMPLETED)
-        if making.done():
+        if making.done() and not making.cancelled():
             making.result()
         return report
     finally:

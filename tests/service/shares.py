@@ -166,7 +166,7 @@ async def settle(life: Life, **options: Any) -> PassReport:
     """One pass by hand."""
     request = PassRequest(by_hand=True, **{"at_least_s": WAIT_S, **options})
     report = PassReport(keeps=True)
-    making = life.runtime.wired.reconciler.settle_by_hand(request, report)
+    making = life.runtime.wired.reconciler.by_hand.make(request, report)
     await life.machine.run_as(life, making)
     return report
 

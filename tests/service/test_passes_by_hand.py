@@ -1,0 +1,78 @@
+"""Passes that an operator asks for: what cuts them short, what they wait for, what they count."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gracekit import Service, Settled, Wait
+from gracekit.runtime.built import Wired
+from tests.service.kit import Doors, Life, World
+from tests.service.left_over import Job
+from tests.service.shares import Shares, settle
+
+pytestmark = pytest.mark.looptime
+
+OFF = {"startup_reconciliation_enabled": False, "startup_reconciliation_wait_seconds": 1.0}
+
+
+def wired(life: Life) -> Wired:
+    """The objects of a process that lives."""
+    assert life.runtime.wired is not None
+    return life.runtime.wired
+
+
+async def test_a_drain_while_tasks_are_settled_cuts_the_pass_short(world: World, svc: Service):
+    """
+    The pass has begun and settled something, so it is not refused.
+    """
+    asked = asyncio.Event()
+    go = asyncio.Event()
+
+    async def answer() -> Wait:
+        asked.set()
+        await go.wait()
+        return Wait("1h")
+
+    job = Job(world, svc, on_interrupt="probe")
+    job.with_probe()
+    job.probe_answers = lambda _n: answer()
+    killed, _ = await job.begin(**OFF)
+    await killed.crash()
+    life = await world.start(svc, **OFF)
+    await asyncio.sleep(2)
+    making = asyncio.ensure_future(settle(life))
+    await asked.wait()
+    life.ask_to_stop()
+    await asyncio.sleep(1)
+    go.set()
+    await life.wait_end()
+
+    assert (await making).interrupted
+
+
+async def test_a_stop_cancels_a_pass_by_hand(world: World, svc: Service):
+    """
+    Like the periodic pass that it waits for: nothing of it is left when recovery has stopped.
+    """
+    shares = Shares(world, svc)
+    shares.add("a")
+    doors = Doors()
+
+    async def answer() -> Settled:
+        await doors.pass_("a")
+        return Settled("available")
+
+    shares.answers = lambda _id, _n: answer()
+    life = await world.start(svc)
+    await doors.wait(1)
+    begun = await world.verb(life, "reconcile")
+    stopping = asyncio.ensure_future(world.run_as(life, wired(life).reconciler.stop()))
+    await asyncio.sleep(1)
+    doors.open("a")
+    await stopping
+
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "gracekit-reconcile"] == []
+    shown = await world.verb(life, "reconciled", pass_id=begun["pass_id"])
+    assert (shown["state"], shown["interrupted"], shown["error"]) == ("finished", True, None)
