@@ -102,15 +102,20 @@ class Ends:
         if row is not None:
             await self._answers.send_due(row_id, address, outcome_of(row), patient=False)
 
-    async def leave_or_end(self, row: TaskRow, method: Method[Any, Any] | None, why: str) -> None:
-        """This version cannot run the row: it is left to a living sibling that can, or ended."""
+    async def leave_or_end(self, row: TaskRow, method: Method[Any, Any] | None, why: str) -> bool:
+        """This version cannot run the row: it is left to a living sibling that can, or ended.
+
+        Returns:
+            Whether it was ended.
+        """
         if await self._is_served_elsewhere(row):
             # We must not claim it again soon: we might be first each time, and the sibling never.
             left_for_s = 2 * self._settings.reconcile_every_s
             self._left[row.id] = self._clock.loop() + left_for_s
             await self.postpone(row, 0.0)
-        else:
-            await self.end(row, errored_row(row, Reason.METHOD_GONE, why), method)
+            return False
+        await self.end(row, errored_row(row, Reason.METHOD_GONE, why), method)
+        return True
 
     async def _is_served_elsewhere(self, row: TaskRow) -> bool:
         """Whether a living sibling may claim the row, and serves it."""

@@ -54,14 +54,14 @@ class Settling:
         self._trigger = shared.trigger
         self._telemetry = shared.telemetry
         self._clock = shared.clock
-        self._at_work: dict[asyncio.Task[None], TaskRow] = {}
+        self._at_work: dict[asyncio.Task[bool], TaskRow] = {}
         self._waits: dict[int, float] = {}  # row id to the loop time at which its probes began
 
     # -- what is under way --------------------------------------------------------------
 
     @property
-    def tasks(self) -> list[asyncio.Task[None]]:
-        """One for each row."""
+    def tasks(self) -> list[asyncio.Task[bool]]:
+        """One for each row; it returns whether the row has an end, or runs again."""
         return list(self._at_work)
 
     @property
@@ -104,20 +104,24 @@ class Settling:
                 return
 
     async def settle_all(self) -> int:
-        """Claim and settle until there is no row that may be claimed now; returns how many."""
-        begun: set[asyncio.Task[None]] = set()
+        """Claim and settle until there is no row that may be claimed now.
+
+        Returns:
+            How many have ended, or run again; those that are to be asked again do not count.
+        """
+        begun: set[asyncio.Task[bool]] = set()
         while True:
             await self.settle_rows()
             begun.update(self._at_work)
             if not self._at_work:
-                return len(begun)
+                return sum(map(_is_settled, begun))
             await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
 
     def _is_paused_by_now(self) -> bool:
         """Since the claim was submitted."""
         return self._trigger.is_paused
 
-    def _settled(self, task: asyncio.Task[None]) -> None:
+    def _settled(self, task: asyncio.Task[bool]) -> None:
         self._at_work.pop(task, None)
         if task.cancelled():
             self._trigger.poke()
@@ -127,7 +131,7 @@ class Settling:
         else:
             self._trigger.go_on()
 
-    async def _settle_or_let_go(self, row: TaskRow) -> None:
+    async def _settle_or_let_go(self, row: TaskRow) -> bool:
         try:
             with self._telemetry.tracing.settling(
                 row.context or {},
@@ -135,12 +139,13 @@ class Settling:
                 message_id=row.request_id,
                 attempt=row.attempts,
             ):
-                await self._settle(row)
+                return await self._settle(row)
         except (asyncio.CancelledError, ConflictError):  # a drain; an operator's order
             await self._put_down(row, wait_s=0.0)
         except Exception as error:  # noqa: BLE001 - a commit, or a fault: looked at again later
             self._telemetry.emit("store.error", what="settling", error=words_of(error))
             await self._put_down(row, wait_s=probe_pause_s(row.waiting_since, self._clock.wall()))
+        return False
 
     async def _put_down(self, row: TaskRow, *, wait_s: float) -> None:
         """Give a row up that was being settled; if it has moved on, the row decides."""
@@ -153,13 +158,12 @@ class Settling:
 
     # -- decide -------------------------------------------------------------------------
 
-    async def _settle(self, row: TaskRow) -> None:
-        """Carry out the decision on one claimed row."""
+    async def _settle(self, row: TaskRow) -> bool:
+        """Carry out the decision on one claimed row; whether it has an end, or runs again."""
         method = self._hooks.method_of(row)
         why = unservable(row, method)
         if method is None or why is not None:
-            await self._ends.leave_or_end(row, method, why or "")
-            return
+            return await self._ends.leave_or_end(row, method, why or "")
         decision = decide(
             row,
             policy=policy_of(row.on_interrupt, method.options.on_interrupt),
@@ -170,7 +174,7 @@ class Settling:
         if decision.step is not Step.ERROR and settles_s > 0:
             # It was accepted as `error`, which need not wait.
             await self._ends.postpone(row, settles_s)
-            return
+            return False
         match decision.step:
             case Step.ERROR:
                 reason = decision.reason or Reason.INTERRUPTED
@@ -182,7 +186,8 @@ class Settling:
                 await self._run_again(row, why)
             case Step.PROBE:
                 await self._gates.enter(row.resource)
-                await self._probe(row, method)
+                return await self._probe(row, method)
+        return True
 
     async def _run_again(self, row: TaskRow, why: str, guard: Guard | None = None) -> None:
         """ACCEPTED again: started at once if the claim limit allows, else claimed later."""
@@ -211,8 +216,8 @@ class Settling:
 
     # -- ask ----------------------------------------------------------------------------
 
-    async def _probe(self, row: TaskRow, method: Method[Any, Any]) -> None:
-        """Ask the truth under the resource's lease, and act on the answer."""
+    async def _probe(self, row: TaskRow, method: Method[Any, Any]) -> bool:
+        """Ask the truth under the resource's lease, and act on the answer; as `_settle`."""
         about = suspicion(row.crashes, self._hooks.cap_of(method), row.started_at)
         try:
             async with self._suspects.beginning(("task", row.id), about) as alone:
@@ -221,7 +226,7 @@ class Settling:
         except ConflictError:  # the resource is settling still, or held elsewhere
             self._gates.leave(row.resource)  # an older row of it may stand behind us in the line
             await self._wait(row, None, LEASE_BEAT_S, counts=False)
-            return
+            return False
         match answer:
             case Done(result):
                 await self._ends.end(row, succeeded("the probe's Done", result), method, guard)
@@ -230,10 +235,11 @@ class Settling:
             case Fail(reason):
                 await self._ends.end(row, failed_row(row, reason), method, guard)
             case Wait(seconds):
-                await self._wait_or_give_up(row, method, guard, seconds)
+                return await self._wait_or_give_up(row, method, guard, seconds)
             case None:
                 outcome = errored_row(row, Reason.INTERRUPTED, "its probe is not written")
                 await self._ends.end(row, outcome, method, guard)
+        return True
 
     async def _begin_probe(self, row: TaskRow, *, alone: bool) -> Guard | None:
         batch = Batch(Point.TAKE_LEASE)
@@ -248,13 +254,15 @@ class Settling:
 
     async def _wait_or_give_up(
         self, row: TaskRow, method: Method[Any, Any], guard: Guard | None, seconds: float
-    ) -> None:
+    ) -> bool:
+        """Have it asked again, or end it after `max_wait`; as `_settle`."""
         left_s = method.options.max_wait_s - self._waited_s(row)
         if left_s <= 0:
             self._waits.pop(row.id, None)
             await self._ends.end(row, errored_row(row, Reason.GAVE_UP), method, guard)
         else:
             await self._wait(row, guard, min(seconds, left_s))
+        return left_s <= 0
 
     def _waited_s(self, row: TaskRow) -> float:
         """Since its probe first asked to wait; by wall time only as long as another run knew it."""
@@ -277,3 +285,8 @@ class Settling:
         self._claims.add_wait(batch, row, next_check=next_check, counts=counts)
         self._ends.add_release(batch, guard)
         await self._journal.commit(batch)
+
+
+def _is_settled(task: asyncio.Task[bool]) -> bool:
+    """Whether the row of a task that is done has an end, or runs again."""
+    return not task.cancelled() and task.exception() is None and task.result()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gracekit import Service, Settled, Wait
+from gracekit import Done, Retry, Service, Settled, Wait
 from gracekit.runtime.built import Wired
 from tests.service.kit import Doors, Life, World
 from tests.service.left_over import Job
@@ -76,3 +76,32 @@ async def test_a_stop_cancels_a_pass_by_hand(world: World, svc: Service):
     assert [task for task in asyncio.all_tasks() if task.get_name() == "gracekit-reconcile"] == []
     shown = await world.verb(life, "reconciled", pass_id=begun["pass_id"])
     assert (shown["state"], shown["interrupted"], shown["error"]) == ("finished", True, None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "settled"), [(Wait("1h"), 0), (OSError("away"), 0), (Done("ok"), 1), (Retry(), 1)]
+)
+async def test_tasks_that_still_wait_are_not_counted_as_settled(
+    world: World, svc: Service, answer: object, settled: int
+):
+    """
+    Only those count that have ended, or run again.
+    """
+    job = Job(world, svc, on_interrupt="probe")
+    job.with_probe()
+
+    def say(_n: int) -> object:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    job.probe_answers = say
+    killed, _ = await job.begin(**OFF)
+    await killed.crash()
+    life = await world.start(svc, **OFF)
+    await asyncio.sleep(2)
+
+    report = await settle(life)
+
+    assert len(job.asked) == 1
+    assert report.tasks == settled
