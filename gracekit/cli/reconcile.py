@@ -101,6 +101,7 @@ class _Watch:
         self._as_json = as_json
         self._shown = {*_TOLD, "left", "moved_on"} if asked["resource"] else set(_TOLD)
         self._told_at = time.monotonic()
+        self._told_of_pass = False
         self.run = run
         self.has_ended = False
 
@@ -158,11 +159,19 @@ class _Watch:
         for result in report["results"]:
             if result["outcome"] in self._shown:
                 click.echo(_line(result))
-        now = time.monotonic()
-        if report["waits_for"] and now - self._told_at >= TOLD_EVERY_S:
-            self._told_at = now
+        if time.monotonic() - self._told_at >= TOLD_EVERY_S and (words := self._waits(report)):
+            self._told_at = time.monotonic()
+            tell(words, prefix="")
+
+    def _waits(self, report: Mapping[str, Any]) -> str:
+        """What the pass waits for; empty if it does not, or that was said and cannot change."""
+        if report["waits_for_pass"] and not self._told_of_pass:
+            self._told_of_pass = True
+            return "waits until the pass that is under way has ended"
+        if report["waits_for"]:
             waits = plural(report["waits_for"], "request")
-            tell(f"waits until {waits} in the queues have been taken", prefix="")
+            return f"waits until {waits} in the queues have been taken"
+        return ""
 
 
 def _line(result: Mapping[str, Any]) -> str:

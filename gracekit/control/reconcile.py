@@ -146,6 +146,7 @@ def _page_of(one: _HandPass, after: int) -> dict[str, Any]:
     return {
         "state": ("refused" if one.error else "finished") if done else "running",
         "error": one.error,
+        "waits_for_pass": report.waits_for_pass,
         "waits_for": report.waits_for,
         "tasks": report.tasks,
         "counts": report.counts,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -282,6 +283,24 @@ def test_doctor_judges_kinds(tmp_path: Path):
 
     assert "kinds: settled in this order: share_server (1 statuses), then share" in good.out
     assert "resource='shere', and there is no kind of that name; did you mean share?" in odd.out
+
+
+def test_a_pass_behind_another_one_says_once_what_it_waits_for(tmp_path: Path):
+    """
+    After five seconds, in which most passes end.
+    """
+    prepare(tmp_path, SLOW)
+    with serving(tmp_path, GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS="0s") as run:
+        run.wait_line("asking slow-1")
+        with Started(tmp_path, "reconcile") as command:
+            line = command.wait_line("waits")
+            time.sleep(6)
+            gracekit(tmp_path, "call", "shares", "let_go", "--ops")
+            code, said = command.wait(), command.rest()
+
+    assert line == "waits until the pass that is under way has ended"
+    assert code == 0
+    assert said.count("waits") == 1
 
 
 # -- a pass that is cut short -----------------------------------------------------------

@@ -94,6 +94,7 @@ class PassReport:
         broken: Kinds whose pass is over before its end, and why.
         unruled: Numbers of resources without a rule, by kind and status.
         interrupted: A drain, a quiet or a stop has ended it early.
+        waits_for_pass: Whether another one is under way, which it waits for.
         waits_for: Requests in the queues that are to be taken before it begins; 0 for none.
         tasks: Unfinished tasks that were settled before it, because an operator has asked.
     """
@@ -104,6 +105,7 @@ class PassReport:
     broken: dict[str, str] = field(default_factory=dict)
     unruled: Counter[tuple[str, str]] = field(default_factory=Counter)
     interrupted: bool = False
+    waits_for_pass: bool = False
     waits_for: int = 0
     tasks: int = 0
 

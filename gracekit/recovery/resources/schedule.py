@@ -202,7 +202,9 @@ class Resources:
 
     async def _make(self, request: PassRequest, report: PassReport) -> bool:
         """Make a pass; false if another run of the host makes one."""
+        report.waits_for_pass = self._one_pass.locked()
         async with self._one_pass:
+            report.waits_for_pass = False
             guard = await self._leases.take(self._lease, "reconciliation")
             if guard is None:
                 await self._ask_after_holder()
