@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.main import ERROR, tell
+from gracekit.cli.main import DETACHED, ERROR, tell
 from gracekit.cli.options import CommonOptions, common, living_instance_argument, why_option
 from gracekit.cli.quiet import find
 from gracekit.cli.reach import ControlClient
@@ -19,6 +19,7 @@ from gracekit.clock import age_s
 from gracekit.config.values import duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.listings.reports import RunAnswer
+from gracekit.listings.store_view import label
 from gracekit.runs.run import Run
 
 WAITING: Final = 3
@@ -57,9 +58,11 @@ def reconcile(
     unfinished tasks of dead runs first. It waits until the requests that stand in
     the queues have been taken. INSTANCE may be left out where one run lives.
 
+    Ctrl-C detaches, and the pass goes on.
+
     Exit status: 0 done; 3 something is asked again later, or the pass was cut
     short by a drain, a quiet or the end of its run; 1 a rule has failed, or a
-    kind could not be read; 4 no run lives or answers.
+    kind could not be read; 4 no run lives or answers; 130 detached.
     """
     if kind and resource:
         raise click.UsageError("give --kind or --resource, not both")
@@ -68,7 +71,11 @@ def reconcile(
     with StoreRecords(options.settings) as records:
         (run,) = asyncio.run(find(records, options, name, everyone=None))
         watch = _Watch(records, run, asked, as_json=options.as_json)
-        report = asyncio.run(watch.make())
+        try:
+            report = asyncio.run(watch.make())
+        except KeyboardInterrupt:
+            tell(_detached(watch, dry_run=dry_run), prefix="\n")
+            click.get_current_context().exit(DETACHED)
     if watch.has_ended:
         words = "nothing was changed" if dry_run else "the next start settles what is left"
         tell(f"{ending(watch.run)}. Its pass has ended with it: {words}", prefix="")
@@ -90,6 +97,7 @@ class _Watch:
 
     Attributes:
         run: As last read from the store.
+        has_begun: Whether the run has said that the pass has begun.
         has_ended: Whether the run has ended before the end of its pass was seen.
     """
 
@@ -103,7 +111,7 @@ class _Watch:
         self._told_at = time.monotonic()
         self._told_of_pass = False
         self.run = run
-        self.has_ended = False
+        self.has_begun = self.has_ended = False
 
     async def make(self) -> dict[str, Any]:
         """Begin the pass, wait for its end, and return its report with all results.
@@ -114,7 +122,7 @@ class _Watch:
         results: list[Any] = []
         async with ControlClient(self._records.run_directory) as control:
             report = await control.ask(self.run, "reconcile", self._asked)
-            pass_id = report["pass_id"]
+            self.has_begun, pass_id = True, report["pass_id"]
             while report["next"] is not None:
                 step = {"pass_id": pass_id, "after": report["next"]}
                 answer = await self._look(control, step)
@@ -172,6 +180,18 @@ class _Watch:
             waits = plural(report["waits_for"], "request")
             return f"waits until {waits} in the queues have been taken"
         return ""
+
+
+def _detached(watch: _Watch, *, dry_run: bool) -> str:
+    """What becomes of a pass whose command was ended by Ctrl-C."""
+    if dry_run:
+        return "interrupted; nothing was changed"
+    if not watch.has_begun:
+        return "interrupted before the pass was confirmed; see `gracekit status`"
+    return (
+        f"detached; the pass goes on in {label(watch.run)}. See `gracekit status` for what waits, "
+        "and `gracekit incidents --what resource` for what was changed"
+    )
 
 
 def _line(result: Mapping[str, Any]) -> str:

@@ -108,6 +108,8 @@ WAITS: Final = ["share", "sh-3", {"status": "creating", "since": 1}]
 SLOW: Final = ["share", "slow-1", {"status": "creating", "since": 1}]
 LATER: Final = ["share", "slow-2", {"status": "creating", "since": 1}]
 ONE_AT_ONCE: Final = {"GRACEKIT_RECONCILE_AT_ONCE": "1"}
+FIND: Final = "    async def find(ctx, *, after, limit):\n"
+HOLD: Final = "        print('finding', kind, flush=True)\n        await go.wait()\n"
 BY_HAND: Final = {"GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "1h"}
 OFF: Final = {
     "GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "0s",
@@ -300,7 +302,42 @@ def test_a_pass_behind_another_one_says_once_what_it_waits_for(tmp_path: Path):
 
     assert line == "waits until the pass that is under way has ended"
     assert code == 0
-    assert said.count("waits") == 1
+    assert said.count("waits until the pass") == 1
+
+
+def test_ctrl_c_detaches_and_the_pass_goes_on(tmp_path: Path):
+    """
+    It says in which run, and how to look at it; exit status 130.
+    """
+    with in_a_rule(tmp_path, terminal=True) as (run, command):
+        command.wait_line("srv-7")
+        command.type("\x03")
+        code, said = command.wait(), command.rest()
+        gracekit(tmp_path, "call", "shares", "let_go", "--ops")
+        run.wait_line("reconciliation.finished")
+
+    assert code == 130
+    assert "detached; the pass goes on in shares@api-1. See `gracekit status`" in said
+    assert "`gracekit incidents --what resource`" in said
+    assert statuses(tmp_path)["slow-2"] == "available"
+
+
+def test_ctrl_c_in_a_dry_run_leaves_nothing_to_look_at(tmp_path: Path):
+    """
+    The run still finds, and changes nothing; exit status 130.
+    """
+    prepare(tmp_path)
+    write_service(tmp_path, "compute", SERVICE.replace(FIND, FIND + HOLD))
+    with (
+        serving(tmp_path, **BY_HAND) as run,
+        Started(tmp_path, "reconcile", "--dry-run", terminal=True) as command,
+    ):
+        run.wait_line("finding share_server")
+        command.type("\x03")
+        code, said = command.wait(), command.rest()
+
+    assert code == 130
+    assert "interrupted; nothing was changed" in said
 
 
 # -- a pass that is cut short -----------------------------------------------------------
@@ -365,9 +402,7 @@ def test_a_dry_run_that_is_cut_short_says_so(tmp_path: Path):
     Its list is not whole: exit status 3.
     """
     prepare(tmp_path)
-    begins = "    async def find(ctx, *, after, limit):\n"
-    holds = "        print('finding', kind, flush=True)\n        await go.wait()\n"
-    write_service(tmp_path, "compute", SERVICE.replace(begins, begins + holds))
+    write_service(tmp_path, "compute", SERVICE.replace(FIND, FIND + HOLD))
     with (
         serving(tmp_path, **BY_HAND) as run,
         Started(tmp_path, "reconcile", "--dry-run") as command,
