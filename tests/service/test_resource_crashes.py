@@ -9,9 +9,10 @@ import pytest
 
 from gracekit import Service, Settled, Wait
 from gracekit.process import Point, Side
+from gracekit.request.suspects import GATHER_S
 from gracekit.testing.faults import Fault
 from tests.service.kit import Life, World, now
-from tests.service.shares import Shares, first_pass, hang, results, settle, why_left
+from tests.service.shares import LOOKS_S, WAIT_S, Shares, first_pass, hang, results, settle, why_left
 
 pytestmark = pytest.mark.looptime
 
@@ -117,6 +118,30 @@ async def test_a_rule_that_kills_its_process_is_given_up(world: World, svc: Serv
     (told,) = lives[-1].told("resource.failed")
     assert told["reason"].startswith("attempts: ")
     assert 3 <= len(lives) - 1 <= 12
+
+
+async def test_a_drain_does_not_wait_for_a_suspect_that_has_not_begun(world: World, svc: Service):
+    """
+    Its resource has met three crashes: its turn to be alone, which it waits for, never comes.
+    """
+    shares = Shares(world, svc)
+    shares.add("a")
+    shares.answers = lambda _id, _n: hang()
+    life = await world.start(svc)
+    for n in range(1, 4):
+        await world.until(lambda n=n: len(shares.asked) == n)
+        await life.crash()
+        life = await world.start(svc)
+    await asyncio.sleep(WAIT_S + LOOKS_S + GATHER_S / 2)  # its pass is under way
+    begun = now()
+
+    await life.drain()
+
+    assert now() - begun < 1
+    assert shares.statuses() == {"a": "creating"}
+    life = await world.start(svc)
+    await world.until(lambda: bool(shares.written))
+    assert shares.written == [("a", "creating", "error")]
 
 
 async def test_a_lost_answer_of_the_store_is_made_good(world: World, svc: Service):

@@ -18,12 +18,13 @@ from gracekit.recovery.resources.results import ResourceOutcome, Result, left
 from gracekit.recovery.resources.rule_ends import LOST, Begun, Case, RuleEnds
 from gracekit.recovery.resources.rules import How
 from gracekit.recovery.shared import Shared
-from gracekit.request.suspects import is_guilty, suspicion
+from gracekit.request.suspects import SuspectRow, Suspicion, is_guilty, suspicion
 from gracekit.request.work_context import WorkContext
 from gracekit.rpc.failures import words_of
 from gracekit.store.batch import Batch
 
 AT_WORK_HERE: Final = "a request for it is at work here"
+NO_REQUESTS: Final = "the service takes no requests now"
 
 
 class Acting:
@@ -53,6 +54,12 @@ class Acting:
         self._findings = findings
         self._may_begin = may_begin
         self._owed: set[Resource] = set()  # whose rows may be ours, and nothing acts on them
+        self._waits: set[asyncio.Timeout] = set()  # of suspects that have not begun
+
+    def let_go_of_waiting(self) -> None:
+        """What waits to be alone does not begin any more: its turn may never come."""
+        for wait in self._waits:
+            wait.reschedule(asyncio.get_running_loop().time())
 
     @property
     def is_owing(self) -> bool:
@@ -88,22 +95,46 @@ class Acting:
         cap = self._settings.max_attempts
         about = None if known is None else suspicion(known.crashes, cap)
         row = ("finding", 0 if known is None else known.id)
-        async with self._suspects.beginning(row, about) as alone:
+        who = object()
+        try:
+            alone = await self._enter(who, row, about)
+        except TimeoutError:
+            return self._left(case, NO_REQUESTS)
+        try:
             if not self._may_begin():
-                return self._left(case, "the service takes no requests now")
-            with self._tracker.background(_named(case), self._clock) as task:
-                try:
-                    guard, row_id, since = await self._begin(case, alone=alone)
-                except ConflictError:
-                    why = await self.why_not(case)
-                    return self._left(case, why or "somebody was at work on it just now")
-                task.resource, task.token = case.resource, guard.token
-                ctx = WorkContext(task, self._services, what=_named(case))
-                guilty = known is not None and is_guilty(known.crashes, cap, alone=known.alone)
-                begun = Begun(case, guard, row_id, since, ctx)
-                return await self._act_and_end(
-                    begun, crashes=known.crashes if known and guilty else 0
-                )
+                return self._left(case, NO_REQUESTS)
+            guilty = known is not None and is_guilty(known.crashes, cap, alone=known.alone)
+            return await self._settle_now(
+                case, alone=alone, crashes=known.crashes if known and guilty else 0
+            )
+        finally:
+            self._suspects.leave(who)
+
+    async def _enter(self, who: object, row: SuspectRow, about: Suspicion | None) -> bool:
+        """Wait until it may begin; whether it is alone.
+
+        Raises:
+            TimeoutError: it was let go of.
+        """
+        if not self._may_begin():
+            raise TimeoutError
+        async with asyncio.timeout(None) as wait:
+            self._waits.add(wait)
+            try:
+                return await self._suspects.enter(who, row, about)
+            finally:
+                self._waits.discard(wait)
+
+    async def _settle_now(self, case: Case, *, alone: bool, crashes: int) -> Result:
+        with self._tracker.background(_named(case), self._clock) as task:
+            try:
+                guard, row_id, since = await self._begin(case, alone=alone)
+            except ConflictError:
+                why = await self.why_not(case)
+                return self._left(case, why or "somebody was at work on it just now")
+            task.resource, task.token = case.resource, guard.token
+            ctx = WorkContext(task, self._services, what=_named(case))
+            return await self._act_and_end(Begun(case, guard, row_id, since, ctx), crashes=crashes)
 
     async def _act_and_end(self, begun: Begun, *, crashes: int) -> Result:
         """Follow the rule; whatever happens, lease and row are given back or known to be kept."""

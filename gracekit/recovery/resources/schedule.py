@@ -74,6 +74,7 @@ class Resources:
     def pause(self) -> None:
         """Begin nothing more; a rule under way is waited for."""
         self._queues.pause()
+        self._acting.let_go_of_waiting()
         for one in (*self._foreseeing, *([] if self._running is None else [self._running])):
             one.interrupt()
 
