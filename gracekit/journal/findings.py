@@ -72,6 +72,7 @@ class PassRecord:
     Attributes:
         waiting: To be asked again; of a pass that only finds, those that it would settle.
         found_only: Whether nothing is settled unasked.
+        by_hand: Whether an operator has asked for it.
     """
 
     run_id: str
@@ -82,6 +83,7 @@ class PassRecord:
     waiting: int
     left_alone: int
     found_only: bool = False
+    by_hand: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +132,7 @@ class FindingRows:
         """The last pass over this host's resources that has finished; None if none has."""
         for row in await self._journal.engine.query(sql.LAST_PASS, *self._where):
             run_id, began_at, finished_at, *numbers = row
-            settled, failed, waiting, left_alone, only = (int(number or 0) for number in numbers)
+            settled, failed, waiting, left_alone, only, by_hand = (int(n or 0) for n in numbers)
             return PassRecord(
                 run_id=str(run_id),
                 began_at=float(began_at or 0),
@@ -140,6 +142,7 @@ class FindingRows:
                 waiting=waiting,
                 left_alone=left_alone,
                 found_only=bool(only),
+                by_hand=bool(by_hand),
             )
         return None
 
@@ -268,6 +271,7 @@ class FindingRows:
             sql.NOTE_PASS,
             *self._where,
             *(done.run_id, done.began_at, done.finished_at),
-            *(done.settled, done.failed, done.waiting, done.left_alone, int(done.found_only)),
+            *(done.settled, done.failed, done.waiting, done.left_alone),
+            *(int(done.found_only), int(done.by_hand)),
         )
         await self._journal.commit(batch)

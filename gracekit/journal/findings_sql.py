@@ -87,13 +87,14 @@ WHERE service = ?2 AND host = ?3 AND abs(ahead_s + ?1 - ?4) < 1"""
 
 NOTE_PASS: Final = """
 INSERT INTO resource_pass (service, host, run_id, began_at, finished_at, settled, failed, waiting,
-    left_alone, found_only) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    left_alone, found_only, by_hand) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (service, host) DO UPDATE SET run_id = excluded.run_id, began_at = excluded.began_at,
     finished_at = excluded.finished_at, settled = excluded.settled, failed = excluded.failed,
     waiting = excluded.waiting, left_alone = excluded.left_alone,
-    found_only = excluded.found_only"""
+    found_only = excluded.found_only, by_hand = excluded.by_hand"""
 LAST_PASS: Final = """
-SELECT run_id, began_at, finished_at, settled, failed, waiting, left_alone, found_only
+SELECT run_id, began_at, finished_at, settled, failed, waiting, left_alone, found_only,
+    by_hand
 FROM resource_pass
 WHERE service = ? AND host = ?"""
 # -- who works on a resource --------------------------------------------------------------

@@ -12,7 +12,16 @@ from gracekit.process import Point, Side
 from gracekit.request.suspects import GATHER_S
 from gracekit.testing.faults import Fault
 from tests.service.kit import Life, World, now
-from tests.service.shares import LOOKS_S, WAIT_S, Shares, first_pass, hang, results, settle, why_left
+from tests.service.shares import (
+    LOOKS_S,
+    WAIT_S,
+    Shares,
+    first_pass,
+    hang,
+    results,
+    settle,
+    why_left,
+)
 
 pytestmark = pytest.mark.looptime
 

@@ -6,11 +6,20 @@ import asyncio
 
 import pytest
 
-from gracekit import GracekitError, Service, Settled
+from gracekit import Context, GracekitError, Service, Settled
 from gracekit.process import Point
 from gracekit.testing.faults import Fault
 from tests.service.kit import Doors, Life, World, now
-from tests.service.shares import LOOKS_S, WAIT_S, Shares, first_pass, results, settle
+from tests.service.shares import (
+    LOOKS_S,
+    WAIT_S,
+    Shares,
+    first_pass,
+    hang,
+    results,
+    settle,
+    why_left,
+)
 
 pytestmark = pytest.mark.looptime
 
@@ -64,6 +73,29 @@ async def test_later_passes_come_at_their_interval(world: World, svc: Service):
     await life.hears("reconciliation.finished", 2)
 
     assert 300 <= shares.asked[0].at - ended < 310
+
+
+async def test_a_pass_by_hand_does_not_take_the_place_of_the_start_s(world: World, svc: Service):
+    """
+    It came too early for the resource of a killed process, and no later pass is due.
+    """
+    shares = Shares(world, svc)
+
+    @svc.rpc(resource="share")
+    async def create(ctx: Context, share: str) -> None:
+        shares.add(share)
+        await hang()
+
+    life = await world.start(svc, reconciliation_interval_s=0)
+    await (await world.client(svc)).cast(create, share="a")
+    await world.until(lambda: bool(shares.rows))
+    await life.crash()
+    lives = [await world.start(svc, reconciliation_interval_s=0, instance=f"i{n}") for n in (0, 1)]
+    assert "a" in why_left(await settle(lives[0]))
+
+    await world.until(lambda: bool(shares.written), within_s=60)
+
+    assert shares.written == [("a", "creating", "available")]
 
 
 async def test_an_interval_of_0_means_at_starts_alone(world: World, svc: Service):

@@ -116,6 +116,7 @@ class ResourcePass:
             waiting=settled if self.request.dry_run else waiting,
             left_alone=numbers[ResourceOutcome.LEFT],
             found_only=not settles,
+            by_hand=self.request.by_hand,
         )
 
     # -- one kind -----------------------------------------------------------------------

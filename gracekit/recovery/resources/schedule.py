@@ -155,7 +155,12 @@ class Resources:
             self._next_at = self._clock.loop() + (every_s or float("inf"))
 
     def _is_news(self, last: PassRecord) -> bool:
-        """Whether a sibling has made the pass that is due: of this run's time, and as it would."""
+        """Whether a sibling has made the pass that is due: of this run's time, and as it would.
+
+        One by hand may begin before the start's wait is over, and leaves what needs that wait.
+        """
+        if last.by_hand:
+            return False
         settles = self._settings.startup_reconciliation_enabled
         is_of_our_time = self._ready_at is not None and last.began_at >= self._ready_at
         return last != self._known and is_of_our_time and last.found_only is not settles

@@ -25,3 +25,6 @@ CREATE TABLE outbox (
     expires_at REAL NOT NULL                 -- nobody needs it after that
 );
 CREATE INDEX outbox_owner ON outbox (owner, id);
+
+-- A pass by hand does not take the place of one that is due.
+ALTER TABLE resource_pass ADD COLUMN by_hand INTEGER NOT NULL DEFAULT 0;
