@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import reprlib
 import typing
 from collections import abc
 
@@ -231,7 +232,7 @@ def checked_request(requested: object) -> dict[str, typing.Any]:
         return {}
     if not isinstance(requested, abc.Mapping):
         raise InvalidArgumentsError(
-            f"NoCapacity(requested={str(requested)[:50]!r}) is no mapping; write "
+            f"NoCapacity(requested={reprlib.repr(requested)[:50]}) is no mapping; write "
             "requested={'memory_mb': 8192}"
         )
     kept: dict[str, typing.Any] = {}

@@ -102,6 +102,18 @@ def test_the_limit_counts_bytes_of_compact_json():
     assert NoCapacity(requested={"a": nested(15)}).requested == {"a": nested(15)}
 
 
+def test_a_requested_that_is_no_mapping_is_refused_however_deep_it_is():
+    """
+    The text shows its beginning, and does not fall into it.
+    """
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    with pytest.raises(InvalidArgumentsError, match=r"NoCapacity\(requested=\[.*is no mapping"):
+        NoCapacity(requested=deep)  # type: ignore[arg-type]
+
+
 def test_a_parked_says_when_and_under_which_id():
     """
     In a sentence with UTC; the values are its arguments and attributes.

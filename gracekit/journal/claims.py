@@ -243,11 +243,12 @@ class Claims:
         rows = await self._journal.engine.query(sql.DUE_REPLIES, me, me)
         return [(int(r[0] or 0), address_of(r[1:6]), float(r[6] or 0)) for r in rows]
 
-    async def errored_due(self, *, limit: int = 100) -> list[TaskRow]:
-        """ERRORED rows of this run whose hook has still to be called."""
+    async def errored_due(self, *, after: int, limit: int = 100) -> list[TaskRow]:
+        """ERRORED rows of this run, with an id above *after*, whose hook has still to be called."""
         rows = await self._journal.engine.query(
             sql.ERRORED_DUE,
             self._journal.run_id,
+            after,
             limit,
         )
         return list(self._readable(rows))

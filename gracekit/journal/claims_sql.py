@@ -158,6 +158,7 @@ SELECT task.id, reply.queue, reply.msg_id, reply.expires_at, reply.monitor_s, re
 FROM reply JOIN task ON task.id = reply.task_id
 WHERE reply.due_at IS NOT NULL AND (reply.owner = ? OR task.owner = ? AND reply.owner IS NULL)"""
 ERRORED_DUE: Final = f"""
-SELECT {ROW_COLUMNS} FROM task WHERE errored_due = 1 AND owner = ? ORDER BY id LIMIT ?"""
+SELECT {ROW_COLUMNS} FROM task WHERE errored_due = 1 AND owner = ? AND id > ?
+ORDER BY id LIMIT ?"""
 BEGIN_ERRORED: Final = """
 UPDATE task SET calling = 1, alone = ? WHERE id = ? AND owner = ? AND errored_due = 1"""

@@ -143,9 +143,10 @@ class PendingRows:
 
     # -- the clock ----------------------------------------------------------------------
 
-    def add_follow_clock(self, batch: Batch, by_s: float, *, ahead_s: float) -> None:
-        """After the wall clock was set by so many seconds, and is now so far ahead of `loop`."""
-        batch.add(sql.FOLLOW_CLOCK, by_s, self._journal.service, ahead_s)
+    def add_follow_clock(self, batch: Batch, before_s: float, *, ahead_s: float) -> None:
+        """After the wall clock was set: so far it was ahead of `loop`, and is now."""
+        least_s, most_s = sorted((before_s, ahead_s))
+        batch.add(sql.FOLLOW_CLOCK, ahead_s, self._journal.service, least_s, most_s)
 
 
 def shown_columns(row: tuple[Any, ...]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ SELECT 1 FROM epoch WHERE (SELECT count(*) FROM (
 # It ended by itself, so no crash before counts any more. Its caller is answered, and cannot expire.
 PARK: Final = """
 UPDATE task SET state = 'pending', owner = NULL, failure = ?1, reason = ?2, detail = ?3,
-    requested = ?4, cursor = coalesce(?5, cursor),
+    requested = ?4, cursor = CAST(?5 AS TEXT),
     cursor_at = CASE WHEN ?5 IS NULL THEN cursor_at ELSE ?6 END,
     crashes = 0, alone = 0, waiting_since = NULL, expires_at = NULL, next_check = NULL,
     not_before = NULL,
@@ -20,9 +20,11 @@ UPDATE task SET state = 'pending', owner = NULL, failure = ?1, reason = ?2, deta
     pending_deadline = ?8
 WHERE id = ?9 AND owner = ?10 AND state = 'running' AND parkings = ?11"""
 REPLIES_DUE: Final = "UPDATE reply SET due_at = ?, owner = ? WHERE task_id = ?"
+# A cursor is progress with the arguments that it was reached with.
 RUN_AGAIN: Final = """
 UPDATE task SET state = 'accepted', reason = NULL, detail = NULL, requested = NULL,
-    args = coalesce(?1, args)
+    args = coalesce(?1, args), cursor = CASE WHEN ?1 IS NULL THEN cursor END,
+    cursor_at = CASE WHEN ?1 IS NULL THEN cursor_at END
 WHERE id = ?2 AND owner IS NULL AND state = 'pending' AND parkings = ?3"""
 END: Final = """
 UPDATE task SET state = ?1, failure = ?2, reason = ?3, detail = ?4, finished_at = ?5,
@@ -41,11 +43,12 @@ _SHOWN: Final = f"SELECT {', '.join(SHOWN)} FROM task WHERE"
 SHOWN_PAGE: Final = f"""
 {_SHOWN} owner IS NULL AND finished_at IS NULL AND {_IS_PENDING} AND id > ? ORDER BY id LIMIT ?"""
 SHOWN_ONE: Final = f"{_SHOWN} request_id = ? AND recipient = '' AND service = ?"
-# ?1 is by how much the clock was set, ?3 how far it is ahead since. Each run does this: the first
-# one moves a row, and the others find it moved. Also of a task that runs again: it may park again.
+# ?1 is how far the clock is ahead now; it was ?3 to ?4 before, and is. Each run does this: the first
+# one moves a row, and the others find it moved; one that has slept through several changes may find
+# it between. Also of a task that runs again: it may park again.
 FOLLOW_CLOCK: Final = """
-UPDATE task SET parked_at = parked_at + ?1, pending_deadline = pending_deadline + ?1,
-    parked_ahead_s = ?3
+UPDATE task SET parked_at = parked_at + ?1 - parked_ahead_s,
+    pending_deadline = pending_deadline + ?1 - parked_ahead_s, parked_ahead_s = ?1
 WHERE finished_at IS NULL AND pending_deadline IS NOT NULL AND service = ?2
-    AND abs(parked_ahead_s + ?1 - ?3) < 1"""
+    AND abs(parked_ahead_s - ?1) >= 1 AND parked_ahead_s BETWEEN ?3 - 1 AND ?4 + 1"""
 DEADLINE: Final = "SELECT pending_deadline FROM task WHERE id = ?"

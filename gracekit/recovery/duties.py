@@ -52,14 +52,17 @@ class Duties:
 
     async def call_errored_hooks(self) -> None:
         """Those of rows that recovery, or an operator, has marked ERRORED."""
-        for row in await self._claims.errored_due():
-            if self._trigger.is_paused:
-                return
-            method = self._hooks.method_of(row)
-            if method is None or method.errored_hook is None:
-                await self._claims.errored_done(row)
-            else:
-                await self._call_due(row, method)
+        tried = 0  # the last row: one that is still due was ended by an operator meanwhile
+        while rows := await self._claims.errored_due(after=tried):
+            for row in rows:
+                if self._trigger.is_paused:
+                    return
+                tried = row.id
+                method = self._hooks.method_of(row)
+                if method is None or method.errored_hook is None:
+                    await self._claims.errored_done(row)
+                else:
+                    await self._call_due(row, method)
 
     async def _call_due(self, row: TaskRow, method: Method[Any, Any]) -> None:
         """Call an errored hook as handlers are: recorded before, apart if suspected, and capped."""

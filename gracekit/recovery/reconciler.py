@@ -146,7 +146,7 @@ class Reconciler:
     async def _pause_s(self) -> float:
         every = self._clock.jitter(self._settings.reconcile_every_s)
         if self._trigger.is_paused:
-            return every  # a pass would do nothing, and `resume` asks for one
+            return await self._until_deadline_s(every)  # nothing else, and `resume` asks for a pass
         longest = min(every, max(0.05, self._look_by - self._clock.loop()))
         if (due_s := self._resources.due_in_s()) is not None:
             longest = min(longest, max(0.05, due_s))
@@ -175,8 +175,10 @@ class Reconciler:
     # -- one pass -----------------------------------------------------------------------
 
     async def reconcile(self) -> None:
-        """One pass over everything that nobody is working on; nothing in a drain."""
+        """One pass over everything that nobody is working on; in a drain it begins nothing."""
         if self._trigger.is_paused:
+            await self.follow_clock()
+            await self.end_overdue()
             return
         await self.follow_clock()
         await self._leases.give_back_owed()
@@ -220,7 +222,7 @@ class Reconciler:
                 self._claims.add_follow_clock(batch, by_s)
                 self._holds.add_follow_clock(batch, by_s)
                 self._findings.add_follow_clock(batch, by_s, ahead_s=ahead_s)
-                self._pending.add_follow_clock(batch, by_s, ahead_s=ahead_s)
+                self._pending.add_follow_clock(batch, ahead_s - by_s, ahead_s=ahead_s)
                 self._notifications.add_follow_clock(batch, by_s)
                 await self._journal.commit(batch)
                 self._resources.follow_clock(by_s)

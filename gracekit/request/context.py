@@ -310,13 +310,14 @@ class Context(Mapping[str, Any]):
             How many were cancelled.
 
         Raises:
-            InvalidArgumentsError: no method of the service acts on that *kind*.
+            InvalidArgumentsError: no method of the service acts on that *kind*, or *resource_id*
+                is no id.
             StoreError: it could not be recorded; some may be cancelled.
         """
         by = f"task {self.task_id} ({self._task.method})"
         order = Order(verb=Verb.CANCEL, by=by, reason=reason)
         return await self._services.parked_tasks.cancel_of(
-            kind, str(resource_id), order, source="handler"
+            kind, resource_id, order, source="handler"
         )
 
     # -- holds and background work ------------------------------------------------------

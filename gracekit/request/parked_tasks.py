@@ -7,6 +7,8 @@ repeated is carried out once.
 
 from __future__ import annotations
 
+import json
+import reprlib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -34,6 +36,7 @@ from gracekit.request.outbox import Outbox
 from gracekit.request.outcomes import ordered
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.rpc.method_table import MethodTable
+from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 from gracekit.runs.members import Members
 from gracekit.store.batch import Batch
 from gracekit.store.wakeup import Wakeups
@@ -43,6 +46,10 @@ from gracekit.tracker.task import TERMINAL, Order, Reason, TaskState, Verb
 MOVES: Final = 20
 """A task may change hands so often before an order about it is refused."""
 MAX_PAGE: Final = 500
+PAGE_BYTES: Final = 500_000
+"""Of one page, less than `envelope.MAX_BODY_BYTES`."""
+PAGE_KEYS: Final = 9_000
+"""Less than `plain.MAX_KEYS`."""
 
 
 class ParkedTasks:
@@ -92,13 +99,13 @@ class ParkedTasks:
 
         Args:
             after: The `next` of the page before; 0 for the first one.
-            limit: At most so many, `MAX_PAGE` in any case.
+            limit: At most so many, `MAX_PAGE` in any case; fewer if they are large.
         """
         limit = min(limit, MAX_PAGE)
         rows = await self._rows.page(after=after, limit=limit + 1)
-        more = len(rows) > limit
-        page = rows[:limit]
-        return {"tasks": list(map(shown, page)), "next": page[-1]["id"] if more else None}
+        page = _fitting(list(map(shown, rows[:limit])))
+        more = len(rows) > len(page)
+        return {"tasks": page, "next": rows[len(page) - 1]["id"] if more else None}
 
     # -- orders -------------------------------------------------------------------------
 
@@ -134,17 +141,19 @@ class ParkedTasks:
             if target is None or target.service != self._journal.service:
                 raise self._unknown(task_id)
             if target.state is not TaskState.PENDING or target.parkings != version:
-                return self._late(target, version, order)
+                answer = self._late(target, version, order)
+                await self._check_same(target, args)
+                return answer
             end = await self.carry_out(target, order, args, source="resolver")
             if end is not None:
                 return self._answer(target, changed=True, state=end)
         raise StaleVersionError(f"task {task_id} changes hands again and again: look at it again")
 
-    async def cancel_of(self, kind: str, name: str, order: Order, *, source: str) -> int:
+    async def cancel_of(self, kind: str, name: object, order: Order, *, source: str) -> int:
         """Cancel the parked tasks that name the resource; returns how many.
 
         Raises:
-            InvalidArgumentsError: no method of the service acts on that *kind*.
+            InvalidArgumentsError: no method of the service acts on that *kind*, or *name* is no id.
             StaleVersionError: some were parked again and again meanwhile, and are not cancelled.
             StoreError: it could not be recorded; some may be cancelled.
         """
@@ -155,14 +164,19 @@ class ParkedTasks:
                 f"no method of the service acts on a resource {kind[:50]!r}"
                 f"{did_you_mean(kind, kinds)}; its kinds are {known}"
             )
-        number = 0
+        resource_id, number = resource_id_of(name), 0
+        if resource_id is None:
+            raise InvalidArgumentsError(
+                f"{reprlib.repr(name)} is the id of no {kind}: an id is a text of 1 to "
+                f"{LONGEST_RESOURCE} characters, a number or a UUID"
+            )
         for _ in range(MOVES):
-            if not (targets := await self._rows.of_resource(kind, name)):
+            if not (targets := await self._rows.of_resource(kind, resource_id)):
                 return number
             for target in targets:
                 number += await self.carry_out(target, order, source=source) is not None
         raise StaleVersionError(
-            f"tasks of {kind}:{name[:100]} change hands again and again: try once more"
+            f"tasks of {kind}:{resource_id[:100]} change hands again and again: try once more"
         )
 
     async def carry_out(
@@ -259,6 +273,15 @@ class ParkedTasks:
             f"cannot be {DONE[order.verb]} as a parked task; `gracekit tasks cancel` ends it"
         )
 
+    async def _check_same(self, target: OrderTarget, args: Mapping[str, Any] | None) -> None:
+        """Raises StaleVersionError if a task that runs again has other arguments than *args*."""
+        row = await self._journal.row(target.id) if args else None
+        if row is not None and args and {**(row.args or {}), **args} != row.args:
+            raise StaleVersionError(
+                f"{target} was retried with other arguments and is {row.state.value}: these change "
+                "nothing any more; look at it again"
+            )
+
     def _answer(self, target: OrderTarget, *, changed: bool, state: TaskState) -> dict[str, Any]:
         return {
             "task_id": target.request_id,
@@ -296,6 +319,18 @@ def shown(columns: Mapping[str, Any]) -> dict[str, Any]:
         "accepted_at": _text_of(columns["accepted_at"]),
         "finished_at": _text_of(columns["finished_at"]),
     }
+
+
+def _fitting(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As many of *tasks*, from the first, as one message carries; one at least."""
+    size = keys = 0
+    for number, task in enumerate(tasks):
+        text = json.dumps(task)
+        size += len(json.dumps(text))  # a message is JSON within JSON
+        keys += text.count(":")  # as a receiver does, in texts too
+        if number and (size > PAGE_BYTES or keys > PAGE_KEYS):
+            return tasks[:number]
+    return tasks
 
 
 def _may_show(state: TaskState, detail: str | None) -> bool:

@@ -42,7 +42,16 @@ def resource_id_of(value: object) -> str | None:
     if value is None or isinstance(value, Mapping | list | tuple | set | frozenset):
         return None
     text = str(value)
-    return text if 0 < len(text) <= LONGEST_RESOURCE and "\0" not in text else None
+    is_id = 0 < len(text) <= LONGEST_RESOURCE and "\0" not in text
+    return text if is_id and (text.isascii() or _has_whole_characters(text)) else None
+
+
+def _has_whole_characters(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a surrogate is half of one
+        return False
+    return True
 
 
 class MethodTarget(NamedTuple):

@@ -88,7 +88,7 @@ async def recover(book: Book) -> None:
     await book.journal.commit(batch)
     await claims.take_duties()
     await claims.due_replies()
-    await claims.errored_due()
+    await claims.errored_due(after=0)
     holds = Holds(book.journal, host="h")
     assert [hold.key for hold in await holds.due()] == ["v1"]
     await open_hold(holds)

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from gracekit import Context, GracekitError, Service
+from gracekit import Context, GracekitError, NoCapacity, Service
 from gracekit.errors import (
     InvalidArgumentsError,
     NoSuchMethodError,
+    StaleVersionError,
     UnsupportedVersionError,
 )
 from tests.service.kit import Doors, World, now
-from tests.service.parked import Builds
+from tests.service.parked import Builds, Site
 
 pytestmark = pytest.mark.looptime
 
@@ -99,6 +100,44 @@ async def test_list_pending_pages_through_all_of_them(world: World, svc: Service
             await builds.api("list_pending", **bad)
 
 
+@pytest.mark.parametrize(
+    "requested",
+    [
+        {f"k{number}": number for number in range(300)},
+        {"x": "\x01" * 680},
+        {"x": '"\\' * 1000},
+        {"x": "\U0001f600" * 1000},
+        {"x": ":" * 4000},
+    ],
+    ids=["keys", "control characters", "quotes", "emoji", "colons"],
+)
+async def test_a_page_is_no_larger_than_a_message(
+    world: World, svc: Service, requested: dict[str, Any]
+):
+    """
+    With the largest `requested`, fewer are on a page than were asked for, and none is left out.
+    """
+    site = Site(world, svc)
+
+    @svc.rpc(on_interrupt="retry")
+    async def build(ctx: Context) -> None:
+        raise NoCapacity("full", requested=requested)
+
+    await site.start()
+    for number in range(120):
+        await (await site.client()).prepare(request_id=f"t{number}").cast(build)
+    await site.ends("pending", "t119")
+    seen, after, pages = [], 0, 0
+    while after is not None:
+        page = await site.api("list_pending", after=after, limit=500)
+        seen += [task["task_id"] for task in page["tasks"]]
+        assert page["tasks"][0]["requested"] == requested
+        after, pages = page["next"], pages + 1
+
+    assert seen == [f"t{number}" for number in range(120)]
+    assert 1 < pages <= 60
+
+
 # -- retry with other arguments ----------------------------------------------------------------
 
 
@@ -121,6 +160,33 @@ async def test_a_retry_may_replace_arguments(world: World, svc: Service):
     assert len(builds.begun) == 2
     with pytest.raises(GracekitError, match="other content"):
         await builds.call(memory_mb=4)
+
+
+async def test_a_retry_with_arguments_of_its_own_is_not_taken_for_the_other_s(
+    world: World, svc: Service
+):
+    """
+    The task runs again with what another resolver has given: it is told so.
+    """
+    builds = Builds(world, svc)
+    doors = Doors()
+
+    @svc.rpc(on_interrupt="retry")
+    async def grow(ctx: Context, size: int) -> None:
+        if size > 2:
+            raise NoCapacity("full")
+        await doors.pass_("b")
+
+    await builds.start()
+    await (await builds.client()).prepare(request_id="t").cast(grow, size=5)
+    await builds.ends("pending")
+    await builds.order("retry", args={"size": 2})
+    await doors.wait(1)
+
+    with pytest.raises(StaleVersionError, match="with other arguments"):
+        await builds.order("retry", args={"size": 1})
+    assert (await builds.order("retry", args={"size": 2}))["changed"] is False
+    assert (await builds.order("retry"))["changed"] is False
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,54 @@ async def test_a_retry_goes_on_from_the_cursor(world: World, svc: Service):
     assert seen == [0, 1, 2, 3, 4, 5]
 
 
+async def test_a_retry_with_other_arguments_begins_anew(world: World, svc: Service):
+    """
+    A cursor is progress with the arguments before; nothing of the new ones is left out.
+    """
+    site = Site(world, svc)
+    seen: list[str] = []
+
+    @svc.rpc(on_interrupt="retry")
+    async def build(ctx: Context, parts: list[str]) -> None:
+        async for part in ctx.steps(parts):
+            if part == "gpu":
+                raise NoCapacity("no gpu")
+            seen.append(part)
+
+    await site.start()
+    await (await site.client()).prepare(request_id="t").cast(build, parts=["cpu", "disk", "gpu"])
+    await site.ends("pending")
+    await site.order("retry", args={"parts": ["small cpu", "small disk", "net"]})
+    await site.ends("succeeded")
+
+    assert seen == ["cpu", "disk", "small cpu", "small disk", "net"]
+
+
+async def test_a_handler_that_undoes_its_work_sets_its_cursor_back(world: World, svc: Service):
+    """
+    `ctx.safe_point(None)`: the next attempt begins at the first step.
+    """
+    site = Site(world, svc)
+    seen: list[str] = []
+
+    @svc.rpc(on_interrupt="retry")
+    async def build(ctx: Context, parts: list[str]) -> None:
+        async for part in ctx.steps(parts):
+            if part == "gpu" and ctx.attempt == 1:
+                seen.clear()
+                await ctx.safe_point(None)
+                raise NoCapacity("no gpu")
+            seen.append(part)
+
+    await site.start()
+    await (await site.client()).prepare(request_id="t").cast(build, parts=["cpu", "disk", "gpu"])
+    await site.ends("pending")
+    await site.order("retry")
+    await site.ends("succeeded")
+
+    assert seen == ["cpu", "disk", "gpu"]
+
+
 async def test_a_process_that_dies_in_a_retry_leads_to_its_policy(world: World, svc: Service):
     """
     `retry` runs it again, where it may be parked again: same deadline, next version.

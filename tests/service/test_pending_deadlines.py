@@ -200,6 +200,62 @@ async def test_a_clock_that_is_set_neither_hurries_nor_delays(
     assert SHORT_S + 100 <= now() - begun < SHORT_S + 102
 
 
+@pytest.mark.parametrize("phase", ["quiet", "drain"])
+async def test_a_run_that_begins_nothing_still_ends_tasks_at_their_deadline(
+    world: World, svc: Service, phase: str
+):
+    """
+    In a quiet, and in a drain; their hooks are called when it takes requests again, or by the
+    next start.
+    """
+    builds = Builds(world, svc)
+    doors = Doors()
+
+    @svc.rpc(on_interrupt="retry")
+    async def long(ctx: Context) -> None:
+        await doors.pass_("b")
+
+    life = await builds.start(pending_timeout_s=60, drain_timeout_s=600)
+    begun = now()
+    await builds.park(memory_mb=5)
+    await (await builds.client()).cast(long)
+    await doors.wait(1)
+    coordinator = life.runtime.wired.coordinator
+    if phase == "quiet":
+        await world.run_as(life, coordinator.quiet())
+    else:
+        life.ask_to_stop()
+
+    await builds.ends("errored")
+
+    assert 60 <= now() - begun < 62
+    assert builds.hooks == []
+    steps = await builds.steps()
+    assert steps[-1:] == ["pending>errored expired 1"]
+    doors.open("b")
+    if phase == "quiet":
+        await world.run_as(life, coordinator.resume())
+    else:
+        await life.wait_end()
+        await builds.start()
+    await world.until(lambda: builds.hooks == [("v", "expired")])
+
+
+async def test_many_hooks_are_called_one_after_the_other(world: World, svc: Service):
+    """
+    Not so many in each period of recovery.
+    """
+    builds = Builds(world, svc)
+    await builds.start(pending_timeout_s=60)
+    for number in range(250):
+        await builds.park(f"v{number}", f"t{number}", memory_mb=5)
+
+    await builds.ends("errored", "t249")
+    await asyncio.sleep(5)
+
+    assert len(builds.hooks) == 250
+
+
 async def test_a_duplicate_of_what_has_expired_is_told_so(world: World, svc: Service):
     """
     By the record: nothing is started for it.

@@ -111,6 +111,27 @@ async def test_a_handler_takes_its_resource_s_parked_tasks_along(world: World, s
     assert [note["request_id"] for note in world.incidents("operator_cancel")] == ["a", "b"]
 
 
+@pytest.mark.parametrize("odd", [None, "", "\ud800", ["v"], "x" * 256])
+async def test_cancel_pending_refuses_what_is_no_id(world: World, svc: Service, odd: object):
+    """
+    It would cancel nothing, and say so as if nothing waited.
+    """
+    site = Site(world, svc)
+
+    @svc.rpc(resource="vm", on_interrupt="retry")
+    async def build(ctx: Context, vm: str) -> None: ...
+
+    @svc.rpc
+    async def delete(ctx: Context) -> str:
+        with pytest.raises(InvalidArgumentsError) as refused:
+            await ctx.cancel_pending("vm", odd)  # type: ignore[arg-type]
+        return str(refused.value)
+
+    await site.start()
+
+    assert "is the id of no vm: an id is a text" in await (await site.client()).call(delete)
+
+
 async def test_cancel_pending_touches_neither_another_service_nor_what_runs(
     world: World, svc: Service
 ):
