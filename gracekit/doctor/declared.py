@@ -10,6 +10,7 @@ from gracekit.config.settings import Settings
 from gracekit.config.values import did_you_mean, format_duration
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.errors import DeclarationError
+from gracekit.rpc.message import TASKS_NAMESPACE
 from gracekit.rpc.methods import Method
 from gracekit.service import Service
 
@@ -21,7 +22,7 @@ Methods = list[Method[Any, Any]]
 
 def check_methods(service: Service) -> Finding:
     """How many there are, and what becomes of each when it is interrupted."""
-    methods = list(service.methods)
+    methods = declared_ones(service.methods)
     if not methods:
         return warn(
             "methods",
@@ -186,6 +187,11 @@ def check_stop_hooks(settings: Settings, service: Service) -> Iterator[Finding]:
         yield warn("on_stop", seen, "raise GRACEKIT_EXIT_MARGIN if they need longer")
     else:
         yield ok("on_stop", seen)
+
+
+def declared_ones(methods: Iterable[Method[Any, Any]]) -> Methods:
+    """Those that the application has declared, without the task API's."""
+    return [method for method in methods if method.options.namespace != TASKS_NAMESPACE]
 
 
 def named(methods: Iterable[Method[Any, Any]]) -> str:

@@ -382,3 +382,16 @@ def test_what_is_acked_when_done_must_end_before_the_broker_loses_patience(
     )
 
     assert [one.level for one in found] == ([] if level is None else [level])
+
+
+def test_the_task_api_is_not_warned_of_the_brokers_patience():
+    """
+    Its methods are gracekit's own: nobody can give them a time-out, and none lasts.
+    """
+    svc = Service("compute", task_api=True)
+
+    found = versions.check_consumer_timeout(
+        PROFILES["durable"], versions.read_version("3.10.8"), svc.methods
+    )
+
+    assert list(found) == []

@@ -129,6 +129,15 @@ def test_methods_are_counted_by_what_becomes_of_them(svc):
     )
 
 
+def test_the_task_api_is_not_counted_as_a_method():
+    """
+    Its methods are gracekit's own: a service with no other serves nothing of the application's.
+    """
+    svc = Service("compute", task_api=True)
+
+    assert declared.check_methods(svc).level is Level.WARN
+
+
 def test_a_probe_method_without_probe_fails(svc):
     """
     Each of its interrupted tasks would end as ERRORED, which was not what was asked for.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from gracekit.config.values import format_duration
-from gracekit.doctor.declared import named
+from gracekit.doctor.declared import declared_ones, named
 from gracekit.doctor.finding import Finding, fail, ok, skip, warn
 from gracekit.rpc.amqp.profiles import PROFILES, Profile
 from gracekit.rpc.methods import Method
@@ -135,7 +135,8 @@ def check_consumer_timeout(
 ) -> Iterator[Finding]:
     """Methods that are acked on done against the broker's patience."""
     check = "consumer_timeout"
-    kept = [method for method in methods if method.options.on_interrupt == "requeue"]
+    # gracekit's own answer at once, and nobody can give them a timeout=.
+    kept = [m for m in declared_ones(methods) if m.options.on_interrupt == "requeue"]
     if not kept:
         return
     if version >= NO_TIMEOUT_ON_CLASSIC and not is_quorum(profile):
