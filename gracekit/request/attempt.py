@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import msgspec
 
-from gracekit.errors import NoCapacity, checked_request
 from gracekit.journal.rows import Outcome
 from gracekit.process import Threads
 from gracekit.request.answers import Answers
@@ -27,15 +26,17 @@ from gracekit.request.context import Context, Services, enter, leave
 from gracekit.request.events import TaskEvents
 from gracekit.request.heartbeats import Heartbeats
 from gracekit.request.lanes import Job
+from gracekit.request.no_capacity import SETTING_OFF, requested_by, why_not_parked
 from gracekit.request.outcomes import (
     failed,
     failure_from,
     has_left_out,
+    not_parked,
     ordered,
     succeeded,
     timeout_error,
 )
-from gracekit.rpc.failures import is_expected, is_foreign, words_of
+from gracekit.rpc.failures import is_expected, words_of
 from gracekit.rpc.methods import Method
 from gracekit.telemetry.telemetry import Telemetry
 from gracekit.tracker.history import History
@@ -54,7 +55,8 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
         cut: None if it ended.
         interrupted_by: What the handler raised, if something other than gracekit cancelled it.
         expected: The handler is known to raise what it has raised: it is no news.
-        requested: What is missing, if the handler itself has raised NoCapacity; else None.
+        requested: What is missing, if its task waits for that as PENDING; else None.
+        log_why: Why it does not wait, where the failure itself does not say so.
     """
 
     outcome: Outcome | None = None
@@ -62,6 +64,7 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     interrupted_by: str = ""
     expected: bool = False
     requested: Mapping[str, Any] | None = None
+    log_why: str = ""
 
 
 _NO_END: Final = AttemptEnd()
@@ -139,7 +142,9 @@ class Attempts:
         )
         end = _NO_END
         try:
-            end = await run_attempt(method, ctx, task, job.args, job.gate.threads)
+            end = await run_attempt(
+                method, ctx, task, job.args, job.gate.threads, parks=self._services.parks
+            )
             if end.interrupted_by:
                 self._events.interrupted(job, end.interrupted_by)
             elif end.outcome is not None and has_left_out(end.outcome):
@@ -157,7 +162,9 @@ class Attempts:
         seconds = self._clock.loop() - (task.started_at or 0.0)
         if outcome.state is TaskState.SUCCEEDED and task.attempt == 1 and task.history is not None:
             task.history.add(seconds)
-        self._events.ended(job, outcome, ran_s=round(seconds, 3), expected=end.expected)
+        self._events.ended(
+            job, outcome, ran_s=round(seconds, 3), expected=end.expected, why=end.log_why
+        )
 
     # -- ended from outside -------------------------------------------------------------
 
@@ -212,8 +219,10 @@ async def run_attempt(
     task: TrackedTask,
     args: Mapping[str, Any],
     threads: Threads,
+    *,
+    parks: bool,
 ) -> AttemptEnd:
-    """Run the handler once, cancellable only meanwhile."""
+    """Run the handler once, cancellable only meanwhile; *parks*: as in `Services`."""
     me = task.handler
     if me is not None and me.cancelling():  # from a wait before: it says nothing of this attempt
         await _take_cancellations(me)
@@ -233,7 +242,7 @@ async def run_attempt(
             return _STOPPED  # the rest of its items was not done, whatever it returned
         return AttemptEnd(outcome=succeeded(f"{method.name}()", result))
     except BaseException as error:  # noqa: BLE001 - see the module's first line
-        return _judge(task, method, error)
+        return _judge(task, method, error, parks=parks)
     finally:
         task.cancellable = False
         if me is not None and me.cancelling() and _runs_here(me):
@@ -259,7 +268,9 @@ async def _take_cancellations(me: asyncio.Task[Any]) -> None:
 _STOPPED: Final = AttemptEnd(cut=Interruption.SAFE_POINT)
 
 
-def _judge(task: TrackedTask, method: Method[Any, Any], error: BaseException) -> AttemptEnd:
+def _judge(
+    task: TrackedTask, method: Method[Any, Any], error: BaseException, *, parks: bool
+) -> AttemptEnd:
     """How an attempt that raised *error* ended: first by what gracekit did, then by the error."""
     if task.stopped:
         return _STOPPED
@@ -274,23 +285,26 @@ def _judge(task: TrackedTask, method: Method[Any, Any], error: BaseException) ->
         return AttemptEnd(
             cut=Interruption.UNCLEAN, interrupted_by=words_of(error) or type(error).__name__
         )
+    return _failed(task, error, parks=parks)
+
+
+def _failed(task: TrackedTask, error: BaseException, *, parks: bool) -> AttemptEnd:
+    """The end of an attempt whose handler itself has raised *error*."""
+    outcome, expected = failed(error), is_expected(error)
+    why, requested = why_not_parked(error, task), requested_by(error)
+    if not parks:  # a failure as any other, for callers and for the record
+        would_wait = requested is not None and not why
+        return AttemptEnd(
+            outcome=outcome, expected=expected, log_why=SETTING_OFF if would_wait else ""
+        )
+    if not why:
+        return AttemptEnd(outcome=outcome, expected=expected, requested=requested)
+    in_group = isinstance(error, BaseExceptionGroup)  # to callers, it is no answer of a parked task
     return AttemptEnd(
-        outcome=failed(error), expected=is_expected(error), requested=_requested_by(error)
+        outcome=not_parked(outcome, why, tells_callers=not in_group),
+        expected=expected,
+        log_why=why if in_group else "",
     )
-
-
-def _requested_by(error: BaseException) -> Mapping[str, Any] | None:
-    """What a handler says is missing; None if it has failed, or passes on what a callee raised.
-
-    A subclass may have its own `__init__`, and *requested* may have been changed since: what cannot
-    be kept is left out.
-    """
-    if not isinstance(error, NoCapacity) or is_foreign(error):
-        return None
-    try:
-        return checked_request(error.requested)
-    except Exception:  # noqa: BLE001 - the attribute is the application's
-        return {}
 
 
 def _is_interruption(task: TrackedTask, method: Method[Any, Any], error: BaseException) -> bool:

@@ -51,7 +51,11 @@ class SafePointStop(asyncio.CancelledError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What contexts need of the run; built once by the Runtime."""
+    """What contexts and attempts need of the run; built once by the Runtime.
+
+    Attributes:
+        parks: Whether a task whose handler finds no capacity waits for it.
+    """
 
     journal: Journal
     holds: Holds
@@ -61,6 +65,7 @@ class Services:
     clock: Clock
     loop: asyncio.AbstractEventLoop
     parked_tasks: ParkedTasks
+    parks: bool
     safe_points: SafePoints | None = None
 
 

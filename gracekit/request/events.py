@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
+
 from gracekit.clock import Clock
 from gracekit.journal.rows import Outcome
 from gracekit.phase import Phase
 from gracekit.request.lanes import Job
-from gracekit.request.outcomes import failure_from
+from gracekit.request.outcomes import failure_from, joined, not_parked_words
 from gracekit.rpc.failures import words_of
 from gracekit.rpc.message import Failure
 from gracekit.telemetry.safe_text import masked
@@ -92,7 +94,9 @@ class TaskEvents:
             error=_masked(job, why),
         )
 
-    def ended(self, job: Job, outcome: Outcome, *, ran_s: float, expected: bool) -> None:
+    def ended(
+        self, job: Job, outcome: Outcome, *, ran_s: float, expected: bool, why: str = ""
+    ) -> None:
         """Its attempt has ended and was not cut; nothing if its cut was logged in the same moment.
 
         Args:
@@ -100,6 +104,7 @@ class TaskEvents:
             outcome: What came of it.
             ran_s: Seconds of the attempt.
             expected: The handler is known to raise what it has raised.
+            why: It is not parked; empty if its failure says that, or it would not be.
         """
         if not job.unended:
             return
@@ -122,6 +127,9 @@ class TaskEvents:
             )
         if outcome.state is TaskState.FAILED and outcome.failure is not None:
             failure = failure_from(outcome.failure)
+            if why:
+                said = joined(failure.message, not_parked_words(why))
+                failure = msgspec.structs.replace(failure, message=said)
             with_trace = self._telemetry.log_failures == "traceback"
             self._telemetry.emit(
                 "task.failed",

@@ -23,14 +23,22 @@ from gracekit.rpc.methods import Method
 from gracekit.rpc.oslo_wire import write_result
 from gracekit.tracker.task import NO_CAPACITY, TERMINAL, Order, Reason, TaskState, Verb
 
+_LONGEST_DETAIL: Final = 1000
+
 
 def failed(error: BaseException, state: TaskState = TaskState.FAILED) -> Outcome:
     """The outcome of a handler that raised *error*."""
     if isinstance(error, Parked):  # of a callee: it would say that this task waits
         error = NoCapacity(f"it called a service, whose {error}")
     failure = failure_of(error)
-    detail = failure.message[:1000].replace("\0", "\\0")  # no text of every store has a NUL
-    return Outcome(state=state, failure=failure_text(failure), detail=detail)
+    return Outcome(
+        state=state, failure=failure_text(failure), detail=_kept(failure.message, _LONGEST_DETAIL)
+    )
+
+
+def _kept(text: str, longest: int) -> str:
+    """As much of *text* as a record keeps; no text of every store has a NUL."""
+    return text.replace("\0", "\\0")[:longest]
 
 
 def has_left_out(outcome: Outcome) -> bool:
@@ -134,21 +142,34 @@ def parked(outcome: Outcome, parking: Parking) -> Outcome:
     )
 
 
-def not_parked(outcome: Outcome, most: int) -> Outcome:
-    """What is made of it, if too many tasks wait already."""
+def not_parked(outcome: Outcome, why: str, *, tells_callers: bool = True) -> Outcome:
+    """What is made of it, if its task may not wait.
+
+    Args:
+        outcome: Of the handler.
+        why: What follows on "the task is not parked, because".
+        tells_callers: Whether the failure says so too, and not the record alone.
+    """
     assert outcome.failure is not None
-    failure = failure_from(outcome.failure)
-    why = (
-        f"the task is not parked, because GRACEKIT_PENDING_MAX allows {most} parked tasks of the "
-        "service, and so many are"
-    )
-    sentence = f"{failure.message}; {why}" if failure.message else why
-    failure = msgspec.structs.replace(failure, message=sentence, args=(sentence,))
+    text, failure = outcome.failure, failure_from(outcome.failure)
+    reason = not_parked_words(why)
+    if tells_callers:
+        sentence = joined(failure.message, reason)
+        text = failure_text(msgspec.structs.replace(failure, message=sentence, args=(sentence,)))
+    message = _kept(failure.message, _LONGEST_DETAIL - len(reason) - len("; "))
     return Outcome(
-        state=TaskState.FAILED,
-        failure=failure_text(failure),
-        detail=sentence.replace("\0", "\\0")[:1000],
+        state=TaskState.FAILED, failure=text, detail=_kept(joined(message, reason), _LONGEST_DETAIL)
     )
+
+
+def not_parked_words(why: str) -> str:
+    """The reason as a sentence."""
+    return f"the task is not parked, because {why}"
+
+
+def joined(message: str, reason: str) -> str:
+    """What a handler said, and what gracekit says behind it."""
+    return f"{message}; {reason}" if message else reason
 
 
 def outcome_of(row: TaskRow) -> Outcome:

@@ -73,7 +73,6 @@ class ParkingPlace:
         self._custody = custody
         self._outbox = outbox
         self._trigger = trigger
-        self._is_used = settings.use_pending_state
         self._timeout_s = settings.pending_timeout_s
         self._most = settings.pending_max
         self._context = words_in(settings.notification_context)
@@ -84,17 +83,11 @@ class ParkingPlace:
         Args:
             job: Whose attempt it was.
             outcome: As it is without the state PENDING.
-            requested: What its handler said is missing; None if it did not.
+            requested: What its handler said is missing; None if its task may not wait.
         """
-        if requested is None or not self._takes(job):
+        if requested is None:
             return await self._finish(job, outcome)
         return await self._park(job, outcome, requested)
-
-    def _takes(self, job: Job) -> bool:
-        """Whether a task may wait for capacity: it has a row, and is no copy of a fanout."""
-        task = job.task
-        keeps_row = task.journaled and task.on_interrupt != "requeue"
-        return self._is_used and keeps_row and not task.recipient
 
     async def _park(self, job: Job, failed: Outcome, requested: Mapping[str, Any]) -> Ended:
         """Record that it waits; where too many do, that it has failed.
@@ -181,7 +174,11 @@ class ParkingPlace:
 
     async def _refuse(self, job: Job, failed: Outcome) -> Ended:
         task = job.task
-        refused = not_parked(failed, self._most)
+        refused = not_parked(
+            failed,
+            f"GRACEKIT_PENDING_MAX allows {self._most} parked tasks of the service, and so many "
+            "are",
+        )
         try:
             await self._journal.tally(
                 "not_parked",

@@ -267,6 +267,7 @@ def _services(
         clock=ground.clock,
         loop=asyncio.get_running_loop(),
         parked_tasks=parked_tasks,
+        parks=ground.settings.use_pending_state,
         safe_points=ground.process.safe_points,
     )
 
