@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 import click
 
-from gracekit.cli.main import ERROR, end, exit_code_of
+from gracekit.cli.main import ERROR, end, exit_code_of, tell
 from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.order_progress import ASKED
 from gracekit.cli.text import json_text, safe, verbatim_json
 from gracekit.clock import Clock
 from gracekit.config.settings import Settings
 from gracekit.config.urls import UrlKind, file_url, kind_of
-from gracekit.errors import DependencyError, GracekitError, RemoteError
+from gracekit.errors import DependencyError, GracekitError, Parked, RemoteError
+from gracekit.journal.outbox import utc_text
 from gracekit.rpc.client import ClientView, RpcClient
 from gracekit.rpc.connect import queue_file
 from gracekit.rpc.plain import MAX_DEPTH
@@ -62,18 +66,23 @@ def call(
     VALUE is JSON if it reads as JSON, else text: `n=3`, `name=vm-1`,
     `tag='"3"'`.
 
+    A task that waits for capacity is no failure: it is shown with its version and
+    deadline. Call again with its --id to get the result.
+
     Exit status: 0, or 1 with the class and message that the handler raised,
-    2 usage, 4 no answer, 78 configuration.
+    3 the task waits for capacity, 2 usage, 4 no answer, 78 configuration.
     """
     args = arguments(words, args_text)
     request_id = request_id or Clock().new_id()
 
     async def send(client: RpcClient) -> Any:
-        view = _prepare(client, request_id=request_id, timeout=timeout, **target)
+        view = _prepare(client, request_id=request_id, timeout=timeout, pending=True, **target)
         return await view.call(method, **args)
 
     try:
         result = asyncio.run(_with_client(options.settings, topic, send))
+    except Parked as parked:
+        _tell_parked(parked, request_id, as_json=options.as_json)
     except Exception as error:  # noqa: BLE001 - a remote one may be any builtin
         _tell_failure(error, request_id, as_json=options.as_json)
     shown = {"request_id": request_id, "result": result} if options.as_json else result
@@ -195,6 +204,27 @@ def _read_json(text: str, what: str) -> Any:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _tell_parked(parked: Parked, request_id: str, *, as_json: bool) -> NoReturn:
+    """That a task waits, until when, and how to look at it."""
+    if as_json:
+        shown = {
+            "task_id": parked.task_id,
+            "version": parked.version,
+            "deadline": utc_text(parked.deadline),
+        }
+        click.echo(json_text({"request_id": request_id, "parked": shown}))
+    until = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(parked.deadline))
+    task_id = safe(shlex.quote(parked.task_id))
+    tell(
+        f"task {task_id} is parked: it waits for capacity until {until} UTC, as version "
+        f"{parked.version}. Beside its store `gracekit tasks show {task_id}` shows it, and "
+        f"`gracekit pending` lists all that wait. The same call with --id {task_id} asks for its "
+        "result",
+        prefix="",
+    )
+    raise click.exceptions.Exit(ASKED)
 
 
 def _tell_failure(error: Exception, request_id: str, *, as_json: bool) -> NoReturn:

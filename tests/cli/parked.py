@@ -62,7 +62,7 @@ def park(directory: Path, *task_ids: str, **args: Any) -> None:
         words = [f"{name}={value}" for name, value in {"key": CANARY, **args}.items()]
         called = ("call", "compute", "build", f"vm={task_id}", *words, "--id", task_id)
         answer = gracekit(directory, *called)
-        assert (answer.code, "NoCapacity" in answer.err) == (1, True), answer
+        assert (answer.code, "is parked" in answer.err) == (3, True), answer
 
 
 def left_parked(directory: Path, *task_ids: str, **args: Any) -> None:

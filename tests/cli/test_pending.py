@@ -34,6 +34,30 @@ def age(directory: Path, task_id: str, *, by_s: float) -> None:
     )
 
 
+# -- the call that parks ------------------------------------------------------------------
+
+
+def test_a_call_whose_task_is_parked_says_so_and_has_not_failed(directory):
+    """
+    Exit 3: nothing on standard output, and how to look at the task beside its version and deadline.
+    """
+    with running(directory):
+        called = gracekit(directory, "call", "compute", "build", "vm=v", "--id", "a b")
+        again = gracekit(directory, "call", "compute", "build", "vm=v", "--id", "a b", "--json")
+        (task,) = gracekit(directory, "pending", "--json").json["tasks"]
+
+    until = task["deadline"][:19].replace("T", " ")
+    assert (called.code, called.out) == (3, ""), called
+    assert called.err.startswith(
+        f"task 'a b' is parked: it waits for capacity until {until} UTC, as version 1. "
+    )
+    assert "`gracekit tasks show 'a b'`" in called.err
+    assert "NoCapacity" not in called.err
+    parked = {"task_id": "a b", "version": 1, "deadline": task["deadline"]}
+    assert (again.code, again.json) == (3, {"request_id": "a b", "parked": parked}), again
+    assert json.loads(again.err)["message"] == called.err.rstrip("\n")
+
+
 # -- the list ---------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gracekit.cli.main import cli
 from tests.cli.kit import ROOT, Answer, Running, Started, gracekit, write_service
-from tests.cli.parked import left_parked
+from tests.cli.parked import PARKING, left_parked, running
 from tests.cli.test_statuses import commands
 
 SCHEMAS: Final = ROOT / "docs" / "schemas" / "commands.json"
@@ -117,6 +117,10 @@ def test_what_each_command_prints_is_as_its_schema_says(tmp_path: Path):
 
     parking = tmp_path / "parking"
     parking.mkdir(mode=0o700)
+    write_service(parking, text=PARKING)
+    with running(parking):
+        says_parked = gracekit(parking, "call", "compute", "build", "vm=v", "--json")
+        schemas.check_answer("call", says_parked)
     left_parked(parking, "park-1", "park-2", "park-3")
     for name, *words in (
         ("status",),
