@@ -12,13 +12,35 @@ from gracekit.cli.options import CommonOptions, common
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text, safe, table
 from gracekit.clock import age_s
-from gracekit.config.values import duration
+from gracekit.config.values import did_you_mean, duration
 from gracekit.listings.incidents import list_incidents
 from gracekit.listings.listed_task import short_id
+from gracekit.recovery.resources.results import ResourceOutcome
+from gracekit.tracker.task import Verb
 
 _HEADERS: Final = ("AGO", "WHAT", "RUN", "TASK", "DETAIL")
 _LONGEST_DETAIL: Final = 120
 _MOST: Final = 1_000_000
+
+KINDS: Final = (
+    "adopted",
+    "duplicate",
+    "handed_over",
+    "hook_given_up",
+    "not_parked",
+    "parked",
+    "pending_expired",
+    "probe_answered",
+    "rejected",
+    "reply_given_up",
+    "restored",
+    *(f"operator_{verb.value}" for verb in Verb),
+    *(f"operator_{verb}" for verb in ("drain", "extend", "quiet", "resume", "reconcile")),
+    "operator_end_hold",
+    *(f"resource_{outcome.value}" for outcome in ResourceOutcome),
+)
+"""What an incident may be; a newer gracekit may have put other kinds on record."""
+_BEGINNINGS: Final = ("operator", "resource")
 
 
 @click.command()
@@ -42,6 +64,10 @@ def incidents(options: CommonOptions, /, *, what: str, limit: int) -> None:
     """
     with StoreRecords(options.settings) as records:
         found = asyncio.run(list_incidents(records, what, limit=limit))
+    if not found and not any(kind.startswith(what) for kind in KINDS):
+        hint = did_you_mean(what, _BEGINNINGS + KINDS)
+        known = ", ".join(sorted(KINDS))
+        raise click.UsageError(f"no kind of incident begins with {what!r}{hint}; they are {known}")
     if options.as_json:
         click.echo(json_text({"incidents": found}))
     else:

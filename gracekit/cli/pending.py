@@ -64,7 +64,7 @@ def pending(
     With --instance the tasks of that instance's service are listed. `retry`, `give-up` and
     `cancel` get a task out. The JSON is of version 1.1, as 1.0 knows no such task.
 
-    Exit status: 0; with --instance 4 if no run of that name is on record.
+    Exit status: 0; with --instance or --service 4 if no run of that name is on record.
     """
     if click.get_current_context().invoked_subcommand is not None:
         refuse_options_before_the_verb()
@@ -154,7 +154,10 @@ async def _look(
             names = ", ".join(f"{safe(name)}@{safe(instance)}" for name in services)
             raise click.UsageError(f"several services have an instance of that name: {names}")
         service = services[0]
-    return await list_parked(records, service, limit=limit)
+    found = await list_parked(records, service, limit=limit)
+    if service is not None and not found.tasks:  # its runs may have been removed before its tasks
+        await records.need_service(service)
+    return found
 
 
 def _text(found: ParkedList, limit: int) -> str:

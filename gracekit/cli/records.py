@@ -72,6 +72,19 @@ class StoreRecords(StoreView):
         if name is not None and not await self.runs(name):
             raise DependencyError(await self.what_is_known(name))
 
+    async def need_service(self, name: str) -> None:
+        """Refuse a service of which no run is on record.
+
+        Raises:
+            DependencyError: there is none; the message says what is known.
+        """
+        known = sorted({run.service for run in await self.runs()})
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; known are {', '.join(known) or 'none'}"
+            raise DependencyError(
+                f"no run of service {name!r} is on record in {self.location.name}{hint}"
+            )
+
     async def what_is_known(self, name: str | None) -> str:
         """Why nobody answers to *name*, and what is left: a sentence or two for an operator."""
         runs = await self.runs(name)

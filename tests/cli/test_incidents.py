@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
 import pytest
 
-from tests.cli.kit import Running, gracekit, write_service
+from gracekit.cli.incidents import KINDS
+from tests.cli.kit import ROOT, Running, gracekit, write_service
 
 pytestmark = pytest.mark.process
 
@@ -57,14 +61,55 @@ def test_orders_of_operators_are_listed_with_who_and_why(directory: Path):
 
 def test_a_store_without_incidents_says_so(directory: Path):
     """
-    An empty table would leave the question open.
+    An empty table would leave the question open; a kind that there is not is refused.
     """
     with Running(directory) as run:
         answer = gracekit(directory, "incidents")
+        none_of_a_kind = gracekit(directory, "incidents", "--what", "operator_c")
+        unknown = gracekit(directory, "incidents", "--what", "resorce")
         run.process.send_signal(signal.SIGTERM)
         assert run.wait() == 0
 
     assert (answer.code, answer.out) == (0, "no incidents\n")
+    assert (none_of_a_kind.code, none_of_a_kind.out) == (0, "no incidents\n")
+    assert (unknown.code, unknown.out) == (2, "")
+    said = "no kind of incident begins with 'resorce'; did you mean resource?; they are adopted,"
+    assert said in unknown.err
+
+
+def kinds_in_sources() -> Iterator[str]:
+    """The kinds of the incidents that gracekit puts on record, where its code has them as texts."""
+    for path in (ROOT / "gracekit").rglob("*.py"):
+        text = path.read_text()
+        yield from re.findall(r"INSERT INTO incident .*\nSELECT \?\d?, (?:\?\d|''), '(\w+)'", text)
+        for call in ast.walk(ast.parse(text)):
+            if isinstance(call, ast.Call):
+                yield from kinds_in_call(call)
+
+
+def kinds_in_call(call: ast.Call) -> Iterator[str]:
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    words = [one.value for one in call.args[:4] if isinstance(one, ast.Constant)]
+    words += [
+        part.value.value
+        for part in call.keywords
+        if part.arg == "what" and isinstance(part.value, ast.Constant)
+    ]
+    match name:
+        case "tally" | "add_note" | "OrderIncident":
+            yield from (str(word) for word in words[:1] if word)
+        case "_note":  # of a verb
+            yield from (f"operator_{word}" for word in words[:1] if str(word).isalpha())
+
+
+def test_the_kinds_of_incidents_are_those_of_the_sources():
+    """
+    A kind that is missing there could not be asked for while there is none on record.
+    """
+    found = set(kinds_in_sources())
+
+    assert {"adopted", "parked", "restored", "operator_drain", "pending_expired"} <= found
+    assert found <= set(KINDS)
 
 
 def test_an_end_that_the_store_did_not_take_is_read_from_the_lock_file(directory: Path):

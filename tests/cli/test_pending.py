@@ -73,7 +73,7 @@ def test_parked_tasks_are_listed_by_their_deadlines_while_no_run_lives(directory
     header, *lines = gracekit(directory, "pending").out.splitlines()
     listed = gracekit(directory, "pending", "--json").json
     cut = gracekit(directory, "pending", "--limit", "1")
-    elsewhere = gracekit(directory, "pending", "--service", "other")
+    elsewhere = gracekit(directory, "pending", "--service", "compte")
 
     assert header.split() == [
         *("TASK", "METHOD", "RESOURCE", "WAITS", "DEADLINE", "V", "REQUESTED", "REASON")
@@ -91,7 +91,9 @@ def test_parked_tasks_are_listed_by_their_deadlines_while_no_run_lives(directory
     )
     assert first["left_s"] < 0 < first["waits_s"]
     assert cut.out.splitlines()[1:] == [lines[0].rstrip(), "and more; --limit shows above 1"]
-    assert elsewhere.out == "no task waits for capacity\n"
+    assert (elsewhere.code, elsewhere.out) == (4, "")
+    assert "no run of service 'compte' is on record" in elsewhere.err
+    assert "did you mean compute?" in elsewhere.err
 
 
 def test_a_list_is_of_one_service_or_of_that_of_an_instance(directory):
