@@ -659,6 +659,26 @@ def test_an_unknown_option_of_a_decorator_is_refused():
             Service(topic)
 
 
+def test_a_kind_in_the_place_of_its_name_is_refused():
+    """
+    `after=` of a kind takes one, so it looks as if `resource=` did.
+    """
+    svc = Service("compute")
+    volume = svc.kind("volume")
+    wrong: list[tuple[Any, str]] = [
+        (volume, "work: resource=<ResourceKind volume> is no name: write resource='volume'"),
+        (("vm",), "resource=('vm',) is no name"),
+        (5, "resource=5 is no name: write resource='kind'"),
+    ]
+
+    async def work(ctx: Context, volume: str) -> None: ...
+
+    for resource, said in wrong:
+        for decorate in (svc.rpc, svc.ops):
+            with pytest.raises(DeclarationError, match=re.escape(said)):
+                decorate(resource=resource)(work)
+
+
 def forgets_it(n: int) -> None: ...
 
 

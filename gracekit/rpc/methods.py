@@ -406,6 +406,7 @@ def _check(method: Method[Any, Any]) -> None:
         raise DeclarationError(f"{name}: in_drain='refuse' is for @ops methods; others are refused")
     if options.resource is None:
         return
+    _check_resource(name, options.resource)
     if options.on_interrupt == "requeue":
         raise DeclarationError(
             f"{name}: on_interrupt='requeue' keeps no journal row and so cannot hold the lease of "
@@ -416,6 +417,22 @@ def _check(method: Method[Any, Any]) -> None:
             f"{name}: resource argument {options.resource[1]!r} is not in {method.signature}; "
             "use resource=('kind', 'argument')"
         )
+
+
+def _check_resource(name: str, resource: object) -> None:
+    """Refuse what names no kind, such as the ResourceKind itself, which no module down here knows.
+
+    Raises:
+        DeclarationError: it is neither a name nor a pair of names.
+    """
+    if isinstance(resource, tuple) and [type(part) for part in resource] == [str, str]:
+        return
+    known = getattr(resource, "name", None)
+    kind = known if isinstance(known, str) else "kind"
+    raise DeclarationError(
+        f"{name}: resource={resource!r} is no name: write resource={kind!r} if the argument has "
+        f"the name of the kind, else resource=({kind!r}, 'argument')"
+    )
 
 
 def _check_hook(method: Method[Any, Any], hook: MethodHook, what: str, *, extra: int) -> None:
