@@ -25,7 +25,7 @@ from typing import (
 
 from gracekit.config.choices import InDrain, OnInterrupt
 from gracekit.config.loading import check_defaults
-from gracekit.config.settings import Settings
+from gracekit.config.settings import BY_OPTION, Settings
 from gracekit.config.values import check_topic, did_you_mean, parse_duration
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.hooks import ServiceHook
@@ -34,7 +34,7 @@ from gracekit.recovery.resources.kind_table import KindTable
 from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.request.context import Context
 from gracekit.request.task_api import task_methods
-from gracekit.rpc.client import RpcClient
+from gracekit.rpc.client import RpcClient, check_exceptions
 from gracekit.rpc.method_table import MethodTable
 from gracekit.rpc.methods import (
     Method,
@@ -105,7 +105,7 @@ class Service:
             moves tasks that wait for capacity. Whoever may send there may then use it.
 
     Raises:
-        DeclarationError: *topic* or one of *defaults* is wrong.
+        DeclarationError: an argument is wrong, one of *defaults*, or there is no such argument.
     """
 
     def __init__(
@@ -116,10 +116,15 @@ class Service:
         exceptions: Mapping[str, type[Exception]] | None = None,
         defaults: Mapping[str, object] = MappingProxyType({}),
         task_api: bool = False,
+        **unknown: Never,
     ) -> None:
+        _check_arguments(unknown, defaults)
+        if not isinstance(task_api, bool):  # "no" would open the door
+            raise DeclarationError(f"task_api={task_api!r} must be True or False")
         try:
             self.topic = check_topic(topic, "give the service another")
             check_defaults(defaults)
+            check_exceptions(exceptions or {})
         except ConfigError as error:
             raise DeclarationError(str(error)) from None
         self.defaults = MappingProxyType(dict(defaults))
@@ -332,6 +337,33 @@ class Service:
         from gracekit.runtime.process_life import run_service  # noqa: PLC0415 - the Runtime reads Services
 
         raise SystemExit(run_service(self, settings))
+
+
+def _check_arguments(unknown: Mapping[str, object], defaults: Mapping[str, object]) -> None:
+    """See that arguments of Service, and settings, stand where each of them belongs.
+
+    Raises:
+        DeclarationError: one does not; the message says where it belongs.
+    """
+    known = inspect.signature(Service).parameters.keys() - {"unknown"}
+    for name, value in unknown.items():
+        if name in BY_OPTION:
+            shown = _shown_value(value)
+            remedy = f"it is a setting: write defaults={{{name!r}: {shown}}}"
+        else:
+            near = did_you_mean(name, known) or did_you_mean(name, BY_OPTION)
+            remedy = f"it takes {', '.join(sorted(known))}{near}"
+        raise DeclarationError(f"Service() has no argument {name!r}: {remedy}")
+    for name in known & defaults.keys():
+        raise DeclarationError(
+            f"{name} in the service's defaults is an argument of Service: write "
+            f"{name}={_shown_value(defaults[name])}"
+        )
+
+
+def _shown_value(value: object) -> str:
+    """As it is to be written, if it is no text or object, which may hold a password."""
+    return repr(value) if isinstance(value, int | float) else "..."
 
 
 @overload

@@ -679,6 +679,40 @@ def test_a_kind_in_the_place_of_its_name_is_refused():
                 decorate(resource=resource)(work)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"task_api": "yes"}, "task_api='yes' must be True or False"),
+        (
+            {"use_pending_state": True},
+            "'use_pending_state': it is a setting: write defaults={'use_pending_state': True}",
+        ),
+        ({"task_apy": True}, "version; did you mean task_api?"),
+        ({"drain_timout": "5s"}, "did you mean drain_timeout?"),
+        ({"transport_url": "amqp://u:canary@h"}, "write defaults={'transport_url': ...}"),
+        (
+            {"defaults": {"task_api": True}},
+            "task_api in the service's defaults is an argument of Service: write task_api=True",
+        ),
+        (
+            {"exceptions": [ValueError]},
+            "is no mapping: write exceptions={'builtins.ValueError': ValueError}",
+        ),
+        ({"exceptions": ValueError}, "write exceptions={'myapp.errors.Refused': Refused}"),
+        ({"exceptions": {"m.Refused": "Refused"}}, "not a subclass of Exception"),
+    ],
+)
+def test_an_argument_of_a_service_in_the_wrong_place_is_told_the_right_one(
+    arguments: dict[str, Any], said: str
+):
+    """
+    Settings, arguments of Service and methods' options look alike.
+    """
+    with pytest.raises(DeclarationError, match=re.escape(said)) as caught:
+        Service("s", **arguments)
+    assert "canary" not in str(caught.value)
+
+
 def forgets_it(n: int) -> None: ...
 
 

@@ -182,7 +182,7 @@ class RpcClient(ClientView):
         declare_profile: str = DECLARE_PROFILE,
     ) -> None:
         super().__init__(self, CallOptions())
-        _check_exceptions(exceptions)
+        check_exceptions(exceptions)
         check_topic(topic, "give the one that its service has")
         self._topics = (topic, check_topic(ops_topic or f"{topic}-ops", "give another ops_topic"))
         self._clock = clock or Clock()
@@ -438,7 +438,21 @@ def _queue_of(topic: str, host: str | None) -> Queue:
     return directed_queue(topic, host) if host else shared_queue(topic)
 
 
-def _check_exceptions(exceptions: Mapping[str, object]) -> None:
+def check_exceptions(exceptions: object) -> None:
+    """See that a class can be looked up by the name that comes over the wire.
+
+    Raises:
+        ConfigError: it is no mapping, or what it has under a name is no class of exceptions.
+    """
+    if not isinstance(exceptions, Mapping):
+        listed = exceptions if isinstance(exceptions, list | tuple | set | frozenset) else ()
+        first = next((one for one in listed if isinstance(one, type)), None)
+        name = "myapp.errors.Refused" if first is None else f"{first.__module__}.{first.__name__}"
+        raise ConfigError(
+            f"exceptions={exceptions!r} is no mapping: write "
+            f"exceptions={{{name!r}: {name.rpartition('.')[2]}}}, by module and class as the "
+            "service raises them"
+        )
     for name, kind in exceptions.items():
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             raise ConfigError(
