@@ -136,10 +136,16 @@ class PendingRows:
         return [shown_columns(row) for row in rows]
 
     async def one(self, task_id: str) -> dict[str, Any] | None:
-        """The task of that id in any state, as columns; None if there is none."""
+        """The task of that id in any state, as columns; None if there is none.
+
+        Of one that has failed, `failure` is what its handler raised, as the journal keeps it.
+        """
         service = self._journal.service
         rows = await self._journal.engine.query(sql.SHOWN_ONE, task_id, service)
-        return shown_columns(rows[0]) if rows else None
+        if not rows:
+            return None
+        *columns, failure = rows[0]
+        return shown_columns(tuple(columns)) | {"failure": from_json(failure)}
 
     # -- the clock ----------------------------------------------------------------------
 

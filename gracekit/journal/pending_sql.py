@@ -42,7 +42,9 @@ _SHOWN: Final = f"SELECT {', '.join(SHOWN)} FROM task WHERE"
 # By the index of open rows, in which those of one owner and state stand in the order of their ids.
 SHOWN_PAGE: Final = f"""
 {_SHOWN} owner IS NULL AND finished_at IS NULL AND {_IS_PENDING} AND id > ? ORDER BY id LIMIT ?"""
-SHOWN_ONE: Final = f"{_SHOWN} request_id = ? AND recipient = '' AND service = ?"
+SHOWN_ONE: Final = f"""
+SELECT {", ".join(SHOWN)}, CASE WHEN state = 'failed' THEN failure END FROM task
+WHERE request_id = ? AND recipient = '' AND service = ?"""
 # ?1 is how far the clock is ahead now; it was ?3 to ?4 before, and is. Each run does this: the first
 # one moves a row, and the others find it moved; one that has slept through several changes may find
 # it between. Also of a task that runs again: it may park again.

@@ -50,6 +50,7 @@ PAGE_BYTES: Final = 500_000
 """Of one page, less than `envelope.MAX_BODY_BYTES`."""
 PAGE_KEYS: Final = 9_000
 """Less than `plain.MAX_KEYS`."""
+_LONGEST_CLASS: Final = 100
 
 
 class ParkedTasks:
@@ -58,6 +59,7 @@ class ParkedTasks:
     Args:
         trigger: Recovery is asked to look: a task may be claimed, or a hook is due.
         wakeups: Wake the siblings, which may claim it too.
+        shows_classes: Whether anybody but an operator is shown the class of what a handler raised.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class ParkedTasks:
         trigger: RecoveryTrigger,
         members: Members,
         wakeups: Wakeups,
+        shows_classes: bool,
     ) -> None:
         self._journal = journal
         self._rows = rows
@@ -80,11 +83,14 @@ class ParkedTasks:
         self._trigger = trigger
         self._members = members
         self._wakeups = wakeups
+        self._shows_classes = shows_classes
 
     # -- looks --------------------------------------------------------------------------
 
     async def get(self, task_id: str) -> dict[str, Any]:
         """One task of the service, in any state.
+
+        Of what a handler has raised, the class alone is shown: its text is its caller's.
 
         Raises:
             UnknownTaskError: there is none of that id.
@@ -92,7 +98,10 @@ class ParkedTasks:
         columns = await self._rows.one(task_id)
         if columns is None:
             raise self._unknown(task_id)
-        return shown(columns)
+        failure = columns["failure"]
+        if failure is None or not self._shows_classes:
+            return shown(columns)
+        return shown(columns) | {"detail": str(failure["exc_class"])[:_LONGEST_CLASS]}
 
     async def page(self, *, after: int, limit: int) -> dict[str, Any]:
         """Parked tasks in the order of their acceptance: `{"tasks": [...], "next": ...}`.

@@ -257,6 +257,7 @@ def _services(
         trigger=trigger,
         members=records.members,
         wakeups=records.wakeups,
+        shows_classes=ground.settings.error_details != "none",
     )
     return Services(
         journal=records.journal,

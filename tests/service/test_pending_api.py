@@ -59,6 +59,36 @@ async def test_a_client_that_does_not_know_the_state_sees_an_errored_task(
     assert (await builds.api("get", api=api, task_id="t"))["state"] == "succeeded"
 
 
+@pytest.mark.parametrize(
+    ("details", "detail"), [("full", "LookupError"), ("message", "LookupError"), ("none", None)]
+)
+async def test_a_resolver_sees_the_class_of_what_a_retried_handler_raised(
+    world: World, svc: Service, details: str, detail: str | None
+):
+    """
+    The text is its caller's; and the class too, where not even callers are shown it.
+    """
+    builds = Builds(world, svc)
+
+    @svc.rpc(on_interrupt="retry")
+    async def format_disk(ctx: Context) -> None:
+        if ctx.attempt == 1:
+            raise NoCapacity("full")
+        raise LookupError("no disk canary-7")
+
+    await builds.start(error_details=details)
+    await (await builds.client()).prepare(request_id="t").cast(format_disk)
+    await builds.ends("pending")
+    assert (await builds.api("get", task_id="t"))["detail"] == "full"
+    await builds.order("retry")
+    await builds.ends("failed")
+
+    shown = await builds.api("get", task_id="t")
+    assert (shown["state"], shown["reason"], shown["detail"]) == ("failed", None, detail)
+    assert "canary" not in str(shown)
+    assert "failure" not in shown
+
+
 async def test_without_task_api_there_is_no_such_namespace(world: World):
     """
     Whoever may send to the ops topic could move tasks: a service asks for it.
