@@ -105,7 +105,8 @@ def retry(
 
     If its handler still finds no capacity it is parked again, as the next version; its
     deadline stays. VALUE is JSON if it reads as JSON, else text. What is set must fit
-    the method as the newest run of the service offers it, and name the same resource.
+    the method as the newest run of the service offers it, and name the same resource;
+    names are checked, types are not.
 
     ID is a request id or its unmistakable beginning: at a terminal you are
     asked whether it was meant, elsewhere it needs 4 characters. Exit status: 0 done,
