@@ -61,11 +61,16 @@ class NotificationListener:
     aside with the dead letters, where the transport keeps those of such queues (RabbitMQ does
     not), is logged as `message.unreadable` and is never raised.
 
+    Nothing says whether anybody publishes there: with a misspelt topic, and with a priority that
+    nobody uses, the loop waits for ever, on queues that it has made. So take the topic from the
+    services' setting `notification_topic`.
+
     Args:
         transport: A started transport, which stays the caller's, or a URL, whose transport this
             listener starts and stops.
         topic: The notifications'.
-        priorities: Which of oslo's priorities to read, in lower case.
+        priorities: Which of oslo's priorities to read, in lower case. gracekit's services send
+            with `info` and `error` alone; the others are for publishers of oslo.messaging.
         clock: Time and ids; None for the real ones.
         process: Who this is; None for this process. Used with a URL.
         max_body_bytes: Messages above this are unreadable.
