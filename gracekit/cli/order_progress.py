@@ -52,4 +52,10 @@ def done_words(
     # The caller of a parked task was answered when it was parked.
     then = "sends the notification" if parked else "answers its caller"
     later = "" if runs_on else f"; the next start {then}"
-    return f"{DONE[order.verb]}{f': {end.value}' if end else ''}{later}"
+    return f"{ended_words(order.verb, end)}{later}"
+
+
+def ended_words(verb: Verb, end: TaskState | None) -> str:
+    """`given up: errored`, and `cancelled` alone."""
+    done = DONE[verb]
+    return done if end is None or end.value == done else f"{done}: {end.value}"

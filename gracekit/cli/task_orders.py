@@ -21,7 +21,7 @@ import click
 from gracekit.cli.completion import task_ids
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
 from gracekit.cli.options import CommonOptions, common, reason_option, who
-from gracekit.cli.order_progress import ASKED, OrderProgress, done_words, not_parked
+from gracekit.cli.order_progress import ASKED, OrderProgress, done_words, ended_words, not_parked
 from gracekit.cli.reach import ControlClient, find_task
 from gracekit.cli.records import StoreRecords, doubt
 from gracekit.cli.replaced_args import replaced
@@ -297,9 +297,8 @@ class _OrderExecution:
             return False
         as_ordered = target.reason == OPERATOR
         if as_ordered:
-            progress.end(
-                f"{DONE[self._order.verb]}: {target.state.value}", state=target.state.value
-            )
+            words = ended_words(self._order.verb, target.state)
+            progress.end(words, state=target.state.value)
         else:
             progress.end(
                 f"{target} has ended otherwise before it could be {DONE[self._order.verb]}: "

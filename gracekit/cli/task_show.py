@@ -7,6 +7,7 @@ hold what an operator must not see.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -28,6 +29,7 @@ from gracekit.runs.run import Run
 from gracekit.tracker.task import TaskState
 
 _LONGEST: Final = 2048
+_PARKED: Final = "parked"
 
 
 @click.command()
@@ -163,11 +165,22 @@ def _history(record: TaskRecord) -> list[tuple[float, str]]:
         (columns["accepted_at"], "accepted"),
         (columns["started_at"], f"running: attempt {columns['attempts']}"),
         (columns["waiting_since"], "waiting since"),
-        (columns["parked_at"], f"parked as version {columns['parkings']}"),
         (columns["finished_at"], str(columns["state"])),
     ]
-    seen = [(one["at"], f"{one['what']}: {one['detail']}") for one in record.incidents]
+    seen = list(_incidents(record))
+    if not any(one["what"] == _PARKED for one in record.incidents):  # removed before the task was
+        seen.append((columns["parked_at"], f"parked as version {columns['parkings']}"))
     return sorted(((at, words) for at, words in states + seen if at is not None), key=_at)
+
+
+def _incidents(record: TaskRecord) -> Iterator[tuple[float, str]]:
+    """The oldest first; each parking with its version."""
+    newest = record.columns["parkings"] or 0
+    number = sum(one["what"] == _PARKED for one in record.incidents)
+    versions = itertools.count(newest - number + 1)
+    for one in record.incidents:
+        version = f" as version {next(versions)}" if one["what"] == _PARKED else ""
+        yield one["at"], f"{one['what']}{version}: {one['detail']}"
 
 
 def _at(line: tuple[float, str]) -> float:

@@ -191,7 +191,7 @@ def test_orders_about_tasks_of_a_stopped_service_are_carried_out_in_its_store(di
     assert "the next start runs it" in retried.out
     assert given_up.json["words"] == "given up: errored; the next start sends the notification"
     assert (given_up.json["verb"], given_up.json["state"]) == ("give_up", "errored")
-    assert "cancelled: cancelled" in cancelled.out
+    assert ": cancelled; the next start sends the notification\n" in cancelled.out
     assert unsent == [(None, "task.update")] * 3
     assert "notifications: 3 not sent yet (oldest " in status.out
     assert [state(directory, name) for name in ("large", "gone")] == ["errored", "cancelled"]
@@ -464,7 +464,10 @@ def test_people_read_that_a_task_waits_for_capacity_and_until_when(directory):
     assert "  waits for capacity, overdue 1h00m: no host" in by_name["late-1"]
     assert "state     pending: no_capacity: no host has 8192 MiB free" in shown
     assert "waits     for capacity, in 55m, version 1: memory_mb=8192" in shown
-    assert "parked as version 1" in shown
+    history = shown.partition("\nhistory\n")[2].partition("\nlast failure")[0].splitlines()
+    assert [line[23:] for line in history if "parked" in line] == [
+        "parked as version 1: no host has 8192 MiB free"
+    ]
     assert CANARY not in shown
     assert stuck.out == "no task is stuck\n"
 
