@@ -208,7 +208,7 @@ def test_a_used_store_is_sound(look):
     assert database.check_schema(look, SCHEMA, ("run", "task")).level is Level.OK
     assert database.check_integrity(look).level is Level.OK
     assert runs.check_living(found).seen == "none lives; 1 on record"
-    assert runs.check_left(look, found).level is Level.OK
+    assert runs.check_left(look, found, Settings()).level is Level.OK
     assert runs.check_due(look, found).level is Level.OK
     assert runs.check_accounts(look).seen.endswith("1 on record + 0 removed: balanced")
     assert host.check_clock_against(look).level is Level.OK
@@ -335,11 +335,40 @@ def test_what_a_dead_run_left_is_told(used):
     )
     found = runs.read_runs(used, schema=SCHEMA)
     with database.ReadOnlyDatabase(used) as look:
-        left, due = runs.check_left(look, found), runs.check_due(look, found)
+        left, due = runs.check_left(look, found, Settings()), runs.check_due(look, found)
 
     assert left.level is due.level is Level.WARN
     assert left.seen.startswith("1 running without a living owner, 1 of them unclean")
     assert due.seen.startswith("1 errored hooks")
+
+
+@pytest.mark.parametrize(
+    ("state", "remedy"),
+    [
+        ("running", "start the service and run `gracekit reconcile`: it settles those that had"),
+        ("accepted", "start the service: it settles them"),
+    ],
+)
+def test_where_nothing_is_settled_unasked_a_start_alone_is_no_remedy_for_started_tasks(
+    used, state, remedy
+):
+    """
+    The two checks count the same tasks, also those that no start has adopted yet.
+    """
+    write(used, f"UPDATE task SET state = '{state}', finished_at = NULL, owner = 'nobody'")
+    found = runs.read_runs(used, schema=SCHEMA)
+    off = Settings(startup_reconciliation_enabled=False)
+    with database.ReadOnlyDatabase(used) as look:
+        left = runs.check_left(look, found, off)
+        resources = list(runs.check_resources(look, found, off))
+
+    assert left.seen.startswith(f"1 {state} without a living owner")
+    assert left.remedy.startswith(remedy)
+    if state == "accepted":
+        assert resources == []
+    else:
+        assert resources[0].seen.startswith("1 started tasks and 0 resources wait")
+        assert resources[0].remedy.startswith("start the service and run `gracekit reconcile`")
 
 
 @pytest.mark.parametrize(
@@ -364,7 +393,7 @@ def test_a_parked_task_has_no_owner_and_waits_until_its_deadline(used, more, lev
     found = runs.read_runs(used, schema=SCHEMA)
     with database.ReadOnlyDatabase(used) as look:
         (parked,) = runs.check_parked(look, found)
-        left, accounts = runs.check_left(look, found), runs.check_accounts(look)
+        left, accounts = runs.check_left(look, found, Settings()), runs.check_accounts(look)
 
     assert (parked.level, said in parked.seen) == (level, True), parked
     assert left.seen.startswith("nothing is left behind")

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +27,8 @@ from gracekit.tracker.task import SUSPECTED, TERMINAL, TRANSIENT, TaskState
 
 LAST_RUNS: Final = 1000
 SHOWN: Final = 5
+SETTLED_BY_START: Final = "start the service: it settles them"
+START_AND_RECONCILE: Final = "start the service and run `gracekit reconcile`"
 
 _OPEN: Final = ", ".join(f"'{state.value}'" for state in sorted(TRANSIENT, key=lambda s: s.value))
 _ENDED: Final = ", ".join(
@@ -40,9 +42,7 @@ _PARKED: Final = """
 SELECT count(*), coalesce(sum(pending_deadline <= ?), 0), coalesce(sum(owner IS NOT NULL), 0)
 FROM task WHERE state = 'pending'"""
 _TO_SETTLE: Final = """
-SELECT (SELECT count(*) FROM task WHERE finished_at IS NULL AND state = 'handed_over'
-        AND owner IS NULL),
-    (SELECT count(*) FROM finding WHERE (tries > 0 OR next_check IS NOT NULL)),
+SELECT (SELECT count(*) FROM finding WHERE (tries > 0 OR next_check IS NOT NULL)),
     (SELECT coalesce(sum(waiting), 0) FROM resource_pass WHERE found_only = 1)"""
 _DUE: Final = """
 SELECT (SELECT count(*) FROM task WHERE errored_due = 1),
@@ -221,28 +221,56 @@ def check_openers(path: Path, runs: Runs) -> Finding:
     )
 
 
-def check_left(look: ReadOnlyDatabase, runs: Runs) -> Finding:
-    """Unfinished rows: of the living they are work, of the dead they wait for a start."""
+@dataclass(slots=True)
+class _Unfinished:
+    """Open rows, by whether somebody may still act on them.
+
+    Attributes:
+        left: Those without an owner that may live, by state.
+        unclean: How many of these were cut uncleanly.
+        at_work: The others.
+    """
+
+    left: Counter[str] = field(default_factory=Counter)
+    unclean: int = 0
+    at_work: int = 0
+
+    @property
+    def started(self) -> int:
+        """Those left behind that recovery settles; a start takes up the others by itself."""
+        return sum(self.left.values()) - self.left[TaskState.ACCEPTED.value]
+
+
+def _unfinished(look: ReadOnlyDatabase, runs: Runs) -> _Unfinished:
     not_dead = {run.run_id for run in runs.not_dead}
-    left: Counter[str] = Counter()
-    unclean = at_work = 0
+    rows = _Unfinished()
     for state, is_unclean, owner, number in look.rows(_LEFT):
         count = int(str(number))
         if owner in not_dead:
-            at_work += count
+            rows.at_work += count
         else:
-            left[str(state)] += count
-            unclean += count if is_unclean or state == TaskState.RUNNING.value else 0
+            rows.left[str(state)] += count
+            rows.unclean += count if is_unclean or state == TaskState.RUNNING.value else 0
+    return rows
+
+
+def check_left(look: ReadOnlyDatabase, runs: Runs, settings: Settings) -> Finding:
+    """Unfinished rows: of the living they are work, of the dead they wait for a start."""
+    rows = _unfinished(look, runs)
     hands = "in living hands" + (" or not proven ones" if runs.doubtful else "")
-    if not left:
-        return ok("unfinished", f"nothing is left behind; {at_work} {hands}")
-    listed = ", ".join(f"{number} {state}" for state, number in sorted(left.items()))
-    seen = f"{listed} without a living owner, {unclean} of them unclean; {at_work} {hands}"
+    if not rows.left:
+        return ok("unfinished", f"nothing is left behind; {rows.at_work} {hands}")
+    listed = ", ".join(f"{number} {state}" for state, number in sorted(rows.left.items()))
+    seen = f"{listed} without a living owner, {rows.unclean} of them unclean; "
+    seen += f"{rows.at_work} {hands}"
+    by_hand = rows.started > 0 and not settings.startup_reconciliation_enabled
     if runs.living:
-        return ok("unfinished", f"{seen}; living runs settle them")
-    return warn(
-        "unfinished", seen, "start the service: it settles them; `gracekit tasks` lists them"
+        words = "`gracekit reconcile` settles the started ones" if by_hand else ""
+        return ok("unfinished", f"{seen}; {words or 'living runs settle them'}")
+    remedy = (
+        f"{START_AND_RECONCILE}: it settles those that had started" if by_hand else SETTLED_BY_START
     )
+    return warn("unfinished", seen, f"{remedy}; `gracekit tasks` lists them")
 
 
 def check_parked(look: ReadOnlyDatabase, runs: Runs) -> Iterator[Finding]:
@@ -270,15 +298,18 @@ def check_parked(look: ReadOnlyDatabase, runs: Runs) -> Iterator[Finding]:
         yield ok("parked", f"{parked} tasks wait for capacity; `gracekit pending` lists them")
 
 
-def check_resources(look: ReadOnlyDatabase, settings: Settings) -> Iterator[Finding]:
+def check_resources(look: ReadOnlyDatabase, runs: Runs, settings: Settings) -> Iterator[Finding]:
     """What waits to be settled: where nothing is settled unasked, also started tasks."""
-    ((tasks, waiting, found),) = look.rows(_TO_SETTLE)
+    ((waiting, found),) = look.rows(_TO_SETTLE)
+    tasks = _unfinished(look, runs).started
     if not settings.startup_reconciliation_enabled and any((tasks, waiting, found)):
         yield warn(
             "resources",
-            f"{tasks!s} started tasks and {found or waiting!s} resources wait, and nothing is "
+            f"{tasks} started tasks and {found or waiting!s} resources wait, and nothing is "
             "settled unasked, as startup_reconciliation_enabled is false",
-            "`gracekit reconcile` settles them",
+            "`gracekit reconcile` settles them"
+            if runs.living
+            else f"{START_AND_RECONCILE}: it settles them",
         )
     elif waiting:
         yield ok("resources", f"{waiting!s} were asked about and have no end yet")
