@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +27,11 @@ pytestmark = pytest.mark.looptime
         ({"id": "a\0b"}, "the id of a resource is"),
         ({"id": None}, "the id of a resource is"),
         ({"id": ["a"]}, "the id of a resource is"),
+        ({"id": b"a"}, "the id of a resource is text, a number or a UUID"),
+        ({"id": True}, "the id of a resource is text, a number or a UUID"),
+        ({"id": object()}, "the id of a resource is text, a number or a UUID"),
+        ({"busy": "no"}, r"busy= is True or False, and not 'no': write .*busy=bool\(row.busy\)"),
+        ({"busy": None}, "busy= is True or False, and not None"),
         ({"status": ""}, "a status is text of 1 to 100 characters without NUL"),
         ({"status": "x" * 101}, "a status is text of 1 to 100 characters"),
         ({"status": None}, "a status is text of 1 to 100 characters"),
@@ -54,8 +60,31 @@ def test_ids_and_times_may_have_several_types():
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     assert Found(7, "creating").id == "7"
     assert Found(UUID(int=1), "creating").id == str(UUID(int=1))
+    assert Found(Decimal(12), "creating").id == "12"
     assert Found("a", "creating", since=moment).since == moment.timestamp()
     assert Found("a", "creating", needs=[None, ("server", 3)]).needs == (("server", "3"),)
+
+
+@pytest.mark.parametrize("reason", [3, None, b"gone", ValueError("gone")])
+def test_the_reason_of_absent_is_text(reason: Any):
+    """
+    It stands in records and logs.
+    """
+    with pytest.raises(InvalidArgumentsError, match="the reason of Absent is text, and not"):
+        Absent(reason)
+
+
+@pytest.mark.parametrize("wrong", [b"a", ["a"], ""])
+def test_the_id_of_a_needed_resource_is_checked_where_it_is_named(svc: Service, wrong: Any):
+    """
+    `server.of(...)` takes what `Found` takes, and None for nothing.
+    """
+    server = svc.kind("server")
+
+    assert server.of(None) is None
+    assert server.of(7) == ("server", "7")
+    with pytest.raises(InvalidArgumentsError, match="the id of a resource is text, a number"):
+        server.of(wrong)
 
 
 @pytest.mark.parametrize(

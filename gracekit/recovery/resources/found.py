@@ -6,8 +6,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
+from numbers import Real
 from types import MappingProxyType
 from typing import Final
+from uuid import UUID
 
 from gracekit.errors import InvalidArgumentsError
 from gracekit.leases.leases import Resource
@@ -54,17 +57,18 @@ class Found:
             id: Text, a number or a UUID.
             status: As it is on record.
             since: Seconds since 1970, or a datetime with a time zone.
-            busy: Whether somebody works on it, as the application's own record says.
+            busy: Whether somebody works on it, as the application's own record says: True or
+                False, as a text such as "no" would count for True.
             needs: What it depends on: `[server.of(row.server_id)]`. None in it is left out.
 
         Raises:
             InvalidArgumentsError: one of them cannot be; the message says why.
         """
         put = object.__setattr__
-        put(self, "id", _id_of(id))
+        put(self, "id", id_of(id))
         put(self, "status", status_of(status))
         put(self, "since", _seconds(since))
-        put(self, "busy", bool(busy))
+        put(self, "busy", _truth(busy))
         put(self, "needs", tuple(map(_need, filter(None, needs))))
 
 
@@ -95,6 +99,14 @@ class Absent:
 
     reason: str = "the backend does not know it"
 
+    def __post_init__(self) -> None:
+        """Check it; raises InvalidArgumentsError if *reason* is no text."""
+        if not isinstance(self.reason, str):
+            raise InvalidArgumentsError(
+                f"the reason of Absent is text, and not {words_of(self.reason)}: write "
+                "Absent('the backend does not know it')"
+            )
+
 
 TruthAnswer = Settled | Absent | Wait
 """What the probe of a kind may answer."""
@@ -114,14 +126,29 @@ def status_of(value: object) -> str:
     return value
 
 
-def _id_of(value: object) -> str:
-    name = resource_id_of(value)
+def id_of(value: object) -> str:
+    """The id of a resource as text.
+
+    Raises:
+        InvalidArgumentsError: *value* cannot be one.
+    """
+    can_be = isinstance(value, str | Real | Decimal | UUID) and not isinstance(value, bool)
+    name = resource_id_of(value) if can_be else None
     if name is None or (not name.isprintable() and not _is_text(name)):
         raise InvalidArgumentsError(
             f"the id of a resource is text, a number or a UUID, of 1 to {LONGEST_RESOURCE} "
             f"characters without NUL, and not {words_of(value)}"
         )
     return name
+
+
+def _truth(busy: object) -> bool:
+    if not isinstance(busy, bool):
+        raise InvalidArgumentsError(
+            f"busy= is True or False, and not {words_of(busy)}: write "
+            "busy=row.task_state is not None, or busy=bool(row.busy)"
+        )
+    return busy
 
 
 def _is_text(name: str) -> bool:
@@ -132,7 +159,7 @@ def _is_text(name: str) -> bool:
 def _need(value: object) -> Resource:
     match value:
         case (str(kind), name) if isinstance(value, Sequence):
-            return kind, _id_of(name)
+            return kind, id_of(name)
     raise InvalidArgumentsError(
         f"needs= has {words_of(value)}: give it (kind, id) pairs, as `server.of(row.server_id)` "
         "returns them"

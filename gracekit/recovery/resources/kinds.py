@@ -15,9 +15,8 @@ from typing import Any, Final, TypeVar
 from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.errors import ConfigError, DeclarationError, InvalidArgumentsError
 from gracekit.leases.leases import Resource
-from gracekit.recovery.resources.found import Found, TruthAnswer, status_of
+from gracekit.recovery.resources.found import Found, TruthAnswer, id_of, status_of
 from gracekit.recovery.resources.rules import How, KindHook, StatusRule
-from gracekit.rpc.methods import resource_id_of
 
 FindT = TypeVar("FindT", bound=Callable[..., Awaitable[Iterable[Found]] | Iterable[Found]])
 WriteT = TypeVar("WriteT", bound=Callable[..., Awaitable[bool] | bool])
@@ -73,12 +72,7 @@ class ResourceKind:
 
     def of(self, resource_id: object) -> Resource | None:
         """(kind, id) of one resource, for `needs=`; None for the id None."""
-        if resource_id is None:
-            return None
-        name = resource_id_of(resource_id)
-        if name is None:
-            raise InvalidArgumentsError(f"{resource_id!r} cannot be the id of a {self.name}")
-        return self.name, name
+        return None if resource_id is None else (self.name, id_of(resource_id))
 
     # -- what is marked -----------------------------------------------------------------
 
