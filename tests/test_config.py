@@ -21,7 +21,7 @@ from gracekit.config.loading import load, load_again, load_for_log, read_setting
 from gracekit.config.settings import Settings, option_name, variable_name
 from gracekit.config.urls import file_of, redact_url, shown_url
 from gracekit.config.values import check_topic, format_duration, parse_duration
-from gracekit.errors import ConfigError, DeclarationError
+from gracekit.errors import ConfigError, DeclarationError, InvalidArgumentsError
 
 
 def problems(**what) -> list[str]:
@@ -461,10 +461,11 @@ def test_the_remedy_for_a_kill_works(drain, kill):
 
 def test_a_probe_s_wait_is_read_in_all_spellings():
     """
-    As every other duration that users write.
+    As every other duration that users write. A wrong one is an error of that call, not of a
+    setting.
     """
     assert (Wait("1m"), Wait(0.5).seconds) == (Wait(60.0), 0.5)
-    with pytest.raises(ConfigError, match="'soon' is not a duration"):
+    with pytest.raises(InvalidArgumentsError, match=r"Wait\('soon'\): 'soon' is not a duration"):
         Wait("soon")
 
 

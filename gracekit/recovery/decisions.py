@@ -12,8 +12,10 @@ from typing import Any, assert_never
 from gracekit import backoff
 from gracekit.config.choices import NOT_TWICE, OnInterrupt
 from gracekit.config.values import parse_duration
+from gracekit.errors import ConfigError, InvalidArgumentsError
 from gracekit.journal.rows import TaskRow
 from gracekit.request.suspects import is_guilty
+from gracekit.rpc.failures import words_of
 from gracekit.tracker.task import Interruption, Reason
 
 
@@ -43,7 +45,11 @@ class Wait:
     seconds: float
 
     def __init__(self, seconds: float | str) -> None:
-        object.__setattr__(self, "seconds", parse_duration(seconds))
+        """Say when to ask again; raises InvalidArgumentsError if *seconds* is no duration."""
+        try:
+            object.__setattr__(self, "seconds", parse_duration(seconds))
+        except ConfigError as error:
+            raise InvalidArgumentsError(f"Wait({words_of(seconds)}): {error}") from None
 
 
 ProbeAnswer = Done | Retry | Fail | Wait

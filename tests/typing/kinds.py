@@ -109,8 +109,16 @@ async def delete_and_say(ctx: Context, found: Found) -> bool:
 
 share.mark({"in-restore": "error"}, restoring="error")
 share.mark(restoring=1)  # type: ignore[arg-type]
+share.mark("restoring", "error")  # type: ignore[arg-type]
 share.leave("migrating", why="its continue task goes on")
 share.leave(why=1)  # type: ignore[arg-type]
+
+
+@share.mark(reverting="error")  # type: ignore[operator]
+async def reverted(ctx: Context, found: Found) -> None:
+    """A mark calls no function."""
+
+
 Settled(1)  # type: ignore[arg-type]
 Found(id="1", status=1)  # type: ignore[arg-type]
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Never, TypeVar
 
 from gracekit.config.values import did_you_mean, parse_duration
 from gracekit.errors import ConfigError, DeclarationError, InvalidArgumentsError
 from gracekit.leases.leases import Resource
+from gracekit.recovery.resources.declaring import NoDecorator, check_called, marked_statuses
 from gracekit.recovery.resources.found import Found, TruthAnswer, id_of, status_of
 from gracekit.recovery.resources.rules import How, KindHook, StatusRule
 
@@ -141,24 +142,24 @@ class ResourceKind:
 
         return register
 
-    def mark(self, by_status: Mapping[str, str] | None = None, /, **more: str) -> None:
+    def mark(
+        self, by_status: Mapping[str, str] | None = None, /, *wrong: Never, **more: str
+    ) -> object:
         """Write a status for another, without a question: `mark(restoring="error")`.
 
         Args:
             by_status: Where a status is no Python name: `{"in-restore": "error"}`.
+            wrong: Nothing; what stands here is refused.
             more: The others.
 
         Raises:
             DeclarationError: none is named, or a status has another rule already.
         """
-        if not by_status and not more:
-            raise DeclarationError(
-                f"{self.name}.mark() names no status: write {self.name}.mark(restoring='error')"
-            )
-        for status, failed in {**(by_status or {}), **more}.items():
+        for status, failed in marked_statuses(self.name, (by_status, *wrong), more).items():
             self._add_rules((status,), StatusRule(how=How.MARK, failed=self._status(failed)))
+        return NoDecorator(f"{self.name}.mark()")
 
-    def leave(self, *statuses: str, why: str = "") -> None:
+    def leave(self, *statuses: str, why: str = "") -> object:
         """Leave resources in *statuses* alone, and say why.
 
         Raises:
@@ -170,6 +171,7 @@ class ResourceKind:
                 "why=: say who goes on with such a resource"
             )
         self._add_rules(statuses, StatusRule(how=How.LEAVE, why=why))
+        return NoDecorator(f"{self.name}.leave()")
 
     # -- use ----------------------------------------------------------------------------
 
@@ -258,18 +260,8 @@ class ResourceKind:
             raise DeclarationError(f"kind {self.name}: {error}") from None
 
     def _check_called(self, mark: str, statuses: tuple[Any, ...], ends: Mapping[str, str]) -> None:
-        if not statuses or not all(isinstance(status, str) for status in statuses):
-            options = ", ".join(f"{name}='...'" for name in ends)
-            raise DeclarationError(
-                f"@{self.name}.{mark} needs the statuses that it settles: write "
-                f"@{self.name}.{mark}('creating', {options})"
-            )
-        for name, status in ends.items():
-            if not status:
-                raise DeclarationError(
-                    f"@{self.name}.{mark}({', '.join(map(repr, statuses))}) needs {name}=, the "
-                    "status that is written then"
-                )
+        check_called(self.name, mark, statuses, ends)
+        for status in ends.values():
             self._status(status)
 
     def _add_hook(self, name: str, function: Callable[..., Any], written: str) -> None:
