@@ -15,11 +15,11 @@ from gracekit.recovery.hook_calls import HookCalls, HookEnd
 from gracekit.recovery.resources.found import Absent, Settled
 from gracekit.recovery.resources.reading import FindError
 from gracekit.recovery.resources.results import ResourceOutcome, Result, left
+from gracekit.recovery.resources.rule_context import RuleContext
 from gracekit.recovery.resources.rule_ends import LOST, Begun, Case, RuleEnds
 from gracekit.recovery.resources.rules import How
 from gracekit.recovery.shared import Shared
 from gracekit.request.suspects import SuspectRow, Suspicion, is_guilty, suspicion
-from gracekit.request.work_context import WorkContext
 from gracekit.rpc.failures import words_of
 from gracekit.store.batch import Batch
 
@@ -133,7 +133,7 @@ class Acting:
                 why = await self.why_not(case)
                 return self._left(case, why or "somebody was at work on it just now")
             task.resource, task.token = case.resource, guard.token
-            ctx = WorkContext(task, self._services, what=_named(case))
+            ctx = RuleContext(task, self._services, what=_named(case))
             return await self._act_and_end(Begun(case, guard, row_id, since, ctx), crashes=crashes)
 
     async def _act_and_end(self, begun: Begun, *, crashes: int) -> Result:

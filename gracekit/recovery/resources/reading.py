@@ -12,8 +12,8 @@ from gracekit.recovery.hook_calls import HookCalls
 from gracekit.recovery.resources.found import Found
 from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.recovery.resources.results import LONGEST_REASON
+from gracekit.recovery.resources.rule_context import RuleContext
 from gracekit.recovery.shared import Shared
-from gracekit.request.work_context import WorkContext
 from gracekit.tracker.task import Lane, TaskState, TrackedTask
 
 PAGE: Final = 500
@@ -135,7 +135,7 @@ class Reader:
 
     def context(
         self, what: str, resource: Resource | None = None, token: int | None = None
-    ) -> WorkContext:
+    ) -> RuleContext:
         """A context for a call that is not tracked by itself."""
         task = TrackedTask(
             request_id=what,
@@ -147,7 +147,7 @@ class Reader:
             resource=resource,
             token=token,
         )
-        return WorkContext(task, self._services, what=what)
+        return RuleContext(task, self._services, what=what)
 
 
 def _name(kind: ResourceKind) -> str:
