@@ -198,7 +198,7 @@ def _line(result: Mapping[str, Any]) -> str:
     """`share:sh-12  creating -> available   export_locations=2   by was_it_created, token 4`."""
     name = f"{safe(result['kind'])}:{safe(result['id'])}"
     if result["written"] is None:
-        words = {"waiting": "is asked again", "left": "left", "moved_on": "has moved on"}
+        words = {"waiting": "waits", "left": "left", "moved_on": "has moved on"}
         said = words.get(result["outcome"], result["outcome"])
         why = safe(result["reason"], longest=LONGEST_WHY) if result["reason"] else ""
         return f"{name}  {safe(result['status'])}   {said}{': ' * bool(why)}{why}"

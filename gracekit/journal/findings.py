@@ -211,7 +211,8 @@ class FindingRows:
 
     def add_let_go(self, batch: Batch, resource: tuple[str, str], *, next_check: float) -> None:
         """No rule acts on it here after all: it is asked at wall time *next_check*."""
-        batch.add(sql.LET_GO, next_check, *self._where, *resource, self._journal.run_id)
+        now, me = self._journal.clock.wall(), self._journal.run_id
+        batch.add(sql.LET_GO, next_check, now, *self._where, *resource, me)
 
     async def note_seen(self, sightings: Iterable[Sighting]) -> None:
         """Write down what a page shows: what had no row, or whose row must outlive the pass."""

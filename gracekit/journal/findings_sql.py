@@ -52,12 +52,15 @@ ON CONFLICT (service, host, kind, name) DO UPDATE SET {_SAME},
     status = excluded.status, seen_at = excluded.seen_at,
     ahead_s = excluded.ahead_s, page = excluded.page
 WHERE finding.owner IS NULL"""
+# A rule may end in the middle of a later pass, which has found its row at work: `seen_at` keeps the
+# sweep of that pass from it.
 END: Final = "DELETE FROM finding WHERE id = ? AND owner = ?"
 WAIT: Final = """
 UPDATE finding SET owner = NULL, tries = tries + 1, waiting_since = coalesce(waiting_since, ?1),
-    next_check = ?2, detail = ?3, crashes = 0, alone = 0 WHERE id = ?4 AND owner = ?5"""
+    seen_at = ?1, next_check = ?2, detail = ?3, crashes = 0, alone = 0
+WHERE id = ?4 AND owner = ?5"""
 LET_GO: Final = """
-UPDATE finding SET owner = NULL, next_check = ?, alone = 0
+UPDATE finding SET owner = NULL, next_check = ?, seen_at = ?, alone = 0
 WHERE service = ? AND host = ? AND kind = ? AND name = ? AND owner = ?"""
 FORGET: Final = "DELETE FROM finding WHERE id = ? AND owner IS NULL"
 PUT_OFF: Final = "UPDATE finding SET next_check = ? WHERE id = ? AND owner IS NULL"

@@ -10,13 +10,17 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from gracekit.process import Threads
 from gracekit.request.calls import call_hook
 from gracekit.request.context import Context
 from gracekit.rpc.failures import words_of
+
+END_S: Final = 1.0
+"""A hook that was cancelled and has not ended within this time is overdue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +56,7 @@ class HookCalls:
         *,
         limit_s: float,
         before: Sequence[Any] = (),
-        waits_for_end: bool = False,
+        on_overdue: Callable[[str], None] | None = None,
         trace: AbstractContextManager[None] | None = None,
     ) -> HookEnd:
         """Call *hook*, and wait for at most *limit_s* seconds.
@@ -64,8 +68,9 @@ class HookCalls:
             limit_s: After it the hook is cancelled. Nothing stops one in a thread; what that
                 returns comes too late to count.
             before: Arguments by position.
-            waits_for_end: Return only when the hook has, also after *limit_s*: it changes
-                something, and must not go on beside the next rule or handler.
+            on_overdue: Return only when the hook has, also after *limit_s*: it changes something,
+                and must not go on beside the next rule or handler. If it does not end when it is
+                cancelled, this is called once, with the fault. None: return at *limit_s*.
             trace: Block in which it is called.
         """
         calling = asyncio.ensure_future(
@@ -76,14 +81,23 @@ class HookCalls:
         finally:
             calling.cancel()
         if not done:
-            if waits_for_end:
-                await asyncio.wait({calling})
-            return HookEnd(value=_value(calling), fault=f"no answer within {limit_s:g} s")
+            fault = f"no answer within {limit_s:g} s"
+            if on_overdue is not None:
+                await _wait_for_end(calling, partial(on_overdue, fault))
+            return HookEnd(value=_value(calling), fault=fault)
         if calling.cancelled():
             return HookEnd(fault="cancelled")
         if (raised := calling.exception()) is None:
             return HookEnd(value=calling.result())
         return HookEnd(fault=words_of(raised), is_unwritten=isinstance(raised, NotImplementedError))
+
+
+async def _wait_for_end(calling: asyncio.Future[Any], on_overdue: Callable[[], None]) -> None:
+    """Wait for the end of a call that was cancelled, and tell if it does not come."""
+    done, _ = await asyncio.wait({calling}, timeout=END_S)
+    if not done:
+        on_overdue()
+        await asyncio.wait({calling})
 
 
 def _value(calling: asyncio.Future[Any]) -> Any:

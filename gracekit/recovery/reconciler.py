@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from gracekit import backoff
 from gracekit.clock import Clock
@@ -109,7 +109,12 @@ class Reconciler:
         """End what is still being settled; its rows and leases are anyone's again."""
         self.pause()
         self._suspects.stop()
-        tasks = [*self._settling.tasks, *self._side_tasks.tasks, *self._by_hand.tasks]
+        tasks: list[asyncio.Task[Any]] = [
+            *self._settling.tasks,
+            *self._side_tasks.tasks,
+            *self._by_hand.tasks,
+            *self._resources.tasks,
+        ]
         for task in tasks:
             task.cancel()
         if tasks:

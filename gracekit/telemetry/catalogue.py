@@ -428,6 +428,12 @@ _RESOURCES: Final = (
         "resource status outcome rule reason token",
     ),
     _event(
+        "resource.stuck",
+        _W,
+        "A rule was cancelled at its limit and has not ended: it keeps its resource until it has.",
+        "resource status rule reason token",
+    ),
+    _event(
         "resource.unruled",
         _W,
         "So many resources have a status without a rule, so none of them is settled.",

@@ -108,6 +108,12 @@ WAITS: Final = ["share", "sh-3", {"status": "creating", "since": 1}]
 SLOW: Final = ["share", "slow-1", {"status": "creating", "since": 1}]
 LATER: Final = ["share", "slow-2", {"status": "creating", "since": 1}]
 ONE_AT_ONCE: Final = {"GRACEKIT_RECONCILE_AT_ONCE": "1"}
+DELETE: Final = "async def delete_again(ctx: Context, found: Found) -> None: ..."
+HANGS: Final = """
+def delete_again(ctx: Context, found: Found) -> None:
+    while not Path(__file__).with_name("go").exists():
+        time.sleep(0.05)
+""".strip()
 FIND: Final = "    async def find(ctx, *, after, limit):\n"
 HOLD: Final = "        print('finding', kind, flush=True)\n        await go.wait()\n"
 BY_HAND: Final = {"GRACEKIT_STARTUP_RECONCILIATION_WAIT_SECONDS": "1h"}
@@ -212,7 +218,7 @@ def test_what_waits_is_exit_status_3_and_is_shown_by_status(tmp_path: Path):
     nobody = gracekit(tmp_path, "reconcile")
 
     assert waits.code == 3
-    assert "share:sh-3  creating   is asked again: was_it_created said Wait" in waits.out
+    assert "share:sh-3  creating   waits: was_it_created said Wait" in waits.out
     assert "resources: 1 waiting (oldest share:sh-3, " in shown.out
     assert "no pass has finished yet" in shown.out
     assert whole.code == 1  # sh-5 needs a server that has failed
@@ -338,6 +344,30 @@ def test_ctrl_c_in_a_dry_run_leaves_nothing_to_look_at(tmp_path: Path):
 
     assert code == 130
     assert "interrupted; nothing was changed" in said
+
+
+def test_a_thread_that_hangs_holds_up_its_resource_alone(tmp_path: Path):
+    """
+    The others are settled, exit status 3; who hangs is shown with its task, and left from then on.
+    """
+    prepare(tmp_path)
+    hangs = SERVICE.replace("after=server)", 'after=server, max_wait="1s")').replace(DELETE, HANGS)
+    write_service(tmp_path, "compute", hangs)
+    rows = [row for row in json.loads((tmp_path / "records.json").read_text()) if row[1] != "sh-5"]
+    (tmp_path / "records.json").write_text(json.dumps(rows))
+    with serving(tmp_path, **BY_HAND) as run:
+        first = gracekit(tmp_path, "reconcile", "--kind", "share")
+        again = gracekit(tmp_path, "reconcile", "--resource", "share:sh-2")
+        tasks = gracekit(tmp_path, "tasks")
+        (tmp_path / "go").touch()
+        run.wait_line("resource.failed")
+
+    assert first.code == again.code == 3
+    assert "sh-2  deleting   waits: delete_again has not ended: no answer within 1 s" in first.out
+    assert first.out.splitlines()[-1] == "2 settled, 1 waiting, 1 left"
+    assert "sh-2  deleting   left: its rule has not ended for " in again.out
+    assert "rule delete_again of kind share" in tasks.out
+    assert statuses(tmp_path)["sh-2"] == "error_deleting"
 
 
 # -- a pass that is cut short -----------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from gracekit.errors import ConflictError, StoreError
@@ -18,6 +19,7 @@ from gracekit.recovery.resources.results import ResourceOutcome, Result, left
 from gracekit.recovery.resources.rule_context import RuleContext
 from gracekit.recovery.resources.rule_ends import LOST, Begun, Case, RuleEnds
 from gracekit.recovery.resources.rules import How
+from gracekit.recovery.resources.unended import InterimResult, UnendedRules
 from gracekit.recovery.shared import Shared
 from gracekit.request.suspects import SuspectRow, Suspicion, is_guilty, suspicion
 from gracekit.rpc.failures import words_of
@@ -32,6 +34,7 @@ class Acting:
 
     Args:
         may_begin: Whether the service takes requests: in a drain or a quiet nothing begins.
+        unended: Keeps rules that do not end, for which nobody waits any longer.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Acting:
         calls: HookCalls,
         findings: FindingRows,
         may_begin: Callable[[], bool],
+        unended: UnendedRules,
     ) -> None:
         self._journal = shared.journal
         self._leases = shared.leases
@@ -53,6 +57,7 @@ class Acting:
         self._ends = RuleEnds(shared, calls, findings)
         self._findings = findings
         self._may_begin = may_begin
+        self._unended = unended
         self._owed: set[Resource] = set()  # whose rows may be ours, and nothing acts on them
         self._waits: set[asyncio.Timeout] = set()  # of suspects that have not begun
 
@@ -78,17 +83,22 @@ class Acting:
 
     async def settle(self, case: Case) -> Result:
         """Settle one resource, if nobody works on it; says what became of it."""
+        if (why := self._unended.why_not(case.resource)) is not None:
+            return self._left(case, why)
+        return await self._unended.wait_for(case.resource, partial(self._settle, case))
+
+    async def _settle(self, case: Case, overdue: InterimResult) -> Result:
         if not self._lines.enter_nowait(case.resource):
             return self._left(case, AT_WORK_HERE)
         try:
             # A request that is not accepted yet has no row, and takes its lease later.
             if any(task.resource == case.resource for task in self._tracker):
                 return self._left(case, AT_WORK_HERE)
-            return await self._settle_alone(case)
+            return await self._settle_alone(case, overdue)
         finally:
             self._lines.leave(case.resource)
 
-    async def _settle_alone(self, case: Case) -> Result:
+    async def _settle_alone(self, case: Case, overdue: InterimResult) -> Result:
         known = case.finding
         if known is not None and known.status != case.found.status:
             known = None  # of an earlier case
@@ -104,9 +114,8 @@ class Acting:
             if not self._may_begin():
                 return self._left(case, NO_REQUESTS)
             guilty = known is not None and is_guilty(known.crashes, cap, alone=known.alone)
-            return await self._settle_now(
-                case, alone=alone, crashes=known.crashes if known and guilty else 0
-            )
+            crashes = known.crashes if known and guilty else 0
+            return await self._settle_now(case, overdue, alone=alone, crashes=crashes)
         finally:
             self._suspects.leave(who)
 
@@ -125,7 +134,9 @@ class Acting:
             finally:
                 self._waits.discard(wait)
 
-    async def _settle_now(self, case: Case, *, alone: bool, crashes: int) -> Result:
+    async def _settle_now(
+        self, case: Case, overdue: InterimResult, *, alone: bool, crashes: int
+    ) -> Result:
         with self._tracker.background(_named(case), self._clock) as task:
             try:
                 guard, row_id, since = await self._begin(case, alone=alone)
@@ -134,7 +145,8 @@ class Acting:
                 return self._left(case, why or "somebody was at work on it just now")
             task.resource, task.token = case.resource, guard.token
             ctx = RuleContext(task, self._services, what=_named(case))
-            return await self._act_and_end(Begun(case, guard, row_id, since, ctx), crashes=crashes)
+            begun = Begun(case, guard, row_id, since, ctx, overdue)
+            return await self._act_and_end(begun, crashes=crashes)
 
     async def _act_and_end(self, begun: Begun, *, crashes: int) -> Result:
         """Follow the rule; whatever happens, lease and row are given back or known to be kept."""
@@ -185,11 +197,14 @@ class Acting:
                 self._owed.add(case.resource)
             raise
         row_id, since = rows[row][0]
+        self._owed.discard(case.resource)  # now a rule acts on it
         guard = Guard(resource=case.resource, token=int(rows[lease][0][0] or 0))
         return guard, int(row_id or 0), None if since is None else float(since)
 
     async def why_not(self, case: Case) -> str | None:
         """Why a rule cannot begin: who works on the resource; None if it could."""
+        if (why := self._unended.why_not(case.resource)) is not None:
+            return why
         task = await self._findings.at_work(*case.resource)
         if task is not None:
             where = "" if task.instance is None else f" on {task.instance}"
@@ -229,7 +244,9 @@ class Acting:
             return await self._ends.end(begun, ResourceOutcome.LEFT, reason="it is busy")
         return None
 
-    async def _call(self, begun: Begun, limit_s: float, *, waits_for_end: bool) -> HookEnd:
+    async def _call(
+        self, begun: Begun, limit_s: float, on_overdue: Callable[[str], None] | None = None
+    ) -> HookEnd:
         hook = begun.case.rule.hook
         assert hook is not None
         assert hook.target is not None
@@ -238,18 +255,19 @@ class Acting:
             begun.ctx,
             before=(begun.case.found,),
             limit_s=limit_s,
-            waits_for_end=waits_for_end,
+            on_overdue=on_overdue,
         )
 
     async def _delete(self, begun: Begun) -> Result:
-        end = await self._call(begun, begun.case.kind.max_wait_s, waits_for_end=True)
+        on_overdue = partial(self._ends.tell_overdue, begun, begun.case.rule.name)
+        end = await self._call(begun, begun.case.kind.max_wait_s, on_overdue)
         if end.fault:
             return await self._ends.fail(begun, end.fault)
         return await self._ends.write(begun, begun.case.rule.done, ResourceOutcome.SETTLED)
 
     async def _probe(self, begun: Begun) -> Result:
         name = begun.case.rule.name
-        end = await self._call(begun, self._settings.probe_timeout_s, waits_for_end=False)
+        end = await self._call(begun, self._settings.probe_timeout_s)
         if end.is_unwritten:
             return await self._ends.fail(begun, f"{name} is not implemented")
         if end.fault:

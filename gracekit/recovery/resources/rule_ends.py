@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -23,6 +24,7 @@ from gracekit.recovery.resources.results import (
     short_facts,
 )
 from gracekit.recovery.resources.rules import StatusRule
+from gracekit.recovery.resources.unended import InterimResult
 from gracekit.recovery.shared import Shared
 from gracekit.request.work_context import WorkContext
 from gracekit.rpc.failures import words_of
@@ -67,13 +69,14 @@ class Case:
 
 
 class Begun(NamedTuple):
-    """A case whose rule has begun: its lease, and its row."""
+    """A case whose rule has begun: its lease, its row, and who waits until it is overdue."""
 
     case: Case
     guard: Guard
     row_id: int
     waiting_since: float | None
     ctx: WorkContext
+    overdue: InterimResult
 
 
 class RuleEnds:
@@ -143,7 +146,7 @@ class RuleEnds:
             begun.ctx,
             before=(begun.case.found, status, facts),
             limit_s=self._settings.probe_timeout_s,
-            waits_for_end=True,
+            on_overdue=partial(self.tell_overdue, begun, hook.name),
         )
         if answer.value is True:  # also when it came late: the record says so already
             return await self.end(begun, outcome, written=status, reason=reason, facts=facts)
@@ -178,6 +181,21 @@ class RuleEnds:
         self._leases.add_release(batch, begun.guard, reason="clean")
         await self._journal.commit(batch)
         return self.tell(begun, outcome, written=written, reason=reason, facts=facts)
+
+    def tell_overdue(self, begun: Begun, hook: str, fault: str) -> None:
+        """Its delete or write was cancelled and goes on: nobody waits for its end any longer."""
+        if begun.overdue.done():
+            return
+        reason = f"{hook} has not ended: {fault}"
+        self._telemetry.emit(
+            "resource.stuck",
+            resource=begun.case.resource,
+            status=begun.case.found.status,
+            rule=begun.case.by,
+            reason=reason,
+            token=begun.guard.token,
+        )
+        begun.overdue.set_result(_result(begun, ResourceOutcome.WAITING, reason=reason))
 
     def tell(
         self,
@@ -219,14 +237,25 @@ class RuleEnds:
                 reason=reason,
                 token=begun.guard.token,
             )
-        return Result(
-            resource=case.resource,
-            status=case.found.status,
-            since=case.found.since,
-            outcome=outcome,
-            written=written,
-            rule=case.by,
-            token=begun.guard.token,
-            reason=reason,
-            facts=short_facts(facts),
-        )
+        return _result(begun, outcome, written=written, reason=reason, facts=facts)
+
+
+def _result(
+    begun: Begun,
+    outcome: ResourceOutcome,
+    *,
+    written: str | None = None,
+    reason: str = "",
+    facts: Mapping[str, object] = NO_FACTS,
+) -> Result:
+    return Result(
+        resource=begun.case.resource,
+        status=begun.case.found.status,
+        since=begun.case.found.since,
+        outcome=outcome,
+        written=written,
+        rule=begun.case.by,
+        token=begun.guard.token,
+        reason=reason,
+        facts=short_facts(facts),
+    )

@@ -19,7 +19,8 @@ from gracekit.recovery.resources.kind_table import KindTable
 from gracekit.recovery.resources.passes import ResourcePass
 from gracekit.recovery.resources.queue_wait import QueueWait
 from gracekit.recovery.resources.reading import Reader
-from gracekit.recovery.resources.results import PassReport, ResourceOutcome
+from gracekit.recovery.resources.results import PassReport, ResourceOutcome, Result
+from gracekit.recovery.resources.unended import UnendedRules
 from gracekit.recovery.shared import Shared
 from gracekit.rpc.server import RpcServer
 from gracekit.tracker.task import Lane
@@ -50,7 +51,8 @@ class Resources:
         self._kinds = kinds
         self._findings = findings
         self._reader = Reader(shared, calls)
-        self._acting = Acting(shared, calls, findings, self.may_begin)
+        self._unended = UnendedRules(shared, on_end=self._ask_again_soon)
+        self._acting = Acting(shared, calls, findings, self.may_begin, self._unended)
         self._queues = QueueWait(shared, servers.values())
         self._again = AskingAgain(
             shared, kinds, findings, self._reader, self._acting, self.may_begin
@@ -77,6 +79,11 @@ class Resources:
         self._acting.let_go_of_waiting()
         for one in (*self._foreseeing, *([] if self._running is None else [self._running])):
             one.interrupt()
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Result]]:
+        """Rules for whose end no pass waits any longer."""
+        return self._unended.tasks
 
     def follow_clock(self, by_s: float) -> None:
         """The wall clock was set by so many seconds."""
@@ -113,6 +120,10 @@ class Resources:
 
     def _asks_again(self) -> bool:
         return self._may_ask_again and self._settings.startup_reconciliation_enabled
+
+    def _ask_again_soon(self) -> None:
+        self._again.due_at = self._clock.loop()
+        self._trigger.go_on()
 
     def _note_ready(self) -> None:
         """At the first look while the service takes requests."""
