@@ -65,7 +65,7 @@ NO_NUMBERS: Final = words(
     service instance host run text signal by channel error hook task_id method work queue store
     resource alone outcome verb reason state purpose what exchange source step holds tasks cut
     cursor path verdict hold key changed setting value wanted address why limit by_hand kind rule
-    status written broken interrupted token topic
+    status written broken interrupted token topic dry_run
     """
 )
 # Numbers that no metric shows, and why: (event or "*", field).

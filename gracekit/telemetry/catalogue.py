@@ -382,8 +382,8 @@ _RESOURCES: Final = (
     _event(
         "reconciliation.started",
         _I,
-        "A pass over the resources of this host begins.",
-        "by_hand",
+        "A pass over the resources of this host begins; with dry_run it settles nothing.",
+        "by_hand dry_run",
     ),
     _event(
         "reconciliation.progress",
@@ -406,8 +406,9 @@ _RESOURCES: Final = (
     _event(
         "reconciliation.finished",
         _I,
-        "A pass is over; interrupted by a drain, it is made again.",
-        f"{_COUNTS} broken interrupted took_s",
+        "A pass is over; interrupted by a drain, it is made again. What a dry run would settle is "
+        "waiting.",
+        f"{_COUNTS} broken interrupted dry_run took_s",
     ),
     _event(
         "resource.settled",

@@ -271,10 +271,15 @@ async def test_where_nothing_is_settled_unasked_a_pass_by_hand_does_it(world: Wo
     life = await world.start(svc, startup_reconciliation_enabled=False)
     await asyncio.sleep(1200)
     assert (shares.asked, shares.statuses()) == ([], {"a": "creating"})
+    assert life.told("reconciliation.started")[0] == {"by_hand": False, "dry_run": True}
+    only_found = life.told("reconciliation.finished")[0]
+    assert (only_found["dry_run"], only_found["settled"], only_found["waiting"]) == (True, 0, 1)
 
     report = await settle(life)
 
     assert results(report)["a"].written == "available"
+    by_hand = life.told("reconciliation.finished")[-1]
+    assert (by_hand["dry_run"], by_hand["settled"], by_hand["waiting"]) == (False, 1, 0)
 
 
 async def test_a_pass_by_hand_is_refused_while_a_sibling_makes_one(world: World, svc: Service):
@@ -324,7 +329,8 @@ async def test_passes_are_told(world: World, svc: Service):
 
     numbers = {name: told[name] for name in ("settled", "failed", "waiting", "left")}
     assert numbers == {"settled": 1, "failed": 0, "waiting": 1, "left": 1}
-    assert life.told("reconciliation.started") == [{"by_hand": False}]
+    assert told["dry_run"] is False
+    assert life.told("reconciliation.started") == [{"by_hand": False, "dry_run": False}]
     assert life.told("reconciliation.progress")
     (settled,) = life.told("resource.settled")
     assert settled["resource"] == ("share", "a")

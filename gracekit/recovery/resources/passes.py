@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 
 from gracekit.clock import Clock
@@ -98,6 +99,14 @@ class ResourcePass:
         """Whether the wall clock was set since the pass began, so that no moments compare."""
         return abs(self._clock.wall() - self._clock.loop() - self._ahead_s) > 1.0
 
+    @property
+    def numbers(self) -> Counter[ResourceOutcome]:
+        """Of resources, by outcome so far. What a dry run would settle is waiting."""
+        numbers = Counter(self.report.numbers)
+        if self.request.dry_run:
+            numbers[ResourceOutcome.WAITING] += numbers.pop(ResourceOutcome.SETTLED, 0)
+        return numbers
+
     def record(self, run_id: str, *, settles: bool) -> PassRecord:
         """What is kept of it, at its end.
 
@@ -105,15 +114,14 @@ class ResourcePass:
             run_id: Of this run.
             settles: Whether resources are settled unasked.
         """
-        numbers = self.report.numbers
-        settled, waiting = numbers[ResourceOutcome.SETTLED], numbers[ResourceOutcome.WAITING]
+        numbers = self.numbers
         return PassRecord(
             run_id=run_id,
             began_at=self.began_at,
             finished_at=self._clock.wall(),
-            settled=0 if self.request.dry_run else settled,
+            settled=numbers[ResourceOutcome.SETTLED],
             failed=numbers[ResourceOutcome.FAILED],
-            waiting=settled if self.request.dry_run else waiting,
+            waiting=numbers[ResourceOutcome.WAITING],
             left_alone=numbers[ResourceOutcome.LEFT],
             found_only=not settles,
             by_hand=self.request.by_hand,

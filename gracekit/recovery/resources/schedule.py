@@ -16,10 +16,11 @@ from gracekit.recovery.resources.acting import Acting
 from gracekit.recovery.resources.asking_again import AskingAgain
 from gracekit.recovery.resources.judging import PassRequest
 from gracekit.recovery.resources.kind_table import KindTable
+from gracekit.recovery.resources.pass_events import PassEvents
 from gracekit.recovery.resources.passes import ResourcePass
 from gracekit.recovery.resources.queue_wait import QueueWait
 from gracekit.recovery.resources.reading import Reader
-from gracekit.recovery.resources.results import PassReport, ResourceOutcome, Result
+from gracekit.recovery.resources.results import PassReport, Result
 from gracekit.recovery.resources.unended import UnendedRules
 from gracekit.recovery.shared import Shared
 from gracekit.rpc.server import RpcServer
@@ -247,9 +248,8 @@ class Resources:
     async def _make_alone(self, request: PassRequest, report: PassReport) -> None:
         # Its moment: what is younger waits for the next one.
         one = self._new_pass(request, report)
-        began = self._clock.loop()
-        self._telemetry.emit("reconciliation.started", by_hand=request.by_hand)
-        telling = asyncio.create_task(self._tell_progress(report))
+        events = PassEvents(one, self._telemetry, self._clock)
+        telling = asyncio.create_task(events.tell_progress(self._settings.progress_every_s))
         try:
             if self.may_begin() and await self._queues.wait_for(report) and self.may_begin():
                 self._may_ask_again = True
@@ -266,28 +266,5 @@ class Resources:
             record = one.record(self._run_id, settles=settles)
             await self._findings.note_pass(record)
             self._known = self._known if request.by_hand else record
-        numbers = report.numbers
-        self._telemetry.emit(
-            "reconciliation.finished",
-            settled=numbers[ResourceOutcome.SETTLED],
-            failed=numbers[ResourceOutcome.FAILED],
-            waiting=numbers[ResourceOutcome.WAITING],
-            left=numbers[ResourceOutcome.LEFT],
-            broken=sorted(report.broken),
-            interrupted=report.interrupted,
-            took_s=round(self._clock.loop() - began, 3),
-        )
+        events.finished()
         await self._again.note_next()
-
-    async def _tell_progress(self, report: PassReport) -> None:
-        while True:
-            await asyncio.sleep(self._settings.progress_every_s)
-            numbers = report.numbers
-            self._telemetry.emit(
-                "reconciliation.progress",
-                settled=numbers[ResourceOutcome.SETTLED],
-                failed=numbers[ResourceOutcome.FAILED],
-                waiting=numbers[ResourceOutcome.WAITING],
-                left=numbers[ResourceOutcome.LEFT],
-                waits_for=report.waits_for,
-            )
