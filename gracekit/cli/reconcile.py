@@ -229,6 +229,12 @@ def _foreseen(report: Mapping[str, Any]) -> str:
     hidden = sum(counts.values()) - len(rows)
     parts += [f"and {hidden} more"] if hidden else []
     parts += _troubles(report)
+    if report["tasks"]:
+        tasks = plural(report["tasks"], "unfinished task")
+        name = "it names" if report["tasks"] == 1 else "they name"
+        parts.append(
+            f"{tasks} would be settled first; resources that {name} may be settled after that"
+        )
     parts.append(
         f"{counts['settled']} would be settled, {counts['left']} left; nothing was changed"
     )

@@ -22,6 +22,8 @@ from gracekit.tracker.task import Lane, TaskState
 
 LONGEST_WAIT_S: Final = 120.0
 """A row that may begin waits so long at most for others to settle."""
+MOST_COUNTED: Final = 1_000_000_000
+"""For a statement that needs a limit."""
 
 
 class Claims:
@@ -96,9 +98,7 @@ class Claims:
             look: First look whether there are any; not where there are.
             without: Ids of rows that are left to others.
         """
-        now = self._journal.clock.wall()
-        lanes = (lane or Lane.REQUESTS).value, (lane or Lane.OPS).value
-        which = (state.value, self._journal.service, *self._targets, *lanes, now, now, *without)
+        which = self._which(state, lane, without)
         others = ", ?" * len(without)
         # Mostly there is nothing: a look is cheap, and keeps no sibling from writing.
         claimable = sql.CLAIMABLE.format(others=others)
@@ -109,6 +109,19 @@ class Claims:
         batch.ask(claim, self._journal.run_id, *which, limit, state.value)
         rows = await self._journal.commit(batch)
         return sorted(self._readable(rows[0]), key=lambda row: row.id)
+
+    async def count_claimable(self, state: TaskState, *, without: Collection[int] = ()) -> int:
+        """How many rows `claim` could take now; arguments as there."""
+        which = self._which(state, None, without)
+        text = sql.COUNT_CLAIMABLE.format(others=", ?" * len(without))
+        rows = await self._journal.engine.query(text, *which, MOST_COUNTED)
+        return int(rows[0][0] or 0)
+
+    def _which(self, state: TaskState, lane: Lane | None, without: Collection[int]) -> Row:
+        """What binds `CLAIMABLE`, all but its limit."""
+        now = self._journal.clock.wall()
+        lanes = (lane or Lane.REQUESTS).value, (lane or Lane.OPS).value
+        return (state.value, self._journal.service, *self._targets, *lanes, now, now, *without)
 
     async def next_look(self, without: Collection[int] = ()) -> float | None:
         """Wall time at which the next HANDED_OVER row may be claimed; None if there is none.

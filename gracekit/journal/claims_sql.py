@@ -81,6 +81,7 @@ SELECT id FROM task WHERE owner IS NULL AND state = ? AND {IS_OPEN} AND service 
     AND (on_interrupt = 'error' OR coalesce(not_before, 0) <= ?)
     AND id NOT IN (0{{others}})
 ORDER BY id LIMIT ?"""
+COUNT_CLAIMABLE: Final = f"SELECT count(*) FROM ({CLAIMABLE}) AS claimable"
 CLAIM: Final = f"""
 UPDATE task SET owner = ? WHERE id IN ({CLAIMABLE})
 AND owner IS NULL AND state = ? RETURNING {ROW_COLUMNS}"""

@@ -51,9 +51,12 @@ class PassesByHand:
 
     async def _make(self, request: PassRequest, report: PassReport) -> None:
         settles = self._settings.startup_reconciliation_enabled
-        if request.is_whole and not settles and self._resources.may_begin():
-            await self._adoption.adopt_dead_runs()
-            report.tasks = await self._settling.settle_all()
+        if request.is_of_all and not settles and self._resources.may_begin():
+            if request.dry_run:
+                report.tasks = await self._settling.count_due()
+            else:
+                await self._adoption.adopt_dead_runs()
+                report.tasks = await self._settling.settle_all()
             if not self._resources.may_begin():
                 report.interrupted = True  # it has begun, so it is not refused
                 return

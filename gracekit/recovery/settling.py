@@ -117,6 +117,11 @@ class Settling:
                 return sum(map(_is_settled, begun))
             await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
 
+    async def count_due(self) -> int:
+        """How many rows `settle_all` would claim now."""
+        without = self._ends.left_to_siblings()
+        return await self._claims.count_claimable(TaskState.HANDED_OVER, without=without)
+
     def _is_paused_by_now(self) -> bool:
         """Since the claim was submitted."""
         return self._trigger.is_paused

@@ -248,6 +248,7 @@ def test_without_unasked_settling_everything_says_so_and_a_pass_by_hand_settles(
         told = gracekit(tmp_path, "doctor", "compute:svc", **OFF)
         refused = gracekit(tmp_path, "call", "shares", "extend", "share=sh-7")
         before = statuses(tmp_path)
+        foreseen = gracekit(tmp_path, "reconcile", "--dry-run")
         settled = gracekit(tmp_path, "reconcile")
         run.wait_line("at work sh-7")  # it is run again
 
@@ -259,6 +260,9 @@ def test_without_unasked_settling_everything_says_so_and_a_pass_by_hand_settles(
     assert "r-7 was interrupted, and nothing settles that unasked" in refused.err
     assert "run `gracekit reconcile`" in refused.err
     assert before["sh-1"] == "creating"
+    *_, tasks, last = foreseen.out.splitlines()
+    assert tasks.startswith("1 unfinished task would be settled first; resources that it names may")
+    assert last == "5 would be settled, 1 left; nothing was changed"
     assert settled.out.splitlines()[-1] == "4 settled, 1 failed, 1 left; 1 task settled"
     assert statuses(tmp_path)["sh-1"] == "available"
 

@@ -105,3 +105,22 @@ async def test_tasks_that_still_wait_are_not_counted_as_settled(
 
     assert len(job.asked) == 1
     assert report.tasks == settled
+
+
+async def test_a_dry_run_counts_the_tasks_that_would_be_settled_first(world: World, svc: Service):
+    """
+    Where nothing is settled unasked. It settles none, and one of a single kind counts none.
+    """
+    shares = Shares(world, svc)
+    job = Job(world, svc, on_interrupt="probe")
+    job.with_probe()
+    killed, _ = await job.begin(**OFF)
+    await killed.crash()
+    life = await world.start(svc, **OFF)
+    await asyncio.sleep(2)
+
+    assert (await settle(life, dry_run=True)).tasks == 1
+    assert (await settle(life, dry_run=True, kind=shares.name)).tasks == 0
+    assert job.asked == []
+    assert (await settle(life)).tasks == 1
+    assert (await settle(life, dry_run=True)).tasks == 0

@@ -43,7 +43,12 @@ class PassRequest:
     @property
     def is_whole(self) -> bool:
         """Whether it settles everything."""
-        return not self.dry_run and self.kind is None and self.resource is None
+        return not self.dry_run and self.is_of_all
+
+    @property
+    def is_of_all(self) -> bool:
+        """Whether neither a kind nor a resource is chosen."""
+        return self.kind is None and self.resource is None
 
     def covers(self, kind: str) -> bool:
         """Whether resources of *kind* are settled."""

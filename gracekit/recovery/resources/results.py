@@ -96,7 +96,8 @@ class PassReport:
         interrupted: A drain, a quiet or a stop has ended it early.
         waits_for_pass: Whether another one is under way, which it waits for.
         waits_for: Requests in the queues that are to be taken before it begins; 0 for none.
-        tasks: Unfinished tasks that were settled before it, because an operator has asked.
+        tasks: Unfinished tasks that were settled before it, because an operator has asked; in a
+            dry run, those that would be.
     """
 
     keeps: bool
