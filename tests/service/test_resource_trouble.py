@@ -82,7 +82,8 @@ async def test_a_rule_that_a_fault_ends_leaves_its_resource_free(
     shares.add("a")
     life = await world.start(svc, reconciliation_interval_s=60)
     acting = life.runtime.wired.reconciler.resources._acting  # type: ignore[union-attr]  # alive
-    probe = acting._probe
+    answers = acting._answers
+    probe = answers._probe
     faults = [RuntimeError("a fault of our own")]
 
     async def fail_once(begun: object) -> object:
@@ -90,7 +91,7 @@ async def test_a_rule_that_a_fault_ends_leaves_its_resource_free(
             raise faults.pop()
         return await probe(begun)  # type: ignore[arg-type]  # it is passed on
 
-    monkeypatch.setattr(acting, "_probe", fail_once)
+    monkeypatch.setattr(answers, "_probe", fail_once)
     await world.until(lambda: bool(shares.written), within_s=3600)
 
     assert shares.statuses() == {"a": "available"}

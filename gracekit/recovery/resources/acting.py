@@ -1,4 +1,4 @@
-"""Settles one resource: takes its lease, looks again, and follows its rule."""
+"""Settles one resource: takes its lease, has its rule followed, and gives the lease back."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from gracekit.errors import ConflictError, StoreError
 from gracekit.journal.findings import FindingRows, Sighting
 from gracekit.leases.leases import Guard, Resource
 from gracekit.process import Point
-from gracekit.recovery.decisions import Wait
-from gracekit.recovery.hook_calls import HookCalls, HookEnd
-from gracekit.recovery.resources.found import Absent, Settled
-from gracekit.recovery.resources.reading import FindError
+from gracekit.recovery.hook_calls import HookCalls
+from gracekit.recovery.resources.answers import RuleAnswers
 from gracekit.recovery.resources.results import ResourceOutcome, Result, left
 from gracekit.recovery.resources.rule_context import RuleContext
 from gracekit.recovery.resources.rule_ends import LOST, Begun, Case, RuleEnds
-from gracekit.recovery.resources.rules import How
 from gracekit.recovery.resources.unended import InterimResult, UnendedRules
 from gracekit.recovery.shared import Shared
 from gracekit.request.suspects import SuspectRow, Suspicion, is_guilty, suspicion
-from gracekit.rpc.failures import words_of
 from gracekit.store.batch import Batch
 
 AT_WORK_HERE: Final = "a request for it is at work here"
@@ -53,8 +49,8 @@ class Acting:
         self._suspects = shared.suspects
         self._settings = shared.settings
         self._clock = shared.clock
-        self._calls = calls
         self._ends = RuleEnds(shared, calls, findings)
+        self._answers = RuleAnswers(shared, calls, self._ends)
         self._findings = findings
         self._may_begin = may_begin
         self._unended = unended
@@ -151,7 +147,7 @@ class Acting:
     async def _act_and_end(self, begun: Begun, *, crashes: int) -> Result:
         """Follow the rule; whatever happens, lease and row are given back or known to be kept."""
         try:
-            result = await self._act(begun, crashes=crashes)
+            result = await self._answers.follow(begun, crashes=crashes)
         except asyncio.CancelledError:
             self._leases.kept += 1  # only the death of this process frees it
             raise
@@ -216,79 +212,6 @@ class Acting:
         if lease is not None and lease.not_before > self._clock.wall():
             return "a process that worked on it has died, and its last request may be under way"
         return None
-
-    # -- the rule -----------------------------------------------------------------------
-
-    async def _act(self, begun: Begun, *, crashes: int) -> Result:
-        case, rule = begun.case, begun.case.rule
-        if case.dependency is not None:
-            return await self._ends.fail(begun, f"dependency {':'.join(case.dependency)}")
-        if crashes:
-            return await self._ends.fail(begun, f"attempts: {crashes} processes ended while it ran")
-        if rule.how is How.MARK:
-            return await self._ends.write(begun, rule.failed, ResourceOutcome.SETTLED)
-        if (moved := await self._look_again(begun)) is not None:
-            return moved
-        return await (self._delete if rule.how is How.DELETE else self._probe)(begun)
-
-    async def _look_again(self, begun: Begun) -> Result | None:
-        """With the lease held: None if the resource still is as it was found."""
-        found = begun.case.found
-        try:
-            present = await begun.case.page.look_again(found.id)
-        except FindError as error:
-            return await self._ends.put_off(begun, str(error))  # no backend was asked
-        if present is None or present.status != found.status:
-            return await self._ends.end(begun, ResourceOutcome.MOVED_ON)
-        if present.busy:
-            return await self._ends.end(begun, ResourceOutcome.LEFT, reason="it is busy")
-        return None
-
-    async def _call(
-        self, begun: Begun, limit_s: float, on_overdue: Callable[[str], None] | None = None
-    ) -> HookEnd:
-        hook = begun.case.rule.hook
-        assert hook is not None
-        assert hook.target is not None
-        return await self._calls.call(
-            hook.target,
-            begun.ctx,
-            before=(begun.case.found,),
-            limit_s=limit_s,
-            on_overdue=on_overdue,
-        )
-
-    async def _delete(self, begun: Begun) -> Result:
-        on_overdue = partial(self._ends.tell_overdue, begun, begun.case.rule.name)
-        end = await self._call(begun, begun.case.kind.max_wait_s, on_overdue)
-        if end.fault:
-            return await self._ends.fail(begun, end.fault)
-        return await self._ends.write(begun, begun.case.rule.done, ResourceOutcome.SETTLED)
-
-    async def _probe(self, begun: Begun) -> Result:
-        name = begun.case.rule.name
-        end = await self._call(begun, self._settings.probe_timeout_s)
-        if end.is_unwritten:
-            return await self._ends.fail(begun, f"{name} is not implemented")
-        if end.fault:
-            return await self._ends.wait(begun, None, end.fault)
-        match end.value:
-            case Settled(status=status) if status in begun.case.kind.rules:
-                why = f"{name} answered {status!r}, which is a status that has a rule"
-                return await self._ends.wait(begun, None, why)
-            case Settled(status=status, facts=facts):
-                return await self._ends.write(begun, status, ResourceOutcome.SETTLED, facts=facts)
-            case Absent(reason):
-                return await self._ends.fail(begun, str(reason))
-            case _:
-                return await self._wait(begun, name, end.value)
-
-    async def _wait(self, begun: Begun, name: str, answer: object) -> Result:
-        if isinstance(answer, Wait):
-            return await self._ends.wait(begun, answer.seconds, f"{name} said Wait")
-        said = words_of(answer)[:80]
-        why = f"{name} answered {said}: it returns Settled, Absent or Wait"
-        return await self._ends.wait(begun, None, why)
 
     def _left(self, case: Case, reason: str) -> Result:
         return left(case.kind.name, case.found, reason)

@@ -1,0 +1,102 @@
+"""Follows the rule of one resource: looks again, calls its function, and ends it by the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from gracekit.recovery.decisions import Wait
+from gracekit.recovery.hook_calls import HookCalls, HookEnd
+from gracekit.recovery.resources.found import Absent, Settled
+from gracekit.recovery.resources.reading import FindError
+from gracekit.recovery.resources.results import ResourceOutcome, Result
+from gracekit.recovery.resources.rule_ends import Begun, RuleEnds
+from gracekit.recovery.resources.rules import How
+from gracekit.recovery.shared import Shared
+from gracekit.rpc.failures import words_of
+
+
+class RuleAnswers:
+    """Follows the rules of one run; their leases are held meanwhile."""
+
+    def __init__(self, shared: Shared, calls: HookCalls, ends: RuleEnds) -> None:
+        self._settings = shared.settings
+        self._calls = calls
+        self._ends = ends
+
+    async def follow(self, begun: Begun, *, crashes: int) -> Result:
+        """Do what the rule says, and end it.
+
+        Args:
+            begun: Its lease is held.
+            crashes: Of how many processes it is guilty; 0 if of none, or too few to give up.
+        """
+        case, rule = begun.case, begun.case.rule
+        if case.dependency is not None:
+            return await self._ends.fail(begun, f"dependency {':'.join(case.dependency)}")
+        if crashes:
+            return await self._ends.fail(begun, f"attempts: {crashes} processes ended while it ran")
+        if rule.how is How.MARK:
+            return await self._ends.write(begun, rule.failed, ResourceOutcome.SETTLED)
+        if (moved := await self._look_again(begun)) is not None:
+            return moved
+        return await (self._delete if rule.how is How.DELETE else self._probe)(begun)
+
+    async def _look_again(self, begun: Begun) -> Result | None:
+        """With the lease held: None if the resource still is as it was found."""
+        found = begun.case.found
+        try:
+            present = await begun.case.page.look_again(found.id)
+        except FindError as error:
+            return await self._ends.put_off(begun, str(error))  # no backend was asked
+        if present is None or present.status != found.status:
+            return await self._ends.end(begun, ResourceOutcome.MOVED_ON)
+        if present.busy:
+            return await self._ends.end(begun, ResourceOutcome.LEFT, reason="it is busy")
+        return None
+
+    async def _call(
+        self, begun: Begun, limit_s: float, on_overdue: Callable[[str], None] | None = None
+    ) -> HookEnd:
+        hook = begun.case.rule.hook
+        assert hook is not None
+        assert hook.target is not None
+        return await self._calls.call(
+            hook.target,
+            begun.ctx,
+            before=(begun.case.found,),
+            limit_s=limit_s,
+            on_overdue=on_overdue,
+        )
+
+    async def _delete(self, begun: Begun) -> Result:
+        on_overdue = partial(self._ends.tell_overdue, begun, begun.case.rule.name)
+        end = await self._call(begun, begun.case.kind.max_wait_s, on_overdue)
+        if end.fault:
+            return await self._ends.fail(begun, end.fault)
+        return await self._ends.write(begun, begun.case.rule.done, ResourceOutcome.SETTLED)
+
+    async def _probe(self, begun: Begun) -> Result:
+        name = begun.case.rule.name
+        end = await self._call(begun, self._settings.probe_timeout_s)
+        if end.is_unwritten:
+            return await self._ends.fail(begun, f"{name} is not implemented")
+        if end.fault:
+            return await self._ends.wait(begun, None, end.fault)
+        match end.value:
+            case Settled(status=status) if status in begun.case.kind.rules:
+                why = f"{name} answered {status!r}, which is a status that has a rule"
+                return await self._ends.wait(begun, None, why)
+            case Settled(status=status, facts=facts):
+                return await self._ends.write(begun, status, ResourceOutcome.SETTLED, facts=facts)
+            case Absent(reason):
+                return await self._ends.fail(begun, str(reason))
+            case _:
+                return await self._wait(begun, name, end.value)
+
+    async def _wait(self, begun: Begun, name: str, answer: object) -> Result:
+        if isinstance(answer, Wait):
+            return await self._ends.wait(begun, answer.seconds, f"{name} said Wait")
+        said = words_of(answer)[:80]
+        why = f"{name} answered {said}: it returns Settled, Absent or Wait"
+        return await self._ends.wait(begun, None, why)
