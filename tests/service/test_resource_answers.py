@@ -112,6 +112,46 @@ async def test_an_unknown_truth_is_asked_again_and_fails_in_the_end(
     assert shares.finding("a") is None
 
 
+@pytest.mark.parametrize("answer", [Wait(3), False, True, Settled("deleted"), "gone"])
+async def test_a_delete_that_returns_something_has_deleted_nothing(
+    world: World, svc: Service, answer: Any
+):
+    """
+    It may mean that the deletion goes on: the delete is done again, until it returns nothing.
+    """
+    shares = Shares(world, svc)
+    shares.add("a", status="deleting")
+    shares.deletes = lambda _id, n: answer if n < 4 else None
+    life = await world.start(svc, reconciliation_interval_s=30)
+
+    result = results(await settle(life))["a"]
+
+    assert (result.outcome, result.written) == (ResourceOutcome.WAITING, None)
+    assert result.reason == (
+        f"delete_again returned {answer!r}: a delete returns nothing, when the resource is gone"
+    )
+    await world.until(lambda: bool(shares.written))
+    assert shares.written == [("a", "deleting", "deleted")]
+    assert len(shares.deleted) == 4
+
+
+async def test_a_delete_that_returns_something_for_too_long_has_failed(world: World, svc: Service):
+    """
+    After `max_wait` in all, with what it has returned as the reason.
+    """
+    shares = Shares(world, svc, max_wait="5m")
+    shares.add("a", status="deleting")
+    shares.deletes = lambda _id, _n: False
+    life = await world.start(svc)
+
+    await world.until(lambda: bool(shares.written))
+
+    assert shares.written == [("a", "deleting", "error_deleting")]
+    (told,) = life.told("resource.failed")
+    assert told["reason"].startswith("gave up: delete_again returned False: a delete returns")
+    assert 290 <= shares.deleted[-1].at - shares.deleted[0].at <= 340
+
+
 async def test_wait_says_when_it_is_asked_again(world: World, svc: Service):
     """
     Also for longer than the pause of a failure, and never beyond `max_wait`.

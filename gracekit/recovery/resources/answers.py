@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from gracekit.recovery.decisions import Wait
 from gracekit.recovery.hook_calls import HookCalls, HookEnd
@@ -14,6 +15,8 @@ from gracekit.recovery.resources.rule_ends import Begun, RuleEnds
 from gracekit.recovery.resources.rules import How
 from gracekit.recovery.shared import Shared
 from gracekit.rpc.failures import words_of
+
+DELETE_RETURNS: Final = "a delete returns nothing, when the resource is gone"
 
 
 class RuleAnswers:
@@ -74,6 +77,9 @@ class RuleAnswers:
         end = await self._call(begun, begun.case.kind.max_wait_s, on_overdue)
         if end.fault:
             return await self._ends.fail(begun, end.fault)
+        if end.value is not None:  # "still deleting", perhaps
+            why = f"{begun.case.rule.name} returned {words_of(end.value)[:80]}: {DELETE_RETURNS}"
+            return await self._ends.wait(begun, None, why)
         return await self._ends.write(begun, begun.case.rule.done, ResourceOutcome.SETTLED)
 
     async def _probe(self, begun: Begun) -> Result:

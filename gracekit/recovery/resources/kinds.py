@@ -125,8 +125,8 @@ class ResourceKind:
 
         Args:
             statuses: Which are settled so.
-            done: Status when the function returns.
-            failed: Status when it raises, or takes longer than `max_wait`.
+            done: Status when the function has returned None: the resource is gone.
+            failed: Status when it raises, or is not done after `max_wait`.
 
         Raises:
             DeclarationError: it cannot work; the message says why.
