@@ -30,12 +30,17 @@ class HookEnd:
     Attributes:
         value: What it returned, in time or while its end was waited for; None if it did not.
         fault: Why it has no value in time, as a text; empty if it returned.
-        is_unwritten: Whether it raised NotImplementedError.
+        raised: What it has raised in time; None if it has not.
     """
 
     value: Any = None
     fault: str = ""
-    is_unwritten: bool = False
+    raised: BaseException | None = None
+
+    @property
+    def is_unwritten(self) -> bool:
+        """Whether it raised NotImplementedError."""
+        return isinstance(self.raised, NotImplementedError)
 
 
 class HookCalls:
@@ -89,7 +94,7 @@ class HookCalls:
             return HookEnd(fault="cancelled")
         if (raised := calling.exception()) is None:
             return HookEnd(value=calling.result())
-        return HookEnd(fault=words_of(raised), is_unwritten=isinstance(raised, NotImplementedError))
+        return HookEnd(fault=words_of(raised), raised=raised)
 
 
 async def _wait_for_end(calling: asyncio.Future[Any], on_overdue: Callable[[], None]) -> None:

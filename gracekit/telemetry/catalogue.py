@@ -113,7 +113,8 @@ _SERVICE: Final = (
     _event(
         "hook.failed",
         _E,
-        "Code of the application raised.",
+        "Code of the application raised, or returned what it may not. Of a function of a kind: a "
+        "WARNING with the traceback, once a pass for each kind of error.",
         "hook task_id method error",
         kind="hook",
     ),

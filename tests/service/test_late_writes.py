@@ -44,6 +44,7 @@ def test_a_write_that_returns_too_late_has_written(answer: bool) -> None:
 
     async def main() -> None:
         async with InMemoryService(svc) as one:
+            one.expect("hook.failed")
             await one.pass_time(3600)
             if answer:
                 (settled,) = one.told("resource.settled")

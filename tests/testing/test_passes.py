@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from gracekit import Absent, Context, Found, GracekitError, Service, Settled, Wait
-from gracekit.testing import InMemoryService, Point, ResourceOutcome
+from gracekit.testing import InMemoryService, Point, ResourceOutcome, ServiceFaultError
 from tests.testing.virtual import virtual
 
 
@@ -111,6 +111,31 @@ async def test_one_kind_or_resource_can_be_chosen(svc: Service, shares: Shares):
 
 
 @virtual
+async def test_a_rule_that_raises_ends_the_test(svc: Service, shares: Shares):
+    """
+    As every other function of the application: a bug in it would be taken for a backend that is
+    away. Unless the test expects it.
+    """
+    shares.records = {"a": "creating"}
+
+    async def probe(ctx: Context, found: Found) -> Settled:
+        raise KeyError(found.id)
+
+    shares.kind.rules["creating"].hook.bind(probe)  # type: ignore[union-attr]  # a probe has one
+
+    async def reconcile() -> None:
+        async with InMemoryService(svc) as one:
+            (result,) = await one.reconcile()
+            assert result.outcome is ResourceOutcome.WAITING
+
+    with pytest.raises(ServiceFaultError, match=r"hook\.failed: .*share\.probe.*KeyError\('a'\)"):
+        await reconcile()
+    async with InMemoryService(svc) as one:
+        one.expect("hook.failed")
+        await one.reconcile()
+
+
+@virtual
 async def test_what_is_young_is_left(svc: Service, shares: Shares):
     """
     A pass by hand, as the first one, touches what has had its status for
@@ -142,6 +167,7 @@ async def test_what_cannot_be_settled_by_hand_is_said(svc: Service, shares: Shar
         shares.is_broken = True
         with pytest.raises(GracekitError, match=r"share: .*the database is away"):
             await one.reconcile()
+        one.expect("hook.failed")
 
         await one.drain()
         with pytest.raises(GracekitError, match="no process of"):

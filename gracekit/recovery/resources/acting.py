@@ -11,8 +11,8 @@ from gracekit.errors import ConflictError, StoreError
 from gracekit.journal.findings import FindingRows, Sighting
 from gracekit.leases.leases import Guard, Resource
 from gracekit.process import Point
-from gracekit.recovery.hook_calls import HookCalls
 from gracekit.recovery.resources.answers import RuleAnswers
+from gracekit.recovery.resources.kind_calls import KindCalls
 from gracekit.recovery.resources.results import ResourceOutcome, Result, left
 from gracekit.recovery.resources.rule_context import RuleContext
 from gracekit.recovery.resources.rule_ends import LOST, Begun, Case, RuleEnds
@@ -36,7 +36,7 @@ class Acting:
     def __init__(
         self,
         shared: Shared,
-        calls: HookCalls,
+        calls: KindCalls,
         findings: FindingRows,
         may_begin: Callable[[], bool],
         unended: UnendedRules,

@@ -7,22 +7,24 @@ from functools import partial
 from typing import Final
 
 from gracekit.recovery.decisions import Wait
-from gracekit.recovery.hook_calls import HookCalls, HookEnd
+from gracekit.recovery.hook_calls import HookEnd
 from gracekit.recovery.resources.found import Absent, Settled
+from gracekit.recovery.resources.kind_calls import KindCalls
 from gracekit.recovery.resources.reading import FindError
 from gracekit.recovery.resources.results import ResourceOutcome, Result
 from gracekit.recovery.resources.rule_ends import Begun, RuleEnds
-from gracekit.recovery.resources.rules import How
+from gracekit.recovery.resources.rules import How, KindHook
 from gracekit.recovery.shared import Shared
 from gracekit.rpc.failures import words_of
 
+PROBE_RETURNS: Final = "it returns Settled, Absent or Wait"
 DELETE_RETURNS: Final = "a delete returns nothing, when the resource is gone"
 
 
 class RuleAnswers:
     """Follows the rules of one run; their leases are held meanwhile."""
 
-    def __init__(self, shared: Shared, calls: HookCalls, ends: RuleEnds) -> None:
+    def __init__(self, shared: Shared, calls: KindCalls, ends: RuleEnds) -> None:
         self._settings = shared.settings
         self._calls = calls
         self._ends = ends
@@ -61,11 +63,9 @@ class RuleAnswers:
     async def _call(
         self, begun: Begun, limit_s: float, on_overdue: Callable[[str], None] | None = None
     ) -> HookEnd:
-        hook = begun.case.rule.hook
-        assert hook is not None
-        assert hook.target is not None
         return await self._calls.call(
-            hook.target,
+            begun.case.kind,
+            _hook_of(begun),
             begun.ctx,
             before=(begun.case.found,),
             limit_s=limit_s,
@@ -78,31 +78,43 @@ class RuleAnswers:
         if end.fault:
             return await self._ends.fail(begun, end.fault)
         if end.value is not None:  # "still deleting", perhaps
-            why = f"{begun.case.rule.name} returned {words_of(end.value)[:80]}: {DELETE_RETURNS}"
-            return await self._ends.wait(begun, None, why)
+            return await self._wrong(begun, f"returned {_short(end.value)}: {DELETE_RETURNS}")
         return await self._ends.write(begun, begun.case.rule.done, ResourceOutcome.SETTLED)
 
     async def _probe(self, begun: Begun) -> Result:
-        name = begun.case.rule.name
         end = await self._call(begun, self._settings.probe_timeout_s)
         if end.is_unwritten:
-            return await self._ends.fail(begun, f"{name} is not implemented")
+            return await self._ends.fail(begun, f"{begun.case.rule.name} is not implemented")
         if end.fault:
             return await self._ends.wait(begun, None, end.fault)
-        match end.value:
+        return await self._take_answer(begun, end.value)
+
+    async def _take_answer(self, begun: Begun, answer: object) -> Result:
+        match answer:
             case Settled(status=status) if status in begun.case.kind.rules:
-                why = f"{name} answered {status!r}, which is a status that has a rule"
-                return await self._ends.wait(begun, None, why)
+                why = f"answered {status!r}, which is a status that has a rule"
+                return await self._wrong(begun, why)
             case Settled(status=status, facts=facts):
                 return await self._ends.write(begun, status, ResourceOutcome.SETTLED, facts=facts)
             case Absent(reason):
-                return await self._ends.fail(begun, str(reason))
+                return await self._ends.fail(begun, reason)
+            case Wait(seconds=seconds):
+                return await self._ends.wait(begun, seconds, f"{begun.case.rule.name} said Wait")
             case _:
-                return await self._wait(begun, name, end.value)
+                return await self._wrong(begun, f"answered {_short(answer)}: {PROBE_RETURNS}")
 
-    async def _wait(self, begun: Begun, name: str, answer: object) -> Result:
-        if isinstance(answer, Wait):
-            return await self._ends.wait(begun, answer.seconds, f"{name} said Wait")
-        said = words_of(answer)[:80]
-        why = f"{name} answered {said}: it returns Settled, Absent or Wait"
-        return await self._ends.wait(begun, None, why)
+    async def _wrong(self, begun: Begun, said: str) -> Result:
+        """Its function has returned what it may not; *said* is what, and what it may."""
+        hook = _hook_of(begun)
+        self._calls.tell(begun.case.kind, hook, said)
+        return await self._ends.wait(begun, None, f"{hook.name} {said}")
+
+
+def _hook_of(begun: Begun) -> KindHook:
+    hook = begun.case.rule.hook
+    assert hook is not None  # of a mark nothing is called
+    return hook
+
+
+def _short(answer: object) -> str:
+    return words_of(answer)[:80]

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from gracekit.errors import GracekitError
 from gracekit.leases.leases import Resource
-from gracekit.recovery.hook_calls import HookCalls
 from gracekit.recovery.resources.found import Found
+from gracekit.recovery.resources.kind_calls import KindCalls
 from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.recovery.resources.results import LONGEST_REASON
 from gracekit.recovery.resources.rule_context import RuleContext
@@ -85,7 +85,7 @@ class Reader:
         short: Resources in a page that shows all that are settled at one time, and a few more.
     """
 
-    def __init__(self, shared: Shared, calls: HookCalls) -> None:
+    def __init__(self, shared: Shared, calls: KindCalls) -> None:
         self._services = shared.services
         self._suspects = shared.suspects
         self._limit_s = shared.settings.probe_timeout_s
@@ -124,14 +124,15 @@ class Reader:
     ) -> list[Found]:
         """As `read`, for a rule that has begun: one that is kept apart would wait for itself."""
         hook = kind.hook("find")
-        assert hook.target is not None
-        context = self.context(f"find of kind {kind.name}")
-        end = await self._calls.call(
-            hook.target, context, {"after": after, "limit": limit}, limit_s=self._limit_s
-        )
+        context, args = self.context(f"find of kind {kind.name}"), {"after": after, "limit": limit}
+        end = await self._calls.call(kind, hook, context, args, limit_s=self._limit_s)
         if end.fault:
             raise FindError(f"{_name(kind)}(): {end.fault[:LONGEST_REASON]}")
-        return _checked(kind, end.value, after)
+        try:
+            return _checked(kind, end.value, after)
+        except FindError as error:
+            self._calls.tell(kind, hook, str(error))
+            raise
 
     def context(
         self, what: str, resource: Resource | None = None, token: int | None = None

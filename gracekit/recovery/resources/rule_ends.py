@@ -13,8 +13,8 @@ from gracekit.journal.findings import FindingRow, FindingRows
 from gracekit.leases.leases import Guard, Resource
 from gracekit.process import Point
 from gracekit.recovery.decisions import probe_pause_s
-from gracekit.recovery.hook_calls import HookCalls
 from gracekit.recovery.resources.found import Found
+from gracekit.recovery.resources.kind_calls import KindCalls
 from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.recovery.resources.reading import Page
 from gracekit.recovery.resources.results import (
@@ -23,15 +23,16 @@ from gracekit.recovery.resources.results import (
     Result,
     short_facts,
 )
+from gracekit.recovery.resources.rule_context import RuleContext
 from gracekit.recovery.resources.rules import StatusRule
 from gracekit.recovery.resources.unended import InterimResult
 from gracekit.recovery.shared import Shared
-from gracekit.request.work_context import WorkContext
 from gracekit.rpc.failures import words_of
 from gracekit.store.batch import Batch
 
 NO_FACTS: Final[Mapping[str, object]] = MappingProxyType({})
 LOST: Final = "its lease was lost"
+WRITE_RETURNS: Final = "it returns True if it has changed the record, else False"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +76,14 @@ class Begun(NamedTuple):
     guard: Guard
     row_id: int
     waiting_since: float | None
-    ctx: WorkContext
+    ctx: RuleContext
     overdue: InterimResult
 
 
 class RuleEnds:
     """Ends the rules of one run."""
 
-    def __init__(self, shared: Shared, calls: HookCalls, findings: FindingRows) -> None:
+    def __init__(self, shared: Shared, calls: KindCalls, findings: FindingRows) -> None:
         self._journal = shared.journal
         self._leases = shared.leases
         self._settings = shared.settings
@@ -139,10 +140,11 @@ class RuleEnds:
         """Write *status* in the place of the one that was found, unless the lease was lost."""
         if not await self._leases.is_ours(begun.guard):
             return self.tell(begun, ResourceOutcome.STALE, reason=LOST)
-        hook = begun.case.kind.hook("write")
-        assert hook.target is not None
+        kind = begun.case.kind
+        hook = kind.hook("write")
         answer = await self._calls.call(
-            hook.target,
+            kind,
+            hook,
             begun.ctx,
             before=(begun.case.found, status, facts),
             limit_s=self._settings.probe_timeout_s,
@@ -155,10 +157,10 @@ class RuleEnds:
             return await self.end(
                 begun, ResourceOutcome.MOVED_ON if is_ours else ResourceOutcome.STALE
             )
-        said = answer.fault or (
-            f"answered {words_of(answer.value)[:80]}: it returns True if it has changed the "
-            "record, else False"
-        )
+        said = answer.fault
+        if not said:
+            said = f"answered {words_of(answer.value)[:80]}: {WRITE_RETURNS}"
+            self._calls.tell(kind, hook, said)
         return await self.put_off(begun, f"{hook.name}: {said}")
 
     async def end(

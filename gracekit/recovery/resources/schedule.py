@@ -15,6 +15,7 @@ from gracekit.recovery.hook_calls import HookCalls
 from gracekit.recovery.resources.acting import Acting
 from gracekit.recovery.resources.asking_again import AskingAgain
 from gracekit.recovery.resources.judging import PassRequest
+from gracekit.recovery.resources.kind_calls import KindCalls
 from gracekit.recovery.resources.kind_table import KindTable
 from gracekit.recovery.resources.pass_events import PassEvents
 from gracekit.recovery.resources.passes import ResourcePass
@@ -51,9 +52,10 @@ class Resources:
         self._run_id = shared.journal.run_id
         self._kinds = kinds
         self._findings = findings
-        self._reader = Reader(shared, calls)
+        self._calls = KindCalls(calls, shared.telemetry)
+        self._reader = Reader(shared, self._calls)
         self._unended = UnendedRules(shared, on_end=self._ask_again_soon)
-        self._acting = Acting(shared, calls, findings, self.may_begin, self._unended)
+        self._acting = Acting(shared, self._calls, findings, self.may_begin, self._unended)
         self._queues = QueueWait(shared, servers.values())
         self._again = AskingAgain(
             shared, kinds, findings, self._reader, self._acting, self.may_begin
@@ -248,6 +250,7 @@ class Resources:
     async def _make_alone(self, request: PassRequest, report: PassReport) -> None:
         # Its moment: what is younger waits for the next one.
         one = self._new_pass(request, report)
+        self._calls.begin_pass()
         events = PassEvents(one, self._telemetry, self._clock)
         telling = asyncio.create_task(events.tell_progress(self._settings.progress_every_s))
         try:

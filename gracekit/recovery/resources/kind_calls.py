@@ -1,0 +1,75 @@
+"""Calls the functions of kinds, and logs what goes wrong in one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from gracekit.recovery.hook_calls import HookCalls, HookEnd
+from gracekit.recovery.resources.kinds import ResourceKind
+from gracekit.recovery.resources.rule_context import RuleContext
+from gracekit.recovery.resources.rules import KindHook
+from gracekit.rpc.failures import kind_of
+from gracekit.telemetry.telemetry import Telemetry
+
+
+class KindCalls:
+    """Calls the functions of one run's kinds.
+
+    A backend that is away makes a rule raise for each resource, and again at each retry. So what
+    goes wrong is logged once a pass for each function and kind of error, with its traceback.
+    """
+
+    def __init__(self, calls: HookCalls, telemetry: Telemetry) -> None:
+        self._calls = calls
+        self._telemetry = telemetry
+        self._told: set[tuple[str, str, str]] = set()  # kind, function, error
+
+    def begin_pass(self) -> None:
+        """Log everything anew."""
+        self._told.clear()
+
+    async def call(
+        self,
+        kind: ResourceKind,
+        hook: KindHook,
+        ctx: RuleContext,
+        args: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        limit_s: float,
+        before: Sequence[Any] = (),
+        on_overdue: Callable[[str], None] | None = None,
+    ) -> HookEnd:
+        """Call *hook* of *kind*; the other arguments are those of `HookCalls.call`."""
+        assert hook.target is not None
+        end = await self._calls.call(
+            hook.target, ctx, args, limit_s=limit_s, before=before, on_overdue=on_overdue
+        )
+        if end.fault and not end.is_unwritten:
+            self.tell(kind, hook, end.fault, end.raised)
+        return end
+
+    def tell(
+        self, kind: ResourceKind, hook: KindHook, error: str, raised: BaseException | None = None
+    ) -> None:
+        """Log what *hook* has done wrong, unless that was logged in this pass.
+
+        Args:
+            kind: Whose function it is.
+            hook: The function.
+            error: What was wrong, as a text.
+            raised: What it has raised; None if it returned, or did not answer.
+        """
+        what = (kind.name, hook.name, "" if raised is None else kind_of(raised))
+        if what in self._told:
+            return
+        self._told.add(what)
+        self._telemetry.emit(
+            "hook.failed",
+            level=logging.WARNING,
+            cause=raised,
+            hook=f"{kind.name}.{hook.name}",
+            error=error,
+        )
