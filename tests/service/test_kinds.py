@@ -314,11 +314,12 @@ def test_a_kind_says_what_it_is(svc: Service):
     share = complete(svc.kind("share"))
     share.probe("creating", failed="error")(ask)
     share.delete("deleting", done="deleted", failed="error_deleting")(delete)
-    share.mark({"in-restore": "lost"}, reverting="error")
+    share.mark({"in-restore": "lost"}, reverting="error", deleted="purged")
     share.leave("migrating", why="so")
 
     assert share.of(7) == ("share", "7")
     assert share.of(None) is None
     assert repr(share) == "<ResourceKind share>"
-    assert share.failed_statuses == {"error", "error_deleting", "lost"}
+    assert share.failed_statuses == {"error", "error_deleting", "lost", "purged"}
+    assert share.end_statuses == {"error", "error_deleting", "lost", "purged"}  # no "deleted"
     svc.check()

@@ -84,6 +84,28 @@ async def test_what_needs_a_failed_resource_is_failed_without_a_question(
     assert any("dependency share_server:srv-7" in detail for detail in details)
 
 
+async def test_what_has_its_end_is_not_left(world: World, svc: Service):
+    """
+    `find` shows the failed ones for what needs them: they wait for nothing, and their number would
+    look like that of stuck records. What has an unknown status is left.
+    """
+    server = Shares(world, svc, "share_server")
+    share = Shares(world, svc, after=server.kind)
+    server.add("srv-6", status="error")
+    server.add("srv-7", status="deleted")
+    server.add("srv-8", status="odd")
+    server.shows = {"error", "deleted", "odd"}
+    share.add("sh-6", needs=(server.kind.of("srv-6"),))
+    life = await world.start(svc)
+
+    told = await first_pass(life)
+
+    assert share.statuses() == {"sh-6": "error"}
+    assert (told["failed"], told["left"]) == (1, 1)
+    assert [one["status"] for one in life.told("resource.unruled")] == ["odd"]
+    assert why_left(await settle(life)) == {"srv-8": "status 'odd' has no rule"}
+
+
 async def test_what_needs_an_unsettled_resource_waits_for_it(world: World, svc: Service):
     """
     It is left, and settled in the pass after the need has come to its end.

@@ -101,10 +101,12 @@ class Judging:
     def case(
         self, kind: ResourceKind, page: Page, found: Found, known: FindingRow | None
     ) -> Case | Result | None:
-        """What is to be settled, or why it is left; None for what nobody has asked for."""
+        """What is to be settled, or why it is left; None if it has ended, or nobody has asked."""
         state = self.states[kind.name]
         if kind.name in self._needed and found.status in kind.failed_statuses:
             state.failed.add(found.id)
+        if found.status not in kind.rules and found.status in kind.end_statuses:
+            return None  # shown for the sake of what needs it
         only = self._request.resource
         is_asked = self._request.covers(kind.name) and only in {None, (kind.name, found.id)}
         dependency = self._needs(kind, found, _failed)
@@ -116,7 +118,7 @@ class Judging:
             self._note_unsettled(kind, found)
         if not is_asked:
             return None
-        if found.status not in kind.rules and found.status not in kind.failed_statuses:
+        if found.status not in kind.rules:
             self._report.unruled[kind.name, found.status] += 1
         if reason is not None:
             return left(kind.name, found, reason)
@@ -138,8 +140,6 @@ class Judging:
         self, kind: ResourceKind, found: Found, known: FindingRow | None, *, at_once: bool
     ) -> str | None:
         rule = kind.rules.get(found.status)
-        if rule is None and found.status in kind.failed_statuses:
-            return "it has failed"  # shown for the sake of what needs it
         if rule is None:
             return f"status {found.status!r} has no rule"
         if found.busy:

@@ -186,6 +186,12 @@ class ResourceKind:
         return frozenset(rule.failed for rule in self._rules.values() if rule.failed)
 
     @property
+    def end_statuses(self) -> frozenset[str]:
+        """Those that rules end in, and that have no rule themselves: nothing is left to do."""
+        done = {rule.done for rule in self._rules.values() if rule.done}
+        return frozenset((done | self.failed_statuses) - self._rules.keys())
+
+    @property
     def hooks(self) -> Iterator[KindHook]:
         """All functions that are called."""
         yield from self._hooks.values()
