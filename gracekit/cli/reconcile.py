@@ -32,6 +32,9 @@ TOLD_EVERY_S: Final = 5.0
 
 _HEADERS: Final = ("KIND", "ID", "STATUS", "SINCE", "WOULD")
 _TOLD: Final = ("settled", "failed", "waiting", "stale")
+_UNTOUCHED: Final = ("left", "moved_on")
+MOST_UNTOUCHED: Final = 20
+"""Resources that the pass has not changed, and that are listed behind those that it has."""
 
 
 @click.command()
@@ -107,7 +110,6 @@ class _Watch:
         self._records = records
         self._asked = asked
         self._as_json = as_json
-        self._shown = {*_TOLD, "left", "moved_on"} if asked["resource"] else set(_TOLD)
         self._told_at = time.monotonic()
         self._told_of_pass = False
         self.run = run
@@ -165,7 +167,7 @@ class _Watch:
         if self._as_json:
             return
         for result in report["results"]:
-            if result["outcome"] in self._shown:
+            if result["outcome"] in _TOLD:
                 click.echo(_line(result))
         if time.monotonic() - self._told_at >= TOLD_EVERY_S and (words := self._waits(report)):
             self._told_at = time.monotonic()
@@ -251,13 +253,21 @@ def _tell_end(report: Mapping[str, Any], resource: str | None) -> None:
     if resource is not None and not report["results"] and is_whole:
         click.echo(f"{safe(resource)} was not found in a transient status: nothing to settle")
         return
-    for line in _troubles(report):
+    for line in (*_untouched(report), *_troubles(report)):
         click.echo(line)
     words = [f"{counts[name]} {name}" for name in _TOLD if counts[name] or name == "settled"]
     words += [f"{counts['moved_on']} moved on"] if counts["moved_on"] else []
     words.append(f"{counts['left']} left")
     tasks = f"; {plural(report['tasks'], 'task')} settled" if report["tasks"] else ""
     click.echo(f"{', '.join(words)}{tasks}")
+
+
+def _untouched(report: Mapping[str, Any]) -> list[str]:
+    """Which were left or have moved on, and why; the first of them."""
+    some = [one for one in report["results"] if one["outcome"] in _UNTOUCHED]
+    lines = [_line(one) for one in some[:MOST_UNTOUCHED]]
+    number = sum(report["counts"][name] for name in _UNTOUCHED)
+    return lines + [f"and {number - len(lines)} more"] * (number > len(lines))
 
 
 def _troubles(report: Mapping[str, Any]) -> list[str]:

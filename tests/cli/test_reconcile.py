@@ -205,6 +205,30 @@ def test_one_resource_is_settled_alone(tmp_path: Path):
     assert both.code == 2
 
 
+def test_what_was_left_is_listed_with_its_reason(tmp_path: Path):
+    """
+    The first 20, behind what was changed: the number alone would not say which, nor why.
+    """
+    left = [["share", f"z-{n:02}", {"status": "migrating", "since": 1}] for n in range(25)]
+    prepare(tmp_path, *left)
+    with serving(tmp_path, **BY_HAND):
+        answer = gracekit(tmp_path, "reconcile", "--kind", "share")
+
+    why = "migrating   left: migration_continue goes on with it"
+    lines = answer.out.splitlines()
+    assert lines[:3] == [
+        "share:sh-1  creating -> available   export_locations=2   by was_it_created, token 1",
+        "share:sh-2  deleting -> deleted   by delete_again, token 1",
+        "share:sh-6  creating -> available   export_locations=2   by was_it_created, token 1",
+    ]
+    assert lines[3:5] == [
+        f"share:sh-4  {why}",
+        "share:sh-5  creating   left: waits for share_server:srv-7",
+    ]
+    assert lines[5:23] == [f"share:z-{n:02}  {why}" for n in range(18)]
+    assert lines[23:] == ["and 7 more", "3 settled, 27 left"]
+
+
 def test_what_waits_is_exit_status_3_and_is_shown_by_status(tmp_path: Path):
     """
     A failed rule is 1; without a living run it is 4.
