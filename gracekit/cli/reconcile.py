@@ -200,7 +200,8 @@ def _line(result: Mapping[str, Any]) -> str:
     """`share:sh-12  creating -> available   export_locations=2   by was_it_created, token 4`."""
     name = f"{safe(result['kind'])}:{safe(result['id'])}"
     if result["written"] is None:
-        words = {"waiting": "waits", "left": "left", "moved_on": "has moved on"}
+        moved = "not written" if _is_refused(result) else "has moved on"
+        words = {"waiting": "waits", "left": "left", "moved_on": moved}
         said = words.get(result["outcome"], result["outcome"])
         why = safe(result["reason"], longest=LONGEST_WHY) if result["reason"] else ""
         return f"{name}  {safe(result['status'])}   {said}{': ' * bool(why)}{why}"
@@ -283,9 +284,15 @@ def _troubles(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _is_refused(result: Mapping[str, Any]) -> bool:
+    """Whether its record has the same status still, and did not take the token."""
+    return result["outcome"] == "moved_on" and bool(result["reason"])
+
+
 def _code(report: Mapping[str, Any], *, dry_run: bool, of_one: bool) -> int:
     counts = report["counts"]
     if report["broken"] or counts["failed"]:
         return ERROR
-    waits = counts["waiting"] or counts["stale"] or (of_one and counts["left"])
+    kept = counts["left"] or any(map(_is_refused, report["results"]))
+    waits = counts["waiting"] or counts["stale"] or (of_one and kept)
     return WAITING if report["interrupted"] or (waits and not dry_run) else 0

@@ -52,7 +52,7 @@ def writer(kind):
     async def write(ctx, found, status, facts):
         rows = read()
         for k, i, row in rows:
-            if (k, i, row["status"]) == (kind, found.id, found.status):
+            if (k, i, row["status"]) == (kind, found.id, found.status) and "lost" not in i:
                 row["status"] = status
                 records.write_text(json.dumps(rows))
                 return True
@@ -203,6 +203,24 @@ def test_one_resource_is_settled_alone(tmp_path: Path):
     assert unknown.code == 1
     assert "no kind 'shar'; did you mean share?; it has share_server, share" in unknown.err
     assert both.code == 2
+
+
+def test_a_record_that_refuses_the_token_is_exit_status_3(tmp_path: Path):
+    """
+    With --resource: it was asked for, and has its status still.
+    """
+    prepare(tmp_path, ["share", "lost-1", {"status": "deleting", "since": 1}])
+    with serving(tmp_path, **BY_HAND):
+        answer = gracekit(tmp_path, "reconcile", "--resource", "share:lost-1")
+
+    assert answer.code == 3
+    assert answer.out.splitlines() == [
+        (
+            "share:lost-1  deleting   not written: write answered False though the status is "
+            "unchanged: the record may hold a newer token; was the store lost?"
+        ),
+        "0 settled, 1 moved on, 0 left",
+    ]
 
 
 def test_what_was_left_is_listed_with_its_reason(tmp_path: Path):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gracekit import Absent, Done, Service, Settled, Wait
+from gracekit import Absent, Done, Found, Service, Settled, Wait
 from gracekit.recovery.resources.results import ResourceOutcome
 from tests.service.kit import World, now
 from tests.service.shares import Shares, first_pass, hang, results, settle
@@ -305,14 +305,40 @@ async def test_a_write_that_says_false_has_moved_on(world: World, svc: Service):
     """
     shares = Shares(world, svc)
     shares.add("a")
-    shares.writes = lambda _found, _status: False
+
+    def move(_found: Found, _status: str) -> bool:
+        shares.rows["a"].status = "available"
+        return False
+
+    shares.writes = move
     life = await world.start(svc)
 
     result = results(await settle(life))["a"]
 
-    assert (result.outcome, result.written) == (ResourceOutcome.MOVED_ON, None)
+    assert (result.outcome, result.written, result.reason) == (ResourceOutcome.MOVED_ON, None, "")
+    assert life.told("hook.failed") == []
     assert shares.finding("a") is None
     assert world.incidents("resource_settled") == []
+
+
+async def test_a_record_that_refuses_our_token_has_a_reason(world: World, svc: Service):
+    """
+    The store was lost, and tokens began at 1 again: nothing can be written, and each pass says so.
+    """
+    shares = Shares(world, svc)
+    shares.add("a", token=7)
+    life = await world.start(svc, reconciliation_interval_s=60)
+    await first_pass(life)
+
+    result = results(await settle(life))["a"]
+
+    assert (result.outcome, result.written) == (ResourceOutcome.MOVED_ON, None)
+    assert result.reason == (
+        "write answered False though the status is unchanged: the record may hold a newer token; "
+        "was the store lost?"
+    )
+    assert [one["reason"] for one in life.told("resource.left")] == [result.reason] * 2
+    assert [one["hook"] for one in life.told("hook.failed")] == ["share.write"] * 2
 
 
 async def test_write_gets_what_was_found(world: World, svc: Service):

@@ -16,7 +16,7 @@ from gracekit.recovery.decisions import probe_pause_s
 from gracekit.recovery.resources.found import Found
 from gracekit.recovery.resources.kind_calls import KindCalls
 from gracekit.recovery.resources.kinds import ResourceKind
-from gracekit.recovery.resources.reading import Page
+from gracekit.recovery.resources.reading import FindError, Page
 from gracekit.recovery.resources.results import (
     LONGEST_REASON,
     ResourceOutcome,
@@ -24,7 +24,7 @@ from gracekit.recovery.resources.results import (
     short_facts,
 )
 from gracekit.recovery.resources.rule_context import RuleContext
-from gracekit.recovery.resources.rules import StatusRule
+from gracekit.recovery.resources.rules import KindHook, StatusRule
 from gracekit.recovery.resources.unended import InterimResult
 from gracekit.recovery.shared import Shared
 from gracekit.rpc.failures import words_of
@@ -33,6 +33,11 @@ from gracekit.store.batch import Batch
 NO_FACTS: Final[Mapping[str, object]] = MappingProxyType({})
 LOST: Final = "its lease was lost"
 WRITE_RETURNS: Final = "it returns True if it has changed the record, else False"
+
+UNCHANGED: Final = (
+    "answered False though the status is unchanged: the record may hold a newer token; was the "
+    "store lost?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,15 +158,26 @@ class RuleEnds:
         if answer.value is True:  # also when it came late: the record says so already
             return await self.end(begun, outcome, written=status, reason=reason, facts=facts)
         if answer.value is False:
-            is_ours = await self._leases.is_ours(begun.guard)
-            return await self.end(
-                begun, ResourceOutcome.MOVED_ON if is_ours else ResourceOutcome.STALE
-            )
+            return await self._refused(begun, hook)
         said = answer.fault
         if not said:
             said = f"answered {words_of(answer.value)[:80]}: {WRITE_RETURNS}"
             self._calls.tell(kind, hook, said)
         return await self.put_off(begun, f"{hook.name}: {said}")
+
+    async def _refused(self, begun: Begun, hook: KindHook) -> Result:
+        """Its write has changed nothing: the record has moved on, or does not take the token."""
+        if not await self._leases.is_ours(begun.guard):
+            return await self.end(begun, ResourceOutcome.STALE)
+        found = begun.case.found
+        try:
+            present = await begun.case.page.look_again(found.id)
+        except FindError:
+            present = None  # so nothing is known of the record
+        if present is None or present.status != found.status:
+            return await self.end(begun, ResourceOutcome.MOVED_ON)
+        self._calls.tell(begun.case.kind, hook, UNCHANGED)
+        return await self.end(begun, ResourceOutcome.MOVED_ON, reason=f"{hook.name} {UNCHANGED}")
 
     async def end(
         self,
