@@ -63,9 +63,10 @@ def reconcile(
 
     Ctrl-C detaches, and the pass goes on.
 
-    Exit status: 0 done; 3 something is asked again later, or the pass was cut
-    short by a drain, a quiet or the end of its run; 1 a rule has failed, or a
-    kind could not be read; 4 no run lives or answers; 130 detached.
+    Exit status: 0 done; 3 something is asked again later, or (with --resource)
+    was left or not written, or the pass was cut short by a drain, a quiet or
+    the end of its run; 1 a resource got its failed status, or a kind could not
+    be read; 4 no run lives or answers; 130 detached.
     """
     if kind and resource:
         raise click.UsageError("give --kind or --resource, not both")
@@ -85,10 +86,11 @@ def reconcile(
     if options.as_json:
         one = {"service": run.service, "instance": run.instance, "run_id": run.run_id}
         click.echo(json_text({**one, **report}))
-    elif dry_run and not watch.has_ended:
-        click.echo(_foreseen(report))
     elif not watch.has_ended:
-        _tell_end(report, resource)
+        if not watch.has_kinds:
+            click.echo(f"{safe(run.service)} declares no kinds of resources")
+        if watch.has_kinds or report["tasks"] or report["interrupted"]:
+            click.echo(_foreseen(report) if dry_run else _ended(report, resource))
     click.get_current_context().exit(_code(report, dry_run=dry_run, of_one=resource is not None))
 
 
@@ -101,6 +103,7 @@ class _Watch:
     Attributes:
         run: As last read from the store.
         has_begun: Whether the run has said that the pass has begun.
+        has_kinds: Whether its service declares kinds of resources.
         has_ended: Whether the run has ended before the end of its pass was seen.
     """
 
@@ -113,6 +116,7 @@ class _Watch:
         self._told_at = time.monotonic()
         self._told_of_pass = False
         self.run = run
+        self.has_kinds = True
         self.has_begun = self.has_ended = False
 
     async def make(self) -> dict[str, Any]:
@@ -125,6 +129,7 @@ class _Watch:
         async with ControlClient(self._records.run_directory) as control:
             report = await control.ask(self.run, "reconcile", self._asked)
             self.has_begun, pass_id = True, report["pass_id"]
+            self.has_kinds = report.get("kinds") != 0  # an older run does not say
             while report["next"] is not None:
                 step = {"pass_id": pass_id, "after": report["next"]}
                 answer = await self._look(control, step)
@@ -248,19 +253,17 @@ def _would(one: Mapping[str, Any]) -> str:
     return f"leave: {one['reason']}" if one["outcome"] == "left" else str(one["reason"])
 
 
-def _tell_end(report: Mapping[str, Any], resource: str | None) -> None:
+def _ended(report: Mapping[str, Any], resource: str | None) -> str:
+    """What is printed behind the changes: what was not changed, and the numbers."""
     counts = report["counts"]
     is_whole = not report["broken"] and not report["interrupted"]
     if resource is not None and not report["results"] and is_whole:
-        click.echo(f"{safe(resource)} was not found in a transient status: nothing to settle")
-        return
-    for line in (*_untouched(report), *_troubles(report)):
-        click.echo(line)
+        return f"{safe(resource)} was not found in a transient status: nothing to settle"
     words = [f"{counts[name]} {name}" for name in _TOLD if counts[name] or name == "settled"]
     words += [f"{counts['moved_on']} moved on"] if counts["moved_on"] else []
     words.append(f"{counts['left']} left")
     tasks = f"; {plural(report['tasks'], 'task')} settled" if report["tasks"] else ""
-    click.echo(f"{', '.join(words)}{tasks}")
+    return "\n".join((*_untouched(report), *_troubles(report), f"{', '.join(words)}{tasks}"))
 
 
 def _untouched(report: Mapping[str, Any]) -> list[str]:

@@ -56,7 +56,8 @@ class HandPasses:
         return self._reconciler.settles
 
     def begin(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin a pass; the answer is that of `look`, with its `pass_id`.
+        """Begin a pass; the answer is that of `look`, with its `pass_id`
+        and the number of `kinds` that the service has.
 
         Args:
             args: `dry_run`, true or false; `kind`, or `resource` as `kind:id`, to settle it alone.
@@ -78,7 +79,9 @@ class HandPasses:
         ended = [name for name, kept in self._passes.items() if kept.task and kept.task.done()]
         for name in ended[: max(0, len(self._passes) - MOST_KEPT)]:
             del self._passes[name]
-        return {"pass_id": pass_id, "dry_run": request.dry_run, **_page_of(one, 0)}
+        kinds = len(self._kinds)
+        about = {"pass_id": pass_id, "dry_run": request.dry_run, "kinds": kinds}
+        return {**about, **_page_of(one, 0)}
 
     async def look(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """How far a pass is, and a page of its results.

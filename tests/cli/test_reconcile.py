@@ -309,6 +309,18 @@ def test_without_unasked_settling_everything_says_so_and_a_pass_by_hand_settles(
     assert statuses(tmp_path)["sh-1"] == "available"
 
 
+def test_a_service_without_kinds_says_so(tmp_path: Path):
+    """
+    "0 settled" would look as if all were well.
+    """
+    write_service(tmp_path, "compute", 'from gracekit import Service\n\nsvc = Service("plain")\n')
+    with serving(tmp_path, **BY_HAND):
+        answers = [gracekit(tmp_path, "reconcile", *more) for more in ((), ("--dry-run",))]
+
+    assert [answer.out for answer in answers] == ["plain declares no kinds of resources\n"] * 2
+    assert [answer.code for answer in answers] == [0, 0]
+
+
 def test_two_services_with_one_kind_cannot_share_a_store(tmp_path: Path):
     """
     The second start is refused with both names, as their rules would fight.

@@ -187,6 +187,8 @@ async def test_nothing_begins_in_a_quiet_and_the_pass_is_made_after_it(world: Wo
     assert shares.asks() == ["a"]
     with pytest.raises(GracekitError, match="the service is quiet, and settles nothing before"):
         await settle(life)
+    with pytest.raises(GracekitError, match="the service is quiet, and looks at no resources bef"):
+        await settle(life, dry_run=True)
 
     await resume(world, life)
     await life.hears("reconciliation.finished", 2)

@@ -146,7 +146,7 @@ async def test_what_is_young_is_left(svc: Service, shares: Shares):
         shares.since = one.clock.wall() - 4
         (result,) = await one.reconcile()
         assert result.outcome is ResourceOutcome.LEFT
-        assert result.reason == "has been creating for 4s only"
+        assert result.reason == "has been creating for less than 10s"
 
         shares.since = one.clock.wall() - 11
         (result,) = await one.reconcile()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gracekit.clock import Clock
+from gracekit.config.values import format_duration
 from gracekit.journal.findings import FindingRow
 from gracekit.leases.leases import Resource
 from gracekit.recovery.resources.acting import Acting
@@ -162,8 +163,10 @@ class Judging:
                 since = self._began_at if known is None else known.first_seen
         if since is None:
             return None
-        had_s = max(0.0, self._began_at - since)
-        return None if had_s >= at_least_s else f"has been {found.status} for {had_s:.0f}s only"
+        if max(0.0, self._began_at - since) >= at_least_s:
+            return None
+        # The limit, and not its age: by the time that somebody reads it, it is older.
+        return f"has been {found.status} for less than {format_duration(at_least_s)}"
 
     def _needs(
         self, kind: ResourceKind, found: Found, which: Callable[[KindState], set[str]]

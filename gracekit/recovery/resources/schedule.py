@@ -186,9 +186,10 @@ class Resources:
             GracekitError: it cannot be made now; the message says why.
         """
         if not self.may_begin():
+            does = "looks at no resources" if request.dry_run else "settles nothing"
             raise GracekitError(
-                f"the service is {self._phase.state.value}, and settles nothing before it takes "
-                "requests again"
+                f"the service is {self._phase.state.value}, and {does} before it takes requests "
+                "again"
             )
         if request.dry_run:
             one = self._new_pass(request, report)
