@@ -47,11 +47,12 @@ class ByHand:
             begun meanwhile: what became of them before.
 
         Raises:
-            GracekitError: a kind could not be read, there is no such kind, or the service takes
-                no requests now.
+            GracekitError: a kind could not be read, there is no such kind, both *kind* and
+                *resource* are given, or the service takes no requests now.
             TimeoutError: the pass has not ended within two hours.
         """
         life = self._living()
+        _check_chosen(kind, resource)
         request = PassRequest(
             by_hand=True,
             dry_run=dry_run,
@@ -67,6 +68,20 @@ class ByHand:
             told = "; ".join(f"{name}: {why}" for name, why in report.broken.items())
             raise GracekitError(f"not all resources could be settled: {told}")
         return report.results
+
+
+def _check_chosen(kind: object, resource: object) -> None:
+    if kind is not None and resource is not None:
+        raise GracekitError("give kind= or resource=, not both")
+    if resource is None:
+        return
+    match resource:
+        case (str(), str()) if isinstance(resource, tuple):
+            return
+    raise GracekitError(
+        f"resource={resource!r} is no kind and id: write resource=share.of('sh-12'), or "
+        "resource=('share', 'sh-12')"
+    )
 
 
 def _check(life: InstanceLife, request: PassRequest) -> None:

@@ -156,13 +156,20 @@ async def test_what_is_young_is_left(svc: Service, shares: Shares):
 @virtual
 async def test_what_cannot_be_settled_by_hand_is_said(svc: Service, shares: Shares):
     """
-    An unknown kind, records that cannot be read, and a service without a process.
+    An unknown kind, a resource without its kind, both at once, records that cannot be read, and a
+    service without a process.
     """
     async with InMemoryService(svc) as one:
         with pytest.raises(
             GracekitError, match=r"no kind 'shrae' is declared; did you mean share\?"
         ):
             await one.reconcile(kind="shrae")
+
+        for wrong in ("a", "share:a", ("share",), ("share", 7), ["share", "a"], 7):
+            with pytest.raises(GracekitError, match=r"write resource=share\.of\('sh-12'\), or"):
+                await one.reconcile(resource=wrong)  # type: ignore[arg-type]  # what is refused
+        with pytest.raises(GracekitError, match="give kind= or resource=, not both"):
+            await one.reconcile(kind="share", resource=("share", "a"))
 
         shares.is_broken = True
         with pytest.raises(GracekitError, match=r"share: .*the database is away"):
