@@ -45,9 +45,9 @@ SHOWN_PAGE: Final = f"""
 SHOWN_ONE: Final = f"""
 SELECT {", ".join(SHOWN)}, CASE WHEN state = 'failed' THEN failure END FROM task
 WHERE request_id = ? AND recipient = '' AND service = ?"""
-# ?1 is how far the clock is ahead now; it was ?3 to ?4 before, and is. Each run does this: the first
-# one moves a row, and the others find it moved; one that has slept through several changes may find
-# it between. Also of a task that runs again: it may park again.
+# ?1 is how far the clock is ahead now, ?3 and ?4 the least and the most of before and now. Each run
+# does this: the first one moves a row, and the others find it moved; one that has slept through
+# several changes may find it between. Also of a task that runs again: it may park again.
 FOLLOW_CLOCK: Final = """
 UPDATE task SET parked_at = parked_at + ?1 - parked_ahead_s,
     pending_deadline = pending_deadline + ?1 - parked_ahead_s, parked_ahead_s = ?1
