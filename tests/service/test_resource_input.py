@@ -41,6 +41,7 @@ pytestmark = pytest.mark.looptime
         ({"id": object()}, "the id of a resource is text, a number or a UUID"),
         ({"busy": "no"}, r"busy= is True or False, and not 'no': write .*busy=bool\(row.busy\)"),
         ({"busy": None}, "busy= is True or False, and not None"),
+        ({"busy": 2}, "busy= is True or False, and not 2"),
         ({"status": ""}, "a status is text of 1 to 100 characters without NUL"),
         ({"status": "x" * 101}, "a status is text of 1 to 100 characters"),
         ({"status": None}, "a status is text of 1 to 100 characters"),
@@ -70,6 +71,7 @@ def test_ids_and_times_may_have_several_types():
     assert Found(7, "creating").id == "7"
     assert Found(UUID(int=1), "creating").id == str(UUID(int=1))
     assert Found(Decimal(12), "creating").id == "12"
+    assert [Found("a", "creating", busy=bit).busy for bit in (0, 1)] == [False, True]
     assert Found("a", "creating", since=moment).since == moment.timestamp()
     assert Found("a", "creating", needs=[None, ("server", 3)]).needs == (("server", "3"),)
 

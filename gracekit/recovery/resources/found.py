@@ -57,8 +57,8 @@ class Found:
             id: Text, a number or a UUID.
             status: As it is on record.
             since: Seconds since 1970, or a datetime with a time zone.
-            busy: Whether somebody works on it, as the application's own record says: True or
-                False, as a text such as "no" would count for True.
+            busy: Whether somebody works on it, as the application's own record says: True, False,
+                1 or 0, as a text such as "no" would count for True.
             needs: What it depends on: `[server.of(row.server_id)]`. None in it is left out.
 
         Raises:
@@ -143,12 +143,12 @@ def id_of(value: object) -> str:
 
 
 def _truth(busy: object) -> bool:
-    if not isinstance(busy, bool):
+    if not isinstance(busy, int) or busy not in {0, 1}:  # which is what databases have for them
         raise InvalidArgumentsError(
             f"busy= is True or False, and not {words_of(busy)}: write "
             "busy=row.task_state is not None, or busy=bool(row.busy)"
         )
-    return busy
+    return bool(busy)
 
 
 def _is_text(name: str) -> bool:
