@@ -23,8 +23,8 @@ REPLIES_DUE: Final = "UPDATE reply SET due_at = ?, owner = ? WHERE task_id = ?"
 # A cursor is progress with the arguments that it was reached with.
 RUN_AGAIN: Final = """
 UPDATE task SET state = 'accepted', reason = NULL, detail = NULL, requested = NULL,
-    args = coalesce(?1, args), cursor = CASE WHEN ?1 IS NULL THEN cursor END,
-    cursor_at = CASE WHEN ?1 IS NULL THEN cursor_at END
+    args = coalesce(?1, args), cursor = CASE WHEN coalesce(?1, args) = args THEN cursor END,
+    cursor_at = CASE WHEN coalesce(?1, args) = args THEN cursor_at END
 WHERE id = ?2 AND owner IS NULL AND state = 'pending' AND parkings = ?3"""
 END: Final = """
 UPDATE task SET state = ?1, failure = ?2, reason = ?3, detail = ?4, finished_at = ?5,

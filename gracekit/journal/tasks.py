@@ -341,7 +341,7 @@ class Journal:
             HAND_OVER,
             cut.value,
             None if returned else self.run_id,
-            None if task.cursor is None else to_json(task.cursor),
+            _text_of(task.cursor),
             now + settle_s if unclean else None,
             task.row_id,
             self.run_id,
@@ -384,6 +384,18 @@ class Journal:
             loop = asyncio.get_running_loop()
             self._flush_timer = loop.call_later(CURSOR_DELAY_S, self._submit_cursors)
 
+    async def set_cursor_back(self, task: TrackedTask) -> None:
+        """Commit that *task* has no cursor any more: its next attempt begins at the beginning.
+
+        At once, as a late commit would leave items out that are about to be undone.
+        """
+        if task.row_id is None:
+            return
+        self._dirty.pop(task.row_id, None)
+        batch = Batch(Point.SAFE_POINT)
+        batch.add(CURSOR, None, self.clock.wall(), task.row_id, self.run_id)
+        await self.commit(batch)
+
     def forget_cursor(self, task: TrackedTask) -> None:
         """The task ended; its cursor no longer matters."""
         self._dirty.pop(task.row_id or 0, None)
@@ -397,7 +409,7 @@ class Journal:
         batch = Batch(Point.SAFE_POINT)
         now = self.clock.wall()
         for row_id, task in self._dirty.items():
-            batch.add(CURSOR, to_json(task.cursor), now, row_id, self.run_id)
+            batch.add(CURSOR, _text_of(task.cursor), now, row_id, self.run_id)
         self._dirty.clear()
         # A cursor that is not written repeats items; the engine reports a broken disk itself.
         self.engine.submit(batch).add_done_callback(_take_exception)
@@ -418,6 +430,10 @@ class Journal:
     ) -> None:
         """List an incident beside its count."""
         batch.add(NOTE, self.clock.wall(), self.run_id, what, request_id, method, detail[:1000])
+
+
+def _text_of(cursor: Any) -> str | None:
+    return None if cursor is None else to_json(cursor)
 
 
 def _take_exception(done: asyncio.Future[Any]) -> None:

@@ -67,9 +67,10 @@ UPDATE task SET state = 'handed_over', cut = ?1, owner = ?2, cursor = coalesce(?
 NOT_STARTED: Final = (
     "UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state = 'accepted'"
 )
+# One that was set back, to none, is no progress: the crashes before it count.
 CURSOR: Final = """
 UPDATE task SET cursor = ?1, cursor_at = ?2,
-    crashes = CASE WHEN cursor IS DISTINCT FROM ?1 THEN 0 ELSE crashes END
+    crashes = CASE WHEN coalesce(?1, cursor) IS DISTINCT FROM cursor THEN 0 ELSE crashes END
 WHERE id = ?3 AND owner = ?4 AND state = 'running'"""
 REJECT: Final = """
 INSERT INTO task (request_id, recipient, service, lane, queue, route, target, namespace, method,

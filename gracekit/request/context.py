@@ -230,12 +230,21 @@ class Context(Mapping[str, Any]):
         A task that is expected to end before the drain's deadline goes on, as
         earlier attempts of its method took no longer.
 
+        None sets it back, for a handler that is about to undo what it has done: that is committed
+        when this returns, and the next attempt begins at the beginning.
+
         Args:
-            cursor: Plain JSON data, small: it is written often.
+            cursor: Plain JSON data, small: it is written often. None: nothing is done.
             last: Nothing is left but to return: do not stop here.
+
+        Raises:
+            StoreError: with None: it could not be committed, so undo nothing.
         """
         self._reached(cursor)
-        self._services.journal.mark_cursor(self._task)
+        if cursor is None:
+            await self._services.journal.set_cursor_back(self._task)
+        else:
+            self._services.journal.mark_cursor(self._task)
         if (asked := self._services.safe_points) is not None:
             await asked.reached(self.method, self.request_id)
         if not last:
@@ -245,7 +254,12 @@ class Context(Mapping[str, Any]):
     def safe_point_in_thread(self, cursor: Any, *, last: bool = False) -> None:
         """`safe_point` for plain `def` handlers, which run in worker threads."""
         self._reached(cursor)
-        self._services.loop.call_soon_threadsafe(self._services.journal.mark_cursor, self._task)
+        services = self._services
+        if cursor is None:
+            back = services.journal.set_cursor_back(self._task)
+            asyncio.run_coroutine_threadsafe(back, services.loop).result()
+        else:
+            services.loop.call_soon_threadsafe(services.journal.mark_cursor, self._task)
         if (asked := self._services.safe_points) is not None:
             asked.reached_in_thread(self.method, self.request_id)
         if not last:

@@ -151,8 +151,9 @@ class ParkedTasks:
                 raise self._unknown(task_id)
             if target.state is not TaskState.PENDING or target.parkings != version:
                 answer = self._late(target, version, order)
-                await self._check_same(target, args)
-                return answer
+                if not args or await self._runs_with(target, args):
+                    return answer
+                continue  # it has ended meanwhile
             end = await self.carry_out(target, order, args, source="resolver")
             if end is not None:
                 return self._answer(target, changed=True, state=end)
@@ -205,7 +206,7 @@ class ParkedTasks:
         """
         journal = self._journal
         news = News.of(journal.clock, sender=journal.run_id)
-        replaced = None if args is None else await self._replaced(target, args)
+        replaced = await self._replaced(target, args) if args else None
         is_retry = order.verb is Verb.RETRY
         outcome = None if is_retry else ordered(str(target), order, target.state, source=source)
         was = state_of(target)
@@ -282,14 +283,21 @@ class ParkedTasks:
             f"cannot be {DONE[order.verb]} as a parked task; `gracekit tasks cancel` ends it"
         )
 
-    async def _check_same(self, target: OrderTarget, args: Mapping[str, Any] | None) -> None:
-        """Raises StaleVersionError if a task that runs again has other arguments than *args*."""
-        row = await self._journal.row(target.id) if args else None
-        if row is not None and args and {**(row.args or {}), **args} != row.args:
+    async def _runs_with(self, target: OrderTarget, args: Mapping[str, Any]) -> bool:
+        """Whether a task that runs again has *args*; not if its own are not kept any more.
+
+        Raises:
+            StaleVersionError: it has others.
+        """
+        row = await self._journal.row(target.id)
+        if row is None or row.args is None:
+            return False
+        if {**row.args, **args} != row.args:
             raise StaleVersionError(
                 f"{target} was retried with other arguments and is {row.state.value}: these change "
                 "nothing any more; look at it again"
             )
+        return True
 
     def _answer(self, target: OrderTarget, *, changed: bool, state: TaskState) -> dict[str, Any]:
         return {

@@ -224,6 +224,32 @@ async def test_a_retry_goes_on_from_the_cursor(world: World, svc: Service):
     assert seen == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("args", [{}, {"size": 4}])
+async def test_a_retry_that_replaces_nothing_goes_on_from_the_cursor(
+    world: World, svc: Service, args: dict[str, Any]
+):
+    """
+    No arguments, or those that it has.
+    """
+    site = Site(world, svc)
+    seen: list[int] = []
+
+    @svc.rpc(on_interrupt="retry")
+    async def fill(ctx: Context, size: int) -> None:
+        async for number in ctx.steps(range(size)):
+            if number == 2 and ctx.attempt == 1:
+                raise NoCapacity("the disk is full")
+            seen.append(number)
+
+    await site.start()
+    await (await site.client()).prepare(request_id="t").cast(fill, size=4)
+    await site.ends("pending")
+    await site.order("retry", args=args)
+    await site.ends("succeeded")
+
+    assert seen == [0, 1, 2, 3]
+
+
 async def test_a_retry_with_other_arguments_begins_anew(world: World, svc: Service):
     """
     A cursor is progress with the arguments before; nothing of the new ones is left out.
@@ -247,29 +273,126 @@ async def test_a_retry_with_other_arguments_begins_anew(world: World, svc: Servi
     assert seen == ["cpu", "disk", "small cpu", "small disk", "net"]
 
 
+class Parts:
+    """Builds of three parts, for the last of which there is no room at the first attempt.
+
+    Attributes:
+        done: The parts that are there.
+        undone: Whether the first attempt has set its cursor back, and undone what it had done.
+    """
+
+    ALL = ("cpu", "disk", "gpu")
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.done: set[str] = set()
+        self.doors = Doors()
+        self.undone = asyncio.Event()
+
+        @site.svc.rpc(on_interrupt="retry", settle=0)
+        async def build(ctx: Context) -> None:
+            async for part in ctx.steps(self.ALL):
+                if part == "gpu" and ctx.attempt == 1:
+                    await self.doors.pass_("gpu")
+                    await ctx.safe_point(None)
+                    self.undo()
+                    await self.doors.pass_("undone")
+                    raise NoCapacity("no gpu")
+                self.done.add(part)
+                await asyncio.sleep(2)
+
+        @site.svc.rpc(on_interrupt="retry", settle=0)
+        def build_in_thread(ctx: Context) -> None:
+            for part in ctx.steps(self.ALL):
+                if part == "gpu" and ctx.attempt == 1:
+                    ctx.safe_point_in_thread(None)
+                    self.undo()
+                    raise NoCapacity("no gpu")
+                self.done.add(part)
+
+        self.build = build
+        self.build_in_thread = build_in_thread
+
+    def undo(self) -> None:
+        self.done.clear()
+        self.undone.set()
+
+    async def cast(self, method: Any) -> None:
+        await (await self.site.client()).prepare(request_id="t").cast(method)
+
+    async def resolve(self) -> None:
+        await self.site.ends("pending")
+        await self.site.order("retry")
+        await self.site.ends("succeeded")
+
+
 async def test_a_handler_that_undoes_its_work_sets_its_cursor_back(world: World, svc: Service):
     """
     `ctx.safe_point(None)`: the next attempt begins at the first step.
     """
-    site = Site(world, svc)
-    seen: list[str] = []
+    parts = Parts(Site(world, svc))
+    await parts.site.start()
+    await parts.cast(parts.build)
+    parts.doors.open("gpu", "undone")
 
-    @svc.rpc(on_interrupt="retry")
-    async def build(ctx: Context, parts: list[str]) -> None:
-        async for part in ctx.steps(parts):
-            if part == "gpu" and ctx.attempt == 1:
-                seen.clear()
-                await ctx.safe_point(None)
-                raise NoCapacity("no gpu")
-            seen.append(part)
+    await parts.resolve()
 
-    await site.start()
-    await (await site.client()).prepare(request_id="t").cast(build, parts=["cpu", "disk", "gpu"])
-    await site.ends("pending")
-    await site.order("retry")
-    await site.ends("succeeded")
+    assert parts.done == {"cpu", "disk", "gpu"}
 
-    assert seen == ["cpu", "disk", "gpu"]
+
+async def test_a_plain_handler_that_undoes_its_work_sets_its_cursor_back(
+    world: World, svc: Service
+):
+    """
+    `ctx.safe_point_in_thread(None)` returns when it is committed.
+    """
+    parts = Parts(Site(world, svc))
+    await parts.site.start()
+    await parts.cast(parts.build_in_thread)
+
+    await parts.resolve()
+
+    assert parts.done == {"cpu", "disk", "gpu"}
+
+
+async def test_a_drain_stops_at_a_cursor_that_is_set_back(world: World, svc: Service):
+    """
+    Nothing is undone, and the next start begins at the first step.
+    """
+    parts = Parts(Site(world, svc))
+    life = await parts.site.start()
+    await parts.cast(parts.build)
+    await parts.doors.wait(1)
+    life.ask_to_stop()
+    await asyncio.sleep(1)
+    parts.doors.open("gpu", "undone")
+    await life.wait_end()
+    assert not parts.undone.is_set()
+    parts.done.clear()
+
+    await parts.site.start()
+    await parts.site.ends("succeeded")
+
+    assert parts.done == {"cpu", "disk", "gpu"}
+
+
+async def test_a_crash_behind_a_cursor_that_is_set_back_leaves_nothing_out(
+    world: World, svc: Service
+):
+    """
+    It is committed before anything is undone, and does not count as progress.
+    """
+    parts = Parts(Site(world, svc))
+    life = await parts.site.start()
+    await parts.cast(parts.build)
+    parts.doors.open("gpu")
+    await parts.undone.wait()
+    await life.crash()
+
+    await parts.site.start()
+    await parts.site.ends("succeeded")
+
+    assert parts.done == {"cpu", "disk", "gpu"}
 
 
 async def test_a_process_that_dies_in_a_retry_leads_to_its_policy(world: World, svc: Service):
