@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -31,11 +31,13 @@ class HookEnd:
         value: What it returned, in time or while its end was waited for; None if it did not.
         fault: Why it has no value in time, as a text; empty if it returned.
         raised: What it has raised in time; None if it has not.
+        has_begun: Whether it was called; a plain one is not, where no thread is free in time.
     """
 
     value: Any = None
     fault: str = ""
     raised: BaseException | None = None
+    has_begun: bool = True
 
     @property
     def is_unwritten(self) -> bool:
@@ -78,8 +80,9 @@ class HookCalls:
                 cancelled, this is called once, with the fault. None: return at *limit_s*.
             trace: Block in which it is called.
         """
+        begin = _Begin()
         calling = asyncio.ensure_future(
-            call_hook(hook, ctx, args, self._threads, before=before, trace=trace)
+            call_hook(begin.noted_by(hook), ctx, args, self._threads, before=before, trace=trace)
         )
         try:
             done, _ = await asyncio.wait({calling}, timeout=limit_s)
@@ -89,12 +92,34 @@ class HookCalls:
             fault = f"no answer within {limit_s:g} s"
             if on_overdue is not None:
                 await _wait_for_end(calling, partial(on_overdue, fault))
-            return HookEnd(value=_value(calling), fault=fault)
+            if not begin.has_come:
+                fault = f"no thread was free within {limit_s:g} s, so it was not called"
+            return HookEnd(value=_value(calling), fault=fault, has_begun=begin.has_come)
         if calling.cancelled():
             return HookEnd(fault="cancelled")
         if (raised := calling.exception()) is None:
             return HookEnd(value=calling.result())
         return HookEnd(fault=words_of(raised), raised=raised)
+
+
+@dataclass(slots=True)
+class _Begin:
+    """Of one call. A plain hook first waits for a thread, so it may never come."""
+
+    has_come: bool = False
+
+    def noted_by(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """*hook*, which notes here that it was called."""
+        if asyncio.iscoroutinefunction(hook):
+            self.has_come = True
+            return hook
+
+        @wraps(hook)
+        def begin(*args: Any, **named: Any) -> Any:
+            self.has_come = True
+            return hook(*args, **named)
+
+        return begin
 
 
 async def _wait_for_end(calling: asyncio.Future[Any], on_overdue: Callable[[], None]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from gracekit import Context, Service, Settled
+from gracekit import Context, Found, Service, Settled
 from gracekit.recovery.resources.results import PassReport, ResourceOutcome
 from tests.service.kit import Doors, Life, World, now
 from tests.service.shares import Shares, first_pass, results, settle, why_left
@@ -305,3 +307,159 @@ async def test_what_ends_in_the_middle_of_a_pass_is_not_taken_for_gone(
 
     assert world.incidents("resource_moved_on") == []
     await world.until(lambda: shares.statuses() == {"a": "available", "b": "available"})
+
+
+# -- plain functions, in threads ----------------------------------------------------------------
+
+
+class Blocked:
+    """Plain functions that hang in their threads until the end of the test.
+
+    Attributes:
+        called: Ids of the resources for which one was called.
+    """
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+        self._go = threading.Event()
+
+    def hang(self, ctx: Context, found: Found, *_: object) -> Any:
+        self.called.append(found.id)
+        self._go.wait(60)
+
+    def let_go(self) -> None:
+        self._go.set()
+
+
+@pytest.fixture
+def blocked(world: World) -> Iterator[Blocked]:
+    one = Blocked()
+    yield one
+    one.let_go()
+
+
+def of_plain(shares: Shares, **functions: Any) -> Shares:
+    """A kind with the plain functions `probe`, `delete` and `find`, or those of *shares*."""
+    kind = shares.kind
+    kind.probe("creating", failed="error")(functions.get("probe", shares.was_it_created))
+    deletes = kind.delete("deleting", done="deleted", failed="error_deleting")
+    deletes(functions.get("delete", shares.delete_again))
+    return shares
+
+
+async def test_plain_deletes_that_hang_leave_half_of_the_threads(
+    world: World, svc: Service, blocked: Blocked
+):
+    """
+    However many begin together. The others are left: none has failed that was never called, and
+    the plain `find` of another kind has a thread.
+    """
+    shares = of_plain(Shares(world, svc, bare=True, max_wait=LIMIT_S), delete=blocked.hang)
+    shares.add(*(f"s{n}" for n in range(9)), status="deleting")
+    other = svc.kind("other")
+    other.find(lambda ctx, *, after, limit: [Found("o", "restoring")] if after is None else [])
+    other.write(lambda ctx, found, status, facts: True)
+    other.mark(restoring="error")
+    life = await world.start(svc, threads=4, reconcile_at_once=16)
+
+    report = await settle_soon(life, kind="share")
+    again = await settle_soon(life)
+
+    assert sorted(blocked.called) == ["s0", "s1"]
+    assert set(shares.statuses().values()) == {"deleting"}
+    assert list(why_left(report).values()) == 7 * ["2 rules have not ended, so no other one begins"]
+    assert again.broken == {}
+
+
+async def test_plain_writes_that_hang_count_too(world: World, svc: Service, blocked: Blocked):
+    """
+    Whatever the rule is, it ends in a `write`.
+    """
+    kind = svc.kind("share")
+    rows = [Found(f"s{n}", "restoring") for n in range(9)]
+
+    @kind.find
+    async def find(ctx: Context, *, after: str | None, limit: int) -> list[Found]:
+        return [one for one in rows if after is None or one.id > after][:limit]
+
+    kind.write(blocked.hang)
+    kind.mark(restoring="error")
+    life = await world.start(svc, threads=4, reconcile_at_once=16)
+
+    report = await settle_soon(life)
+
+    assert sorted(blocked.called) == ["s0", "s1"]
+    assert len(why_left(report)) == 7
+
+
+async def test_more_plain_rules_than_half_of_the_threads_wait_for_each_other(
+    world: World, svc: Service
+):
+    """
+    Those that end in time hold nothing up: one pass settles all of them.
+    """
+    at_work: list[str] = []
+    most: list[int] = []
+
+    def delete(ctx: Context, found: Found) -> None:
+        at_work.append(found.id)
+        most.append(len(at_work))
+        time.sleep(0.02)  # real: until others would have begun
+        at_work.remove(found.id)
+
+    shares = of_plain(Shares(world, svc, bare=True), delete=delete)
+    shares.add(*(f"s{n}" for n in range(9)), status="deleting")
+    life = await world.start(svc, threads=4, reconcile_at_once=16)
+
+    await settle_soon(life)
+
+    assert set(shares.statuses().values()) == {"deleted"}
+    assert max(most) <= 2
+
+
+async def test_a_delete_that_has_no_thread_is_put_off_and_has_not_failed(
+    world: World, svc: Service, blocked: Blocked
+):
+    """
+    Probes hang in all threads. It was never called, so nothing is known of its resource.
+    """
+    deleted: list[str] = []
+    shares = of_plain(
+        Shares(world, svc, bare=True, max_wait=LIMIT_S),
+        probe=blocked.hang,
+        delete=lambda ctx, found: deleted.append(found.id),
+    )
+    shares.add("p0", "p1")
+    shares.add("z", status="deleting")
+    life = await world.start(svc, threads=2, reconcile_at_once=2)
+
+    result = results(await settle_soon(life))["z"]
+
+    assert (result.outcome, deleted) == (ResourceOutcome.WAITING, [])
+    assert result.reason == "<lambda>: no thread was free within 50 s, so it was not called"
+    blocked.let_go()
+    await world.until(lambda: shares.rows["z"].status == "deleted")
+
+
+async def test_a_probe_that_has_no_thread_is_not_given_up(
+    world: World, svc: Service, blocked: Blocked
+):
+    """
+    `max_wait` is for backends that do not answer, and this one was not asked.
+    """
+
+    def probe(ctx: Context, found: Found) -> Settled:
+        if found.id == "a":
+            blocked.hang(ctx, found)
+        return Settled("available")
+
+    shares = of_plain(Shares(world, svc, bare=True, max_wait=LIMIT_S), probe=probe)
+    shares.add("a", "b")
+    life = await world.start(svc, threads=1, reconcile_at_once=1)
+    await settle_soon(life)
+
+    await asyncio.sleep(2 * LIMIT_S)
+
+    assert shares.rows["b"].status == "creating"
+    blocked.let_go()
+    await world.until(lambda: shares.rows["b"].status == "available")

@@ -79,9 +79,11 @@ class Acting:
 
     async def settle(self, case: Case) -> Result:
         """Settle one resource, if nobody works on it; says what became of it."""
-        if (why := self._unended.why_not(case.resource)) is not None:
+        plain = case.may_keep_thread
+        if (why := await self._unended.wait_for_place(case.resource, plain=plain)) is not None:
             return self._left(case, why)
-        return await self._unended.wait_for(case.resource, partial(self._settle, case))
+        settle = partial(self._settle, case)
+        return await self._unended.wait_for(case.resource, settle, plain=plain)
 
     async def _settle(self, case: Case, overdue: InterimResult) -> Result:
         if not self._lines.enter_nowait(case.resource):

@@ -75,6 +75,8 @@ class RuleAnswers:
     async def _delete(self, begun: Begun) -> Result:
         on_overdue = partial(self._ends.tell_overdue, begun, begun.case.rule.name)
         end = await self._call(begun, begun.case.kind.max_wait_s, on_overdue)
+        if not end.has_begun:
+            return await self._ends.put_off(begun, f"{begun.case.rule.name}: {end.fault}")
         if end.fault:
             return await self._ends.fail(begun, end.fault)
         if end.value is not None:  # "still deleting", perhaps
@@ -83,6 +85,8 @@ class RuleAnswers:
 
     async def _probe(self, begun: Begun) -> Result:
         end = await self._call(begun, self._settings.probe_timeout_s)
+        if not end.has_begun:
+            return await self._ends.put_off(begun, f"{begun.case.rule.name}: {end.fault}")
         if end.is_unwritten:
             return await self._ends.fail(begun, f"{begun.case.rule.name} is not implemented")
         if end.fault:

@@ -24,7 +24,7 @@ from gracekit.recovery.resources.results import (
     short_facts,
 )
 from gracekit.recovery.resources.rule_context import RuleContext
-from gracekit.recovery.resources.rules import KindHook, StatusRule
+from gracekit.recovery.resources.rules import How, KindHook, StatusRule
 from gracekit.recovery.resources.unended import InterimResult
 from gracekit.recovery.shared import Shared
 from gracekit.rpc.failures import words_of
@@ -73,6 +73,12 @@ class Case:
         """(kind, id)."""
         return self.kind.name, self.found.id
 
+    @property
+    def may_keep_thread(self) -> bool:
+        """Whether its delete or its `write` is a plain function: one that hangs keeps a thread."""
+        delete = self.rule.hook if self.rule.how is How.DELETE else None
+        return self.kind.hook("write").is_plain or (delete is not None and delete.is_plain)
+
 
 class Begun(NamedTuple):
     """A case whose rule has begun: its lease, its row, and who waits until it is overdue."""
@@ -116,7 +122,7 @@ class RuleEnds:
         return self.tell(begun, ResourceOutcome.WAITING, reason=why)
 
     async def put_off(self, begun: Begun, why: str) -> Result:
-        """Its `find` or `write` did not answer, and not its backend: `max_wait` does not count."""
+        """Its backend was not asked, or `write` did not answer: `max_wait` does not count."""
         batch = Batch(Point.FINDING)
         now, finding = self._clock.wall(), begun.case.finding
         pause_s = probe_pause_s(None if finding is None else finding.first_seen, now)

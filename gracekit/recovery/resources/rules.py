@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import inspect
 from collections.abc import Callable
@@ -55,6 +56,11 @@ class KindHook:
     def target(self) -> Callable[..., Any] | None:
         """What is called; None for a class's method of which no object is served."""
         return self._target
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it runs in a worker thread, where nothing can stop it."""
+        return not asyncio.iscoroutinefunction(self._target)
 
     def bind(self, target: Callable[..., Any]) -> None:
         """Call *target*, the method of an object."""

@@ -2,6 +2,10 @@
 
 Nothing can stop such a rule, and two must never act on one resource: so it keeps its lease until
 it has ended. Its pass does not wait for it any longer, and no pass calls it again meanwhile.
+
+A plain function that hangs also keeps its thread. So rules that may do that are counted from their
+beginning, before anybody knows which of them will hang: they get half of the threads, and the
+other half is left to `find`, to probes and to the hooks of methods.
 """
 
 from __future__ import annotations
@@ -39,9 +43,9 @@ class UnendedRules:
         self._telemetry = shared.telemetry
         self._clock = shared.clock
         self._on_end = on_end
-        # Each may keep a thread. If all were kept, further rules would wait for one until their
-        # limit, and then fail without having been called.
         self._most = max(1, shared.threads.number // 2)
+        self._plain = 0  # rules at work that may keep a thread, with those that have not ended
+        self._news = asyncio.Event()  # set for a moment, when one has ended or become overdue
         self._unended: dict[Resource, _Unended] = {}
 
     @property
@@ -57,13 +61,31 @@ class UnendedRules:
             return f"{len(self._unended)} rules have not ended, so no other one begins"
         return None
 
+    async def wait_for_place(self, resource: Resource, *, plain: bool) -> str | None:
+        """Wait until a rule may begin for *resource*; as `why_not`.
+
+        Args:
+            resource: It is settled by the very next step.
+            plain: Whether its rule may keep a thread.
+        """
+        while (why := self.why_not(resource)) is None and plain and self._plain >= self._most:
+            await self._news.wait()
+        return why
+
     async def wait_for(
-        self, resource: Resource, settle: Callable[[InterimResult], Coroutine[Any, Any, Result]]
+        self,
+        resource: Resource,
+        settle: Callable[[InterimResult], Coroutine[Any, Any, Result]],
+        *,
+        plain: bool,
     ) -> Result:
         """Settle *resource* in a task of its own, and wait for its end, or until it is overdue."""
         began = self._clock.loop()
         overdue: InterimResult = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(settle(overdue))
+        if plain:
+            self._plain += 1
+            task.add_done_callback(self._leave_place)
         try:
             await asyncio.wait({task, overdue}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -74,7 +96,16 @@ class UnendedRules:
             return task.result()
         self._unended[resource] = _Unended(task, began)
         task.add_done_callback(partial(self._note_end, resource))
+        self._tell_waiting()
         return overdue.result()
+
+    def _leave_place(self, _: asyncio.Task[Result]) -> None:
+        self._plain -= 1
+        self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        self._news.set()  # wakes all that wait now
+        self._news.clear()
 
     def _note_end(self, resource: Resource, task: asyncio.Task[Result]) -> None:
         del self._unended[resource]
