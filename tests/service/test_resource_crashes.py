@@ -129,11 +129,8 @@ async def test_a_rule_that_kills_its_process_is_given_up(world: World, svc: Serv
     assert 3 <= len(lives) - 1 <= 12
 
 
-async def test_a_drain_does_not_wait_for_a_suspect_that_has_not_begun(world: World, svc: Service):
-    """
-    Its resource has met three crashes: its turn to be alone, which it waits for, never comes.
-    """
-    shares = Shares(world, svc)
+async def with_a_suspect_that_waits(world: World, svc: Service, shares: Shares) -> Life:
+    """A life whose first pass is under way: its resource has met three crashes, and waits."""
     shares.add("a")
     shares.answers = lambda _id, _n: hang()
     life = await world.start(svc)
@@ -141,7 +138,31 @@ async def test_a_drain_does_not_wait_for_a_suspect_that_has_not_begun(world: Wor
         await world.until(lambda n=n: len(shares.asked) == n)
         await life.crash()
         life = await world.start(svc)
-    await asyncio.sleep(WAIT_S + LOOKS_S + GATHER_S / 2)  # its pass is under way
+    await asyncio.sleep(WAIT_S + LOOKS_S + GATHER_S / 2)
+    return life
+
+
+async def test_a_suspect_that_has_not_begun_may_be_let_go_twice(world: World, svc: Service):
+    """
+    A drain that insists pauses recovery again, perhaps before the wait has ended.
+    """
+    life = await with_a_suspect_that_waits(world, svc, Shares(world, svc))
+    reconciler = life.runtime.wired.reconciler  # type: ignore[union-attr]  # it lives
+
+    async def pause_twice() -> None:
+        reconciler.pause()
+        await asyncio.sleep(0)
+        reconciler.pause()
+
+    await world.run_as(life, pause_twice())
+
+
+async def test_a_drain_does_not_wait_for_a_suspect_that_has_not_begun(world: World, svc: Service):
+    """
+    Its turn to be alone, which it waits for, never comes.
+    """
+    shares = Shares(world, svc)
+    life = await with_a_suspect_that_waits(world, svc, shares)
     begun = now()
 
     await life.drain()

@@ -55,12 +55,14 @@ class Acting:
         self._may_begin = may_begin
         self._unended = unended
         self._owed: set[Resource] = set()  # whose rows may be ours, and nothing acts on them
-        self._waits: set[asyncio.Timeout] = set()  # of suspects that have not begun
+        # Of suspects that have not begun; in their order, which a simulation repeats.
+        self._waits: dict[asyncio.Timeout, None] = {}
 
     def let_go_of_waiting(self) -> None:
         """What waits to be alone does not begin any more: its turn may never come."""
         for wait in self._waits:
-            wait.reschedule(asyncio.get_running_loop().time())
+            if wait.when() is None:  # else it was let go already, and may be about to end
+                wait.reschedule(asyncio.get_running_loop().time())
 
     @property
     def is_owing(self) -> bool:
@@ -126,11 +128,11 @@ class Acting:
         if not self._may_begin():
             raise TimeoutError
         async with asyncio.timeout(None) as wait:
-            self._waits.add(wait)
+            self._waits[wait] = None
             try:
                 return await self._suspects.enter(who, row, about)
             finally:
-                self._waits.discard(wait)
+                del self._waits[wait]
 
     async def _settle_now(
         self, case: Case, overdue: InterimResult, *, alone: bool, crashes: int
