@@ -129,7 +129,7 @@ class _Watch:
         async with ControlClient(self._records.run_directory) as control:
             report = await control.ask(self.run, "reconcile", self._asked)
             self.has_begun, pass_id = True, report["pass_id"]
-            self.has_kinds = report.get("kinds") != 0  # an older run does not say
+            self.has_kinds = report["kinds"] != 0
             while report["next"] is not None:
                 step = {"pass_id": pass_id, "after": report["next"]}
                 answer = await self._look(control, step)
