@@ -56,8 +56,9 @@ class HandPasses:
         return self._reconciler.settles
 
     def begin(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin a pass; the answer is that of `look`, with its `pass_id`
-        and the number of `kinds` that the service has.
+        """Begin a pass; the answer is that of `look`, with two more fields.
+
+        They are its `pass_id`, and `kinds`, the number of kinds that the service has.
 
         Args:
             args: `dry_run`, true or false; `kind`, or `resource` as `kind:id`, to settle it alone.
