@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import traceback
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 from gracekit import Done, Found, Service, Wait
 from tests.service.kit import Life, World
-from tests.service.shares import Shares, first_pass, settle
+from tests.service.shares import Shares, first_pass, hang, settle
 
 pytestmark = pytest.mark.looptime
 
@@ -86,6 +87,40 @@ async def test_one_kind_of_error_is_logged_once_a_pass(world: World, svc: Servic
         "OSError('away')",
         "KeyError('size')",
     ]
+
+
+async def test_one_sort_of_trouble_does_not_hide_another(world: World, svc: Service):
+    """
+    A slow write says nothing of one whose record takes no token, and the other way round.
+    """
+    shares = Shares(world, svc)
+    shares.add("a", "b", "c")
+    answers = {"a": hang, "b": lambda: False, "c": lambda: "yes"}
+    shares.writes = lambda found, _status: answers[found.id]()
+    life = await world.start(svc, reconcile_at_once=1)
+
+    await first_pass(life)
+
+    errors = [str(one["error"]) for one in life.told("hook.failed")]
+    assert [error.split(" ")[0] for error in errors] == ["no", "answered", "answered"]
+    assert "the record may hold a newer token" in errors[1]
+
+
+async def test_without_further_passes_it_is_logged_once_an_hour(world: World, svc: Service):
+    """
+    Nothing ends what is asked again between passes, as long as it fails.
+    """
+    shares = Shares(world, svc, max_wait="1d")
+    shares.add("a", "b")
+    shares.answers = lambda _id, _n: OSError("away")
+    life = await world.start(svc, reconciliation_interval_s=0)
+    await first_pass(life)
+
+    await asyncio.sleep(3000)
+    assert len(faults(life)) == 1
+    await asyncio.sleep(4000)
+
+    assert len(faults(life)) == 2
 
 
 @pytest.mark.parametrize(

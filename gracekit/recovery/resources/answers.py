@@ -110,7 +110,7 @@ class RuleAnswers:
     async def _wrong(self, begun: Begun, said: str) -> Result:
         """Its function has returned what it may not; *said* is what, and what it may."""
         hook = _hook_of(begun)
-        self._calls.tell(begun.case.kind, hook, said)
+        self._calls.tell(begun.case.kind, hook, said, trouble="wrong answer")
         return await self._ends.wait(begun, None, f"{hook.name} {said}")
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
+from gracekit.clock import Clock
 from gracekit.recovery.hook_calls import HookCalls, HookEnd
 from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.recovery.resources.rule_context import RuleContext
 from gracekit.recovery.resources.rules import KindHook
 from gracekit.rpc.failures import kind_of
 from gracekit.telemetry.telemetry import Telemetry
+
+LOGGED_AGAIN_S: Final = 3600.0
+"""What still goes wrong after this time is logged again, also where no further pass is made."""
 
 
 class KindCalls:
@@ -22,14 +26,16 @@ class KindCalls:
     goes wrong is logged once a pass for each function and kind of error, with its traceback.
     """
 
-    def __init__(self, calls: HookCalls, telemetry: Telemetry) -> None:
+    def __init__(self, calls: HookCalls, telemetry: Telemetry, clock: Clock) -> None:
         self._calls = calls
         self._telemetry = telemetry
-        self._told: set[tuple[str, str, str]] = set()  # kind, function, error
+        self._clock = clock
+        # By kind, function and trouble: the loop time at which it was logged.
+        self._told_at: dict[tuple[str, str, str], float] = {}
 
     def begin_pass(self) -> None:
         """Log everything anew."""
-        self._told.clear()
+        self._told_at.clear()
 
     async def call(
         self,
@@ -48,24 +54,33 @@ class KindCalls:
             hook.target, ctx, args, limit_s=limit_s, before=before, on_overdue=on_overdue
         )
         if end.fault and not end.is_unwritten:
-            self.tell(kind, hook, end.fault, end.raised)
+            trouble = "slow" if end.has_begun else "no thread"
+            self.tell(kind, hook, end.fault, raised=end.raised, trouble=trouble)
         return end
 
     def tell(
-        self, kind: ResourceKind, hook: KindHook, error: str, raised: BaseException | None = None
+        self,
+        kind: ResourceKind,
+        hook: KindHook,
+        error: str,
+        *,
+        raised: BaseException | None = None,
+        trouble: str,
     ) -> None:
-        """Log what *hook* has done wrong, unless that was logged in this pass.
+        """Log what *hook* has done wrong, unless that was logged in this pass, or lately.
 
         Args:
             kind: Whose function it is.
             hook: The function.
             error: What was wrong, as a text.
             raised: What it has raised; None if it returned, or did not answer.
+            trouble: A word for all errors of its sort; not used for what was raised.
         """
-        what = (kind.name, hook.name, "" if raised is None else kind_of(raised))
-        if what in self._told:
+        what = (kind.name, hook.name, trouble if raised is None else kind_of(raised))
+        now = self._clock.loop()
+        if now - self._told_at.get(what, float("-inf")) < LOGGED_AGAIN_S:
             return
-        self._told.add(what)
+        self._told_at[what] = now
         self._telemetry.emit(
             "hook.failed",
             level=logging.WARNING,

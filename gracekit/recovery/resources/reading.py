@@ -131,7 +131,7 @@ class Reader:
         try:
             return _checked(kind, end.value, after)
         except FindError as error:
-            self._calls.tell(kind, hook, str(error))
+            self._calls.tell(kind, hook, str(error), trouble="wrong answer")
             raise
 
     def context(

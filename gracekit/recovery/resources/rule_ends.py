@@ -168,7 +168,7 @@ class RuleEnds:
         said = answer.fault
         if not said:
             said = f"answered {words_of(answer.value)[:80]}: {WRITE_RETURNS}"
-            self._calls.tell(kind, hook, said)
+            self._calls.tell(kind, hook, said, trouble="wrong answer")
         return await self.put_off(begun, f"{hook.name}: {said}")
 
     async def _refused(self, begun: Begun, hook: KindHook) -> Result:
@@ -182,7 +182,7 @@ class RuleEnds:
             present = None  # so nothing is known of the record
         if present is None or present.status != found.status:
             return await self.end(begun, ResourceOutcome.MOVED_ON)
-        self._calls.tell(begun.case.kind, hook, UNCHANGED)
+        self._calls.tell(begun.case.kind, hook, UNCHANGED, trouble="unchanged")
         return await self.end(begun, ResourceOutcome.MOVED_ON, reason=f"{hook.name} {UNCHANGED}")
 
     async def end(

@@ -52,7 +52,7 @@ class Resources:
         self._run_id = shared.journal.run_id
         self._kinds = kinds
         self._findings = findings
-        self._calls = KindCalls(calls, shared.telemetry)
+        self._calls = KindCalls(calls, shared.telemetry, shared.clock)
         self._reader = Reader(shared, self._calls)
         self._unended = UnendedRules(shared, on_end=self._ask_again_soon)
         self._acting = Acting(shared, self._calls, findings, self.may_begin, self._unended)
