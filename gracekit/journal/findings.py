@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gracekit.errors import ConflictError
 from gracekit.journal import findings_sql as sql
@@ -85,6 +85,21 @@ class PassRecord:
     found_only: bool = False
     by_hand: bool = False
 
+    @property
+    def unasked(self) -> UnaskedPass | None:
+        """What siblings look at; None if it was made by hand."""
+        if self.by_hand:
+            return None
+        return UnaskedPass(self.began_at, self.finished_at, self.found_only)
+
+
+class UnaskedPass(NamedTuple):
+    """When a pass was made that no operator has asked for: wall times; the rest as above."""
+
+    began_at: float
+    finished_at: float
+    found_only: bool
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtWork:
@@ -128,22 +143,12 @@ class FindingRows:
         rows = await self._journal.engine.query(sql.NEXT_CHECK, *self._where)
         return None if rows[0][0] is None else float(rows[0][0])
 
-    async def last_pass(self) -> PassRecord | None:
-        """The last pass over this host's resources that has finished; None if none has."""
-        for row in await self._journal.engine.query(sql.LAST_PASS, *self._where):
-            run_id, began_at, finished_at, *numbers = row
-            settled, failed, waiting, left_alone, only, by_hand = (int(n or 0) for n in numbers)
-            return PassRecord(
-                run_id=str(run_id),
-                began_at=float(began_at or 0),
-                finished_at=float(finished_at or 0),
-                settled=settled,
-                failed=failed,
-                waiting=waiting,
-                left_alone=left_alone,
-                found_only=bool(only),
-                by_hand=bool(by_hand),
-            )
+    async def last_unasked_pass(self) -> UnaskedPass | None:
+        """The last one over this host's resources that has finished; None if none has."""
+        for began_at, finished_at, found_only in await self._journal.engine.query(
+            sql.LAST_UNASKED_PASS, *self._where
+        ):
+            return UnaskedPass(float(began_at or 0), float(finished_at or 0), bool(found_only))
         return None
 
     async def at_work(self, kind: str, name: str) -> AtWork | None:
@@ -267,12 +272,13 @@ class FindingRows:
 
     async def note_pass(self, done: PassRecord) -> None:
         """Record that a pass has finished."""
-        batch = Batch(Point.FINDING)
+        batch, unasked = Batch(Point.FINDING), done.unasked
         batch.add(
             sql.NOTE_PASS,
             *self._where,
             *(done.run_id, done.began_at, done.finished_at),
             *(done.settled, done.failed, done.waiting, done.left_alone),
-            *(int(done.found_only), int(done.by_hand)),
+            int(done.found_only),
+            *((None,) * 3 if unasked is None else (*unasked[:2], int(unasked.found_only))),
         )
         await self._journal.commit(batch)

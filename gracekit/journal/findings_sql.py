@@ -88,18 +88,21 @@ WHERE service = ?2 AND host = ?3 AND abs(ahead_s + ?1 - ?4) < 1"""
 
 # -- the last pass ----------------------------------------------------------------------
 
-NOTE_PASS: Final = """
+_UNASKED: Final = ("unasked_began_at", "unasked_finished_at", "unasked_found_only")
+_KEPT: Final = ", ".join(
+    f"{name} = coalesce(excluded.{name}, resource_pass.{name})" for name in _UNASKED
+)
+NOTE_PASS: Final = f"""
 INSERT INTO resource_pass (service, host, run_id, began_at, finished_at, settled, failed, waiting,
-    left_alone, found_only, by_hand) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    left_alone, found_only, {", ".join(_UNASKED)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (service, host) DO UPDATE SET run_id = excluded.run_id, began_at = excluded.began_at,
     finished_at = excluded.finished_at, settled = excluded.settled, failed = excluded.failed,
     waiting = excluded.waiting, left_alone = excluded.left_alone,
-    found_only = excluded.found_only, by_hand = excluded.by_hand"""
-LAST_PASS: Final = """
-SELECT run_id, began_at, finished_at, settled, failed, waiting, left_alone, found_only,
-    by_hand
-FROM resource_pass
-WHERE service = ? AND host = ?"""
+    found_only = excluded.found_only, {_KEPT}"""
+LAST_UNASKED_PASS: Final = f"""
+SELECT {", ".join(_UNASKED)} FROM resource_pass
+WHERE service = ? AND host = ? AND unasked_began_at IS NOT NULL"""
+
 # -- who works on a resource --------------------------------------------------------------
 
 AT_WORK: Final = f"""

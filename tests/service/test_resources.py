@@ -98,6 +98,25 @@ async def test_a_pass_by_hand_does_not_take_the_place_of_the_start_s(world: Worl
     assert shares.written == [("a", "creating", "available")]
 
 
+async def test_a_pass_by_hand_does_not_hide_the_one_that_was_due(world: World, svc: Service):
+    """
+    A sibling that looks only afterwards still sees that the due pass was made, and makes no other.
+    """
+    Shares(world, svc)
+    lives = [await world.start(svc, reconciliation_interval_s=0, instance=f"i{n}") for n in (0, 1)]
+    looking = [asyncio.ensure_future(first_pass(life)) for life in lives]
+    await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
+    made = [life for life, look in zip(lives, looking, strict=True) if look.done()]
+    await settle(made[0])
+
+    await asyncio.wait(looking, timeout=600)
+
+    assert len(made) == 1
+    assert sorted(len(life.told("reconciliation.started")) for life in lives) == [0, 2]
+    for look in looking:
+        look.cancel()
+
+
 async def test_an_interval_of_0_means_at_starts_alone(world: World, svc: Service):
     """
     What turns up later waits for the next start.

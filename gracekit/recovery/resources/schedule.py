@@ -8,7 +8,7 @@ from typing import Final
 
 from gracekit import backoff
 from gracekit.errors import GracekitError, StoreError
-from gracekit.journal.findings import FindingRows, PassRecord
+from gracekit.journal.findings import FindingRows, UnaskedPass
 from gracekit.leases.leases import Guard
 from gracekit.phase import ServiceState
 from gracekit.recovery.hook_calls import HookCalls
@@ -65,7 +65,7 @@ class Resources:
         self._foreseeing: set[ResourcePass] = set()  # dry runs
         self._lease = (LEASE_KIND, f"{shared.journal.service}@{shared.settings.host}")
         self._ready_at: float | None = None  # wall time of the first look in service
-        self._known: PassRecord | None = None  # the last pass since then, if there was one
+        self._known: UnaskedPass | None = None  # the last one since then, if there was one
         self._next_at = 0.0  # loop time
         self._pauses = backoff.BROKEN_PASS.pauses(self._clock)
         self._may_ask_again = False  # what stood in the queues at this run's start has been taken
@@ -140,7 +140,7 @@ class Resources:
         assert self._ready_at is not None
         every_s, wait_s = self._settings.reconciliation_interval_s, backoff.RESOURCES_S
         self._next_at = self._clock.loop() + wait_s
-        last = await self._findings.last_pass()
+        last = await self._findings.last_unasked_pass()
         if last is not None and self._is_news(last):
             self._known = last  # judged once: after that, only the time that passes counts
             self._read = frozenset(kind.name for kind in self._kinds)
@@ -168,13 +168,11 @@ class Resources:
             self._pauses = backoff.BROKEN_PASS.pauses(self._clock)
             self._next_at = self._clock.loop() + (every_s or float("inf"))
 
-    def _is_news(self, last: PassRecord) -> bool:
+    def _is_news(self, last: UnaskedPass) -> bool:
         """Whether a sibling has made the pass that is due: of this run's time, and as it would.
 
-        One by hand may begin before the start's wait is over, and leaves what needs that wait.
+        Not one by hand: it may begin before the start's wait is over, and leaves what needs that.
         """
-        if last.by_hand:
-            return False
         settles = self._settings.startup_reconciliation_enabled
         is_of_our_time = self._ready_at is not None and last.began_at >= self._ready_at
         return last != self._known and is_of_our_time and last.found_only is not settles
@@ -269,6 +267,6 @@ class Resources:
             settles = self._settings.startup_reconciliation_enabled
             record = one.record(self._run_id, settles=settles)
             await self._findings.note_pass(record)
-            self._known = self._known if request.by_hand else record
+            self._known = record.unasked or self._known
         events.finished()
         await self._again.note_next()

@@ -26,5 +26,7 @@ CREATE TABLE outbox (
 );
 CREATE INDEX outbox_owner ON outbox (owner, id);
 
--- A pass by hand does not take the place of one that is due.
-ALTER TABLE resource_pass ADD COLUMN by_hand INTEGER NOT NULL DEFAULT 0;
+-- The last pass that no operator has asked for: one by hand does not take its place. NULL: none yet.
+ALTER TABLE resource_pass ADD COLUMN unasked_began_at REAL;
+ALTER TABLE resource_pass ADD COLUMN unasked_finished_at REAL;
+ALTER TABLE resource_pass ADD COLUMN unasked_found_only INTEGER;
