@@ -55,6 +55,7 @@ class Settling:
         self._telemetry = shared.telemetry
         self._clock = shared.clock
         self._at_work: dict[asyncio.Task[bool], TaskRow] = {}
+        self._number = 0  # of rows that have been settled
         self._waits: dict[int, float] = {}  # row id to the loop time at which its probes began
 
     # -- what is under way --------------------------------------------------------------
@@ -109,12 +110,11 @@ class Settling:
         Returns:
             How many have ended, or run again; those that are to be asked again do not count.
         """
-        begun: set[asyncio.Task[bool]] = set()
+        before = self._number
         while True:
             await self.settle_rows()
-            begun.update(self._at_work)
             if not self._at_work:
-                return sum(map(_is_settled, begun))
+                return self._number - before
             await asyncio.wait(self.tasks, return_when=asyncio.FIRST_COMPLETED)
 
     async def count_due(self) -> int:
@@ -128,6 +128,7 @@ class Settling:
 
     def _settled(self, task: asyncio.Task[bool]) -> None:
         self._at_work.pop(task, None)
+        self._number += _is_settled(task)
         if task.cancelled():
             self._trigger.poke()
         elif (error := task.exception()) is not None:

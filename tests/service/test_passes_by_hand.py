@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from gracekit import Done, Retry, Service, Settled, Wait
+from gracekit.journal.rows import TaskRow
 from gracekit.runtime.built import Wired
 from tests.service.kit import Doors, Life, World
 from tests.service.left_over import Job
@@ -105,6 +107,31 @@ async def test_tasks_that_still_wait_are_not_counted_as_settled(
 
     assert len(job.asked) == 1
     assert report.tasks == settled
+
+
+async def test_tasks_that_end_while_others_are_claimed_are_counted(
+    world: World, svc: Service, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    A slow store looks for further ones, and those of the first claim are settled by then.
+    """
+    job = Job(world, svc, on_interrupt="error")
+    killed, _ = await job.begin(**OFF)
+    await killed.crash()
+    life = await world.start(svc, **OFF)
+    await asyncio.sleep(2)
+    claims = wired(life).reconciler._claims
+    claim = claims.claim
+
+    async def claim_slowly(*args: Any, **options: Any) -> list[TaskRow]:
+        rows = await claim(*args, **options)
+        if not rows:
+            await asyncio.sleep(5)
+        return rows
+
+    monkeypatch.setattr(claims, "claim", claim_slowly)
+
+    assert (await settle(life)).tasks == 1
 
 
 async def test_a_dry_run_counts_the_tasks_that_would_be_settled_first(world: World, svc: Service):
