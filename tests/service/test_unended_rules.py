@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from gracekit import Context, Found, Service, Settled
+from gracekit import Context, Found, Service, Settled, Wait
+from gracekit.process import Point
 from gracekit.recovery.resources.results import PassReport, ResourceOutcome
-from tests.service.kit import Doors, Life, World, now
-from tests.service.shares import Shares, first_pass, results, settle, why_left
+from tests.service.kit import Doors, Fault, Life, World, now
+from tests.service.shares import Shares, first_pass, hang, results, settle, why_left
 
 pytestmark = pytest.mark.looptime
 
@@ -226,6 +227,87 @@ async def test_a_drain_waits_for_it_to_its_deadline_and_keeps_its_lease(
     await world.start(svc)
     await world.until(lambda: shares.statuses() == {"a": "deleted"})
     assert len(shares.deleted) == 2
+
+
+async def test_a_stop_does_not_wait_for_it(world: World, svc: Service, stubborn: Stubborn):
+    """
+    Nothing of it is left when recovery has stopped; its lease is free with the end of the process.
+    """
+    shares = Shares(world, svc, max_wait=LIMIT_S)
+    shares.add("a", status="deleting")
+    shares.deletes = lambda name, _n: stubborn.hang(name)
+    life = await world.start(svc)
+    await settle_soon(life)
+    reconciler = life.runtime.wired.reconciler  # type: ignore[union-attr]  # it lives
+    assert len(reconciler.resources.tasks) == 1
+
+    await world.run_as(life, reconciler.stop())
+
+    assert reconciler.resources.tasks == []
+    assert owners(world, "a") == [life.runtime.run_id]
+
+
+async def test_a_stop_ends_a_rule_that_is_asked_again(world: World, svc: Service):
+    """
+    It does not wait until the limit of that rule.
+    """
+    shares = Shares(world, svc)
+    shares.add("a")
+    shares.answers = lambda _id, n: Wait(1) if n == 1 else hang()
+    life = await world.start(svc)
+    await world.until(lambda: len(shares.asked) == 2)
+    began = now()
+
+    await world.run_as(life, life.runtime.wired.reconciler.stop())  # type: ignore[union-attr]
+
+    assert now() - began < 5
+
+
+async def test_a_rule_that_hangs_keeps_the_row_that_its_last_try_could_not_give_back(
+    world: World, svc: Service, stubborn: Stubborn
+):
+    """
+    The commit of its end fails, and it begins again in a pass that has found it before: the row
+    that was owed for its first end is that of the second try now.
+    """
+    first, doors = Stubborn(), Doors()
+    hangs = [first, stubborn]
+    shares = Shares(world, svc)
+    shares.add("b")
+
+    def write(found: Found, status: str) -> object:
+        if found.id == "b":
+            return hangs.pop(0).hang("b", True)
+        shares.rows[found.id].status = status
+        return True
+
+    async def held() -> Settled:
+        await doors.pass_("a")
+        return Settled("available")
+
+    shares.writes = write
+    life = await world.start(svc, reconcile_at_once=1)
+    await settle_soon(life)
+    shares.add("a")
+    shares.answers = lambda name, _n: held() if name == "a" else Settled("available")
+    passing = asyncio.ensure_future(settle(life))
+    await doors.wait(1)
+    life.plan(Point.RESOURCE_SETTLED, Fault.LOST_BEFORE)
+    first.let_go()
+    await life.hears("store.error")
+    life.runtime.wired.trigger.poke()  # type: ignore[union-attr]  # gives the lease back
+    await asyncio.sleep(1)
+    doors.open("a")
+    await passing
+    assert stubborn.begun == ["b"]
+
+    await asyncio.sleep(60)
+
+    row = shares.finding("b")
+    assert row is not None
+    assert row["owner"] == life.runtime.run_id
+    stubborn.let_go()
+    await life.hears("resource.settled", 2)
 
 
 async def test_a_rule_that_is_called_between_passes_holds_nothing_up_either(
