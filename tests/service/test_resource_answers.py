@@ -321,6 +321,29 @@ async def test_a_write_that_says_false_has_moved_on(world: World, svc: Service):
     assert world.incidents("resource_settled") == []
 
 
+async def test_a_write_that_says_false_is_believed_where_the_record_cannot_be_read(
+    world: World, svc: Service
+):
+    """
+    Nobody knows whether its status is unchanged, so the log does not say that it is.
+    """
+    shares = Shares(world, svc)
+    shares.add("a")
+
+    def refuse(_found: Found, _status: str) -> bool:
+        shares.finds = lambda _n: OSError("away")
+        return False
+
+    shares.writes = refuse
+    life = await world.start(svc)
+
+    result = results(await settle(life))["a"]
+
+    assert (result.outcome, result.written, result.reason) == (ResourceOutcome.MOVED_ON, None, "")
+    assert "share.write" not in [one["hook"] for one in life.told("hook.failed")]
+    assert shares.finding("a") is None
+
+
 async def test_a_record_that_refuses_our_token_has_a_reason(world: World, svc: Service):
     """
     The store was lost, and tokens began at 1 again: nothing can be written, and each pass says so.

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gracekit import Context, Service, Settled, Wait
-from tests.service.kit import World, now
+from tests.service.kit import Doors, World, now
 from tests.service.shares import Shares, first_pass, results, settle
 
 pytestmark = pytest.mark.looptime
@@ -149,3 +149,38 @@ async def test_a_dry_run_ends_with_a_drain(world: World, svc: Service):
 
     assert len(looks) == 1
     assert results(await seeing) == {}
+
+
+async def test_what_a_sibling_asks_about_in_the_middle_of_a_pass_is_not_taken_for_gone(
+    world: World, svc: Service
+):
+    """
+    The pass has found it while the rule of the sibling was at work, which has no end yet.
+    """
+    shares = Shares(world, svc, max_wait="10h")
+    shares.add("a", "b")
+    doors = Doors()
+
+    async def answer(name: str, n: int) -> object:
+        if (name, n) == ("a", 1):
+            return Wait(60)
+        if name == "a" or n > 1:
+            await doors.pass_(name)
+        return Wait("1h")
+
+    shares.answers = answer
+    lives = [await world.start(svc, reconciliation_interval_s=0, instance=f"i{n}") for n in (0, 1)]
+    await doors.wait(1)
+    (asks,) = world.rows("SELECT owner FROM finding WHERE name = 'a'")
+    (sibling,) = [life for life in lives if life.runtime.run_id != asks["owner"]]
+    await asyncio.sleep(1)
+    passing = asyncio.ensure_future(settle(sibling))
+    await doors.wait(2)
+    doors.open("a")
+    await world.until(lambda: world.rows("SELECT owner FROM finding WHERE name = 'a'") != [asks])
+    doors.open("b")
+    await passing
+
+    assert doors.entered == ["a", "b"]
+    assert world.incidents("resource_moved_on") == []
+    assert shares.finding("a") is not None
