@@ -453,6 +453,26 @@ async def test_plain_deletes_that_hang_leave_half_of_the_threads(
     assert again.broken == {}
 
 
+async def test_a_drain_does_not_begin_what_waits_for_a_thread(
+    world: World, svc: Service, blocked: Blocked
+):
+    """
+    While others are at work that hang: their limit is far, and the drain's comes first.
+    """
+    shares = of_plain(Shares(world, svc, bare=True, max_wait="1h"), delete=blocked.hang)
+    shares.add(*(f"s{n}" for n in range(9)), status="deleting")
+    life = await world.start(svc, threads=4, reconcile_at_once=16, drain_timeout_s=30)
+    await world.until(lambda: len(blocked.called) == 2, within_s=60)
+    began = now()
+
+    report = await life.drain()
+
+    assert 29 <= now() - began < 45
+    assert report.leases_kept == 2
+    assert life.told("drain.step_failed") == []
+    assert set(shares.statuses().values()) == {"deleting"}
+
+
 async def test_plain_writes_that_hang_count_too(world: World, svc: Service, blocked: Blocked):
     """
     Whatever the rule is, it ends in a `write`.

@@ -15,7 +15,7 @@ from gracekit.recovery.resources.rules import KindHook
 from gracekit.rpc.failures import kind_of
 from gracekit.telemetry.telemetry import Telemetry
 
-LOGGED_AGAIN_S: Final = 3600.0
+LOGGED_FOR_S: Final = 3600.0
 """What still goes wrong after this time is logged again, also where no further pass is made."""
 
 
@@ -78,7 +78,7 @@ class KindCalls:
         """
         what = (kind.name, hook.name, trouble if raised is None else kind_of(raised))
         now = self._clock.loop()
-        if now - self._told_at.get(what, float("-inf")) < LOGGED_AGAIN_S:
+        if now - self._told_at.get(what, float("-inf")) < LOGGED_FOR_S:
             return
         self._told_at[what] = now
         self._telemetry.emit(
