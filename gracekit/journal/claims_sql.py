@@ -102,8 +102,10 @@ TAKE_OVER: Final = "UPDATE task SET owner = ? WHERE id = ? AND owner IS NULL AND
 POSTPONE: Final = """
 UPDATE task SET owner = NULL, next_check = ?, probing = 0
 WHERE id = ? AND owner = ? AND state IN ('accepted', 'handed_over')"""
+# Its probe has ended, perhaps in a commit that was refused: no crash of a later owner is its fault.
 LET_GO: Final = """
-UPDATE task SET owner = NULL WHERE id = ? AND owner = ? AND state IN ('accepted', 'handed_over')"""
+UPDATE task SET owner = NULL, probing = 0
+WHERE id = ? AND owner = ? AND state IN ('accepted', 'handed_over')"""
 # Siblings may do the same: the settle time is kept, and a probe may be asked early. ?1 is by how
 # much the clock was set back (0 or below), ?2 is now.
 FOLLOW_CLOCK: Final = f"""

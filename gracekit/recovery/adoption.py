@@ -101,16 +101,24 @@ class Adoption:
 
     # -- rows of ours -------------------------------------------------------------------
 
-    async def adopt_missing(self, is_settled_now: Callable[[int], bool]) -> None:
+    async def adopt_missing(
+        self, is_settled_now: Callable[[int], bool], claim_mark: Callable[[], tuple[int, int]]
+    ) -> None:
         """Let go of rows of this run that its tracker does not know: a commit ended unseen.
 
         Args:
             is_settled_now: Whether the row of that id is being settled.
+            claim_mark: As `Starts.claim_mark`: while accepted rows are claimed, those are not
+                known yet, and the next look finds what is really missing.
         """
-        for row in await self._claims.missing(frozenset(self._tracker.row_ids())):
+        mark = claim_mark()
+        rows = await self._claims.missing(frozenset(self._tracker.row_ids()))
+        is_claiming = mark[0] > 0 or claim_mark() != mark
+        for row in rows:
             if self._is_known(row) or is_settled_now(row.id):
                 continue  # it came into the tracker meanwhile, or is being settled
-            await self._disown(row)
+            if not (is_claiming and row.state is TaskState.ACCEPTED):
+                await self._disown(row)
 
     async def free_forgotten(self, acted: Collection[str]) -> list[TaskRow]:
         """At the end of a drain: let go of rows that a commit of unknown end made ours.

@@ -194,7 +194,9 @@ class Reconciler:
         if look:
             self._trigger.looks_around = False
             self._look_by = self._clock.loop() + self._settings.reconcile_every_s
-            await self._adoption.adopt_missing(self._settling.is_settled_now)
+            await self._adoption.adopt_missing(
+                self._settling.is_settled_now, lambda: self._starts.claim_mark
+            )
         await self._claims.take_duties()
         await self._duties.take_notifications(look_around=look)
         await self._duties.send_due_replies()

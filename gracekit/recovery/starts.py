@@ -29,6 +29,16 @@ class Starts:
         self._hooks = hooks
         self._ends = ends
         self._trigger = shared.trigger
+        self._claiming = 0
+        self._claimed = 0
+
+    @property
+    def claim_mark(self) -> tuple[int, int]:
+        """How many claims of accepted rows are under way, and how many have ended.
+
+        A row that is claimed is ours before this run knows of it.
+        """
+        return self._claiming, self._claimed
 
     async def claim_accepted(self, lane: Lane) -> None:
         """Start ownerless accepted rows, oldest first, until there are none.
@@ -49,13 +59,7 @@ class Starts:
         """Start up to so many, which the claim limit has counted; returns how many there were."""
         found = 0
         try:
-            rows = await self._claims.claim(
-                TaskState.ACCEPTED,
-                limit=claim_limit,
-                lane=lane,
-                look=look,
-                without=self._ends.left_to_siblings(),
-            )
+            rows = await self._claim(lane, claim_limit, look=look)
             found = len(rows)
             for row in rows:
                 claim_limit -= 1
@@ -64,6 +68,20 @@ class Starts:
             for _ in range(claim_limit):
                 self.give_seat(lane)
         return found
+
+    async def _claim(self, lane: Lane, limit: int, *, look: bool) -> list[TaskRow]:
+        self._claiming += 1
+        try:
+            return await self._claims.claim(
+                TaskState.ACCEPTED,
+                limit=limit,
+                lane=lane,
+                look=look,
+                without=self._ends.left_to_siblings(),
+            )
+        finally:
+            self._claiming -= 1
+            self._claimed += 1
 
     async def start(self, row: TaskRow, *, inside: Resource | None) -> None:
         """Run an ACCEPTED row that this run has claimed, or give it up.

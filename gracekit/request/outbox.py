@@ -62,6 +62,7 @@ class Outbox:
         self._publisher = publisher
         self._declared: set[Queue] = set()
         self._due = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
         self._is_failing = False
         self._ahead_s: float | None = None  # of the wall clock, before the time that passes
 
@@ -91,7 +92,10 @@ class Outbox:
         return before_s is not None and abs(ahead_s - before_s) > CLOCK_SET_S
 
     async def finish(self) -> None:
-        """Send what is left before the transport stops, for a moment at most."""
+        """Send what is left before the transport stops, for a moment at most.
+
+        What `work` is about to strike is waited for: otherwise the next start would send it again.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_SEND_S):
                 await self._send_all()
@@ -100,9 +104,10 @@ class Outbox:
         """Send what is due, once each; whether nothing is left."""
         after, errors = 0, list[str]()
         try:
-            while rows := await self._rows.due(after=after, limit=AT_ONCE):
-                after = rows[-1].id
-                errors += await self._send_some(rows)
+            async with self._one_at_a_time:
+                while rows := await self._rows.due(after=after, limit=AT_ONCE):
+                    after = rows[-1].id
+                    errors += await self._send_some(rows)
         except StoreError as error:
             self._telemetry.emit("store.error", what="notifications", error=str(error))
             return False

@@ -126,8 +126,8 @@ def _outbox(ground: Ground, outbox: Outbox) -> StepPart:
     sending = _work(ground, outbox.work)
 
     async def end() -> None:
-        await sending.stop()
         await outbox.finish()
+        await sending.stop()
 
     return StepPart(sending.start, end=end)
 

@@ -395,6 +395,19 @@ async def test_a_claimed_row_is_changed_only_while_it_is_ours_and_open(
             )
 
 
+async def test_a_row_that_was_let_go_is_not_being_asked_about(runs: tuple[Run, Run, Run]):
+    """
+    Its probe has ended: a crash of the next run that claims it is not its fault.
+    """
+    _, heir, _ = runs
+    await heir.left("r1")
+    change(heir, "r1", owner="run-2", probing=1)
+
+    await heir.do(let_go, await heir.read("r1"))
+
+    assert of(heir, "r1", "owner", "probing") == (None, 0)
+
+
 async def test_a_row_that_is_run_again_is_accepted_anew_and_ours(runs: tuple[Run, Run, Run]):
     """
     Nothing of its cut, its waits or its probe is left; its cursor and its counts are.

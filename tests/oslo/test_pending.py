@@ -70,6 +70,16 @@ def check_both(update: dict[str, Any], want: dict[str, Any], task_id: str) -> No
     assert len({*ids, ""}) == 3
 
 
+async def the_end(peer: Peer) -> dict[str, Any]:
+    """What is told of the end of a task; what was told before may come twice."""
+    seen = 1
+    while True:
+        told = await peer.events_of("notified", number=seen, priority="info")
+        if told[-1]["payload"]["new_state"] != "pending":
+            return told[-1]
+        seen = len(told) + 1
+
+
 @pytest.mark.parametrize("allowed", [(), ("gracekit.errors",)], ids=["not allowed", "allowed"])
 async def test_an_oslo_client_gets_no_capacity_and_ours_may_be_told_that_it_is_parked(
     site: RabbitSite, allowed: tuple[str, ...]
@@ -113,7 +123,7 @@ async def test_an_oslo_listener_that_was_down_gets_both_notifications(site: Rabb
             again = await start(site).serving()
             api = ours.prepare(ops=True, namespace="gracekit.tasks", version="1.1", timeout=30)
             await api.call("give_up", task_id="t", version=1, reason="too large")
-            _, end = await peer.events_of("notified", number=2, priority="info")
+            end = await the_end(peer)
             assert await again.stop() == 0
 
     check_both(update, want, "t")

@@ -196,3 +196,35 @@ async def test_an_order_on_a_task_in_line_whose_row_vanished_ends_it(world: Worl
 
     report = await life.drain()
     assert (report.exit_code, report.left_behind) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_found"),
+    [
+        ((1, 0), (1, 0), False),
+        ((1, 0), (0, 1), False),
+        ((0, 0), (0, 1), False),
+        ((0, 1), (0, 1), True),
+    ],
+    ids=["under way", "ended meanwhile", "begun and ended meanwhile", "none"],
+)
+async def test_a_row_that_is_being_claimed_is_not_taken_for_lost(
+    world: World,
+    svc: Service,
+    before: tuple[int, int],
+    after: tuple[int, int],
+    is_found: bool,
+):
+    """
+    It is ours on the disk before its claim has returned; both looked at once, and so each gave up
+    what the other had just claimed, for ever.
+    """
+    life = await with_a_left_over(world, svc, asked_again(svc, 1000.0))
+    lose(world, life, "lost")
+    adoption = life.runtime.wired.reconciler._adoption  # type: ignore[union-attr]
+    marks = iter([before, after])
+    look = adoption.adopt_missing(lambda _: False, lambda: next(marks))
+
+    await world.run_as(life, look)
+
+    assert bool(life.told("task.adopted")) is is_found

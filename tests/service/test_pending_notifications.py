@@ -13,11 +13,12 @@ from gracekit.journal.outbox import News
 from gracekit.journal.pending import add_parked_order
 from gracekit.process import Point
 from gracekit.request.outcomes import ordered
+from gracekit.rpc.transport import Message, Queue
 from gracekit.store.batch import Batch
 from gracekit.store.engine import MemoryEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
 from gracekit.testing.faults import Fault
-from gracekit.testing.ports import PlayedProcess
+from gracekit.testing.ports import PlayedProcess, PlayedTransport
 from gracekit.tracker.task import Order, Verb
 from tests.service.kit import Life, World, now
 from tests.service.parked import Builds, step_of
@@ -60,6 +61,35 @@ async def order_on_disk(world: World, verb: Verb, task_id: str = "t") -> None:
     batch = Batch(Point.UNPARK)
     add_parked_order(batch, target, outcome, mark, news)
     await engine.commit(batch)
+
+
+# -- once, where nothing goes wrong ------------------------------------------------------------
+
+
+async def test_a_stop_waits_for_what_is_being_sent(
+    world: World, svc: Service, monkeypatch: pytest.MonkeyPatch
+):
+    """
+    A drain that begins before the broker has confirmed them does not send them again.
+    """
+    at_once, draining = PlayedTransport.publish, asyncio.Event()
+
+    async def confirmed_late(transport: PlayedTransport, queue: Queue, message: Message) -> None:
+        await at_once(transport, queue, message)
+        if "notifications" in str(queue):
+            await draining.wait()
+            await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(PlayedTransport, "publish", confirmed_late)
+    builds = Builds(world, svc)
+    life = await builds.start()
+    await park_cast(builds)
+
+    draining.set()
+    await life.drain()
+
+    assert builds.unsent() == []
+    assert len(await builds.read()) == 2
 
 
 # -- what they say -----------------------------------------------------------------------------

@@ -135,7 +135,8 @@ class Reckoning:
             or self._was_cancelled(one),
             ("errored", "operator"): truth.was_ordered(request_id, Verb.FAIL)
             or Verb.FAIL in self._story.capacity.asked[request_id],
-            ("errored", "gave_up"): Verb.GIVE_UP in self._story.capacity.asked[request_id],
+            ("errored", "gave_up"): truth.was_ordered(request_id, Verb.GIVE_UP)
+            or Verb.GIVE_UP in self._story.capacity.asked[request_id],
             ("errored", "interrupted"): plan.policy == "ops",
             ("rejected", "draining"): plan.policy == "ops" or one.options.get("ops"),
         }
