@@ -114,7 +114,7 @@ _SERVICE: Final = (
         "hook.failed",
         _E,
         "Code of the application raised, or returned what it may not. Of a function of a kind: a "
-        "WARNING with the traceback, once a pass for each kind of error.",
+        "WARNING with the traceback, once a pass, or an hour, for each kind of error.",
         "hook task_id method error",
         kind="hook",
     ),

@@ -71,7 +71,7 @@ def check_both(update: dict[str, Any], want: dict[str, Any], task_id: str) -> No
 
 
 async def the_end(peer: Peer) -> dict[str, Any]:
-    """What is told of the end of a task; what was told before may come twice."""
+    """The notification of the end of a task; those before it may come twice."""
     seen = 1
     while True:
         told = await peer.events_of("notified", number=seen, priority="info")

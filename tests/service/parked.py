@@ -147,3 +147,15 @@ class Builds(Site):
 def step_of(payload: Mapping[str, Any]) -> str:
     words = (f"{payload['old_state']}>{payload['new_state']}", payload["reason"])
     return " ".join((*words, str(payload["version"])))
+
+
+async def full_placement(world: World) -> tuple[RpcClient, Any]:
+    """Another service that handlers call, and its method, which finds no capacity itself."""
+    other = Service("placement")
+
+    @other.rpc
+    async def claim(ctx: Context) -> None:
+        raise NoCapacity("no inventory")
+
+    await world.start(other)
+    return await world.client(other), claim

@@ -9,6 +9,7 @@ import pytest
 
 from gracekit import Context, NoCapacity, Service
 from tests.service.kit import Life, World
+from tests.service.parked import full_placement
 
 pytestmark = pytest.mark.looptime
 
@@ -104,14 +105,7 @@ async def test_what_a_callee_has_raised_says_that_it_parks_nothing_here(world: W
     """
     It looks like an answer about this task, and is one about another task.
     """
-    other = Service("placement")
-
-    @other.rpc
-    async def claim(ctx: Context) -> None:
-        raise NoCapacity("no inventory")
-
-    await world.start(other)
-    placement = await world.client(other)
+    placement, claim = await full_placement(world)
 
     @svc.rpc(on_interrupt="retry")
     async def build(ctx: Context) -> None:

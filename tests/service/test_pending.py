@@ -9,7 +9,7 @@ import pytest
 from gracekit import Context, NoCapacity, Parked, Service
 from gracekit.errors import MethodTimeoutError, RemoteError
 from tests.service.kit import Doors, World, now
-from tests.service.parked import TIMEOUT_S, Builds
+from tests.service.parked import TIMEOUT_S, Builds, full_placement
 
 pytestmark = pytest.mark.looptime
 
@@ -267,14 +267,7 @@ async def test_no_capacity_of_a_callee_parks_only_where_it_is_raised_anew(
     """
     It is another task's; the handler that means its own raises a new one.
     """
-    other = Service("placement")
-
-    @other.rpc
-    async def claim(ctx: Context) -> None:
-        raise NoCapacity("no inventory")
-
-    await world.start(other)
-    placement = await world.client(other)
+    placement, claim = await full_placement(world)
 
     @svc.rpc(on_interrupt="retry")
     async def build(ctx: Context, how: str) -> None:

@@ -196,7 +196,7 @@ async def test_a_retry_with_arguments_of_its_own_is_not_taken_for_the_other_s(
     world: World, svc: Service
 ):
     """
-    The task runs again with what another resolver has given: it is told so.
+    The task runs again with what another resolver has given, and the answer says so.
     """
     builds = Builds(world, svc)
     doors = Doors()

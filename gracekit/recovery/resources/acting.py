@@ -30,7 +30,7 @@ class Acting:
 
     Args:
         may_begin: Whether the service takes requests: in a drain or a quiet nothing begins.
-        unended: Keeps rules that do not end, for which nobody waits any longer.
+        unended: Keeps rules that do not end; their passes go on without them.
     """
 
     def __init__(

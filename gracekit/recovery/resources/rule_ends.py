@@ -207,7 +207,7 @@ class RuleEnds:
         return self.tell(begun, outcome, written=written, reason=reason, facts=facts)
 
     def tell_overdue(self, begun: Begun, hook: str, fault: str) -> None:
-        """Its delete or write was cancelled and goes on: nobody waits for its end any longer."""
+        """Its delete or write was cancelled and has not ended: its pass goes on without it."""
         if begun.overdue.done():
             return
         reason = f"{hook} has not ended: {fault}"
