@@ -1,7 +1,7 @@
 """Tasks without capacity: what parking one and its retry cost, and what 100,000 parked ones cost.
 
-Commits are counted where the store reaches their points; the rest is processor time of all
-threads, because waiting for a disk that others use says nothing.
+Commits are the transactions of the store, whatever else they carry; the rest is processor time of
+all threads, because waiting for a disk that others use says nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from benchmarks.child import Child, Measure
 from benchmarks.measure import Figure, Goal, Plan, against, alone, timed
 from benchmarks.workload import TOPIC, Sender, Site, serving
 from gracekit import Context, NoCapacity, RpcClient
-from gracekit.process import Point, Process, Side
 from gracekit.rpc.memory import MemoryTransport
 from gracekit.runtime.face import Runtime
 
@@ -28,26 +27,20 @@ AT_ONCE: Final = 32
 PARKED: Final = 100_000
 MORE_COMMITS: Final = Goal(3.0)
 BESIDE: Final = Goal(1.2)
-COMMITS: Final = frozenset(
-    {
-        Point.ACCEPT, Point.ACCEPT_AND_BEGIN, Point.BEGIN, Point.FINISH, Point.PARK, Point.UNPARK,
-        Point.CLAIM, Point.OUTBOX_SENT, Point.TALLY,
-    }
-)  # fmt: skip
-"""Those on the way of one task."""
 
 
 def run(plan: Plan) -> Iterator[Figure]:
     """Park and retry beside a plain run; then a request, and a sweep, beside many parked tasks."""
-    yield from _turns(plan)
+    for at_once in (1, AT_ONCE):
+        yield from _turns(plan, at_once=at_once)
     yield from _beside_many(plan)
 
 
-def _turns(plan: Plan) -> Iterator[Figure]:
+def _turns(plan: Plan, *, at_once: int) -> Iterator[Figure]:
     """Processor time of a task, and its commits, parked once and plain."""
     with contextlib.ExitStack() as stack:
         parked, plain = (
-            stack.enter_context(Child(NAME, kind, 0, plan.directory)).ready()
+            stack.enter_context(Child(NAME, kind, at_once, plan.directory)).ready()
             for kind in ("parked once", "plain")
         )
         number = plan.size(1000, 4)
@@ -55,9 +48,10 @@ def _turns(plan: Plan) -> Iterator[Figure]:
             child.measure(number)  # the first one fills caches
         rounds = [(parked.measure(number), plain.measure(number)) for _ in range(plan.rounds)]
     times = [(mine[0], other[0]) for mine, other in rounds]
-    yield against(NAME, "parked and retried / plain", times, "us a task")
+    case = f"{at_once} at once"
+    yield against(NAME, f"parked and retried / plain, {case}", times, "us a task")
     more = [mine[1] - other[1] for mine, other in rounds]
-    yield alone(NAME, "commits more of that", more, "a task", MORE_COMMITS)
+    yield alone(NAME, f"commits more of that, {case}", more, "a task", MORE_COMMITS)
 
 
 def _beside_many(plan: Plan) -> Iterator[Figure]:
@@ -80,23 +74,6 @@ def _beside_many(plan: Plan) -> Iterator[Figure]:
 # -- in the child -----------------------------------------------------------------
 
 
-class CountingProcess(Process):
-    """Counts the commits on the way of tasks.
-
-    Attributes:
-        commits: So many were begun.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.commits = 0
-
-    def reach(self, point: Point, phase: Side) -> None:
-        """See `Process.reach`."""
-        self.commits += phase == "before" and point in COMMITS
-        super().reach(point, phase)
-
-
 def _site(*, parks: bool) -> Site:
     """A service whose `build` finds room at its second attempt, or at once."""
     site = Site(task_api=True)
@@ -110,18 +87,18 @@ def _site(*, parks: bool) -> Site:
 
 
 @contextlib.asynccontextmanager
-async def _once(size: int, directory: Path, *, parks: bool) -> AsyncIterator[Measure]:
-    del size
-    process = CountingProcess()
-    name = "parked" if parks else "plain"
-    serves = serving(_site(parks=parks), directory, name, process=process, use_pending_state=True)
+async def _once(at_once: int, directory: Path, *, parks: bool) -> AsyncIterator[Measure]:
+    name = f"{'parked' if parks else 'plain'}-{at_once}"
+    serves = serving(_site(parks=parks), directory, name, use_pending_state=True)
     async with serves as (runtime, sender), _resolver(runtime) as resolver:
+        commits: list[float] = []
+        runtime.ground.engine.commits.on_commit(commits.append)
 
         async def measure(number: int) -> list[float]:
-            before = process.commits
+            before = len(commits)
             with timed(number) as taken:
-                await _lanes(sender, resolver if parks else None, number)
-            return [taken.cpu_us, (process.commits - before) / number]
+                await _lanes(sender, resolver if parks else None, number, at_once)
+            return [taken.cpu_us, (len(commits) - before) / number]
 
         yield measure
 
@@ -133,7 +110,7 @@ async def _resolver(runtime: Runtime) -> AsyncIterator[RpcClient]:
         yield client
 
 
-async def _lanes(sender: Sender, resolver: RpcClient | None, number: int) -> None:
+async def _lanes(sender: Sender, resolver: RpcClient | None, number: int, at_once: int) -> None:
     numbers = iter(range(number))
 
     async def lane() -> None:
@@ -146,18 +123,18 @@ async def _lanes(sender: Sender, resolver: RpcClient | None, number: int) -> Non
                 await tasks.call("retry", task_id=task_id, version=1)
                 await again
 
-    await asyncio.gather(*(lane() for _ in range(AT_ONCE)))
+    await asyncio.gather(*(lane() for _ in range(at_once)))
 
 
 @contextlib.asynccontextmanager
-async def _parked_once(size: int, directory: Path) -> AsyncIterator[Measure]:
-    async with _once(size, directory, parks=True) as measure:
+async def _parked_once(at_once: int, directory: Path) -> AsyncIterator[Measure]:
+    async with _once(at_once, directory, parks=True) as measure:
         yield measure
 
 
 @contextlib.asynccontextmanager
-async def _plain(size: int, directory: Path) -> AsyncIterator[Measure]:
-    async with _once(size, directory, parks=False) as measure:
+async def _plain(at_once: int, directory: Path) -> AsyncIterator[Measure]:
+    async with _once(at_once, directory, parks=False) as measure:
         yield measure
 
 

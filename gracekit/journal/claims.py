@@ -110,6 +110,18 @@ class Claims:
         rows = await self._journal.commit(batch)
         return sorted(self._readable(rows[0]), key=lambda row: row.id)
 
+    def add_claim(self, batch: Batch, row_id: int) -> int:
+        """Make a row ours that *batch* has made ACCEPTED, if this run may run it.
+
+        Returns:
+            Index of the statement; `claimed` reads what it returns.
+        """
+        return batch.ask(sql.CLAIM_ONE, self._journal.run_id, row_id, *self._targets)
+
+    def claimed(self, rows: Iterable[Row]) -> list[TaskRow]:
+        """What `add_claim` has made ours: one row, or none."""
+        return list(self._readable(rows))
+
     async def count_claimable(self, state: TaskState, *, without: Collection[int] = ()) -> int:
         """How many rows `claim` could take now; arguments as there."""
         which = self._which(state, None, without)

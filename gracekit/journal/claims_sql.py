@@ -85,6 +85,9 @@ COUNT_CLAIMABLE: Final = f"SELECT count(*) FROM ({CLAIMABLE}) AS claimable"
 CLAIM: Final = f"""
 UPDATE task SET owner = ? WHERE id IN ({CLAIMABLE})
 AND owner IS NULL AND state = ? RETURNING {ROW_COLUMNS}"""
+CLAIM_ONE: Final = f"""
+UPDATE task SET owner = ? WHERE id = ? AND owner IS NULL AND state = 'accepted' AND {IS_OPEN}
+    AND target IN ('', ?, ?) RETURNING {ROW_COLUMNS}"""
 # A row begins to wait when its probe says so for the first time.
 AGAIN: Final = """
 UPDATE task SET state = 'accepted', cut = NULL, next_check = NULL, waiting_since = NULL,

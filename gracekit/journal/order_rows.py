@@ -17,7 +17,7 @@ from gracekit.journal.rows import Outcome, from_json
 from gracekit.journal.tasks_sql import COUNT, HOOK_DONE, NOTE
 from gracekit.store.batch import Batch, Row
 from gracekit.store.engine import Queries
-from gracekit.tracker.task import RETRIED, TERMINAL, Order, TaskState, Verb
+from gracekit.tracker.task import RETRIED, TERMINAL, Lane, Order, TaskState, Verb
 
 # A task that a handler works on has failed; one that nobody works on is given up: ERRORED, as
 # recovery would mark it, so that its `errored` hook is called.
@@ -98,6 +98,7 @@ class OrderTarget:
     errored_due: bool
     parkings: int
     pending_deadline: float | None
+    lane: Lane
     has_arguments: bool
     owes_replies: bool
 
@@ -120,6 +121,7 @@ def _target(row: Row) -> OrderTarget:
         | {
             "resource": None if kind is None else (str(kind), str(resource_id)),
             "state": TaskState(str(values["state"])),
+            "lane": Lane(str(values["lane"])),
             "probing": bool(values["probing"]),
             "errored_due": bool(values["errored_due"]),
             "has_arguments": bool(values["has_arguments"]),

@@ -7,7 +7,7 @@ from typing import Final
 NAMES: Final = (
     "id", "request_id", "recipient", "service", "method", "resource_kind", "resource_id", "state",
     "reason", "detail", "failure", "owner", "cut", "attempts", "probing", "settle_s", "finished_at",
-    "errored_due", "parkings", "pending_deadline",
+    "errored_due", "parkings", "pending_deadline", "lane",
     "has_arguments", "owes_replies",
 )  # fmt: skip
 _TARGETS: Final = f"""

@@ -10,6 +10,7 @@ import datetime as dt
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from gracekit.clock import Clock
@@ -164,20 +165,25 @@ class OutboxRows:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
+        self._struck = set[int]()  # in commits that have not been made yet
 
     async def due(self, *, after: int, limit: int) -> list[OutboxRow]:
         """The oldest ones with an id above *after*."""
         me = self._journal.run_id
-        rows = await self._journal.engine.query(sql.DUE, me, after, limit)
-        found: list[dict[str, Any]] = [dict(zip(sql.NAMES, row, strict=True)) for row in rows]
-        return [OutboxRow(**one | {"payload": from_json(one["payload"])}) for one in found]
+        while rows := await self._journal.engine.query(sql.DUE, me, after, limit):
+            found: list[dict[str, Any]] = [dict(zip(sql.NAMES, row, strict=True)) for row in rows]
+            if due := [one for one in found if one["id"] not in self._struck]:
+                return [OutboxRow(**one | {"payload": from_json(one["payload"])}) for one in due]
+            after = found[-1]["id"]
+        return []
 
-    async def forget(
+    def forget(
         self, sent: Sequence[int], *, expired: Sequence[int], unsendable: Sequence[int]
     ) -> None:
         """Strike what was sent; and what nobody needs any more, or no message can carry.
 
-        The latter two are counted. Not synced: a power cut at worst sends it twice.
+        The latter two are counted. It is written with the next commit, and not synced: a process
+        that dies before that, or a power cut, sends it twice at worst.
         """
         batch = Batch(Point.OUTBOX_SENT, durable=False)
         ids = [*sent, *expired, *unsendable]
@@ -188,7 +194,12 @@ class OutboxRows:
         ):
             if struck:
                 batch.add_up(COUNT, what, len(struck))
-        await self._journal.commit(batch)
+        self._struck.update(ids)
+        self._journal.ride(batch, partial(self._struck.difference_update, ids))
+
+    def write_strokes(self) -> None:
+        """Write what `forget` has struck, without waiting for another commit."""
+        self._journal.submit_riders()
 
     def add_follow_clock(self, batch: Batch, by_s: float) -> None:
         """After the wall clock was set by so many seconds: ours are needed as long as before."""

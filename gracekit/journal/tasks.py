@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from gracekit.clock import Clock
@@ -67,8 +68,8 @@ KEPT_REJECTED: Final = 10_000
 """Refused requests, with their incidents; as long as the other past, at most."""
 ATTEMPTS_SEEN: Final = 2000
 """Ended rows that a start looks at, so that its cost does not grow with the store."""
-CURSOR_DELAY_S: Final = 1.0
-"""A cursor waits at most this long for another commit to travel with."""
+RIDE_DELAY_S: Final = 1.0
+"""What need not be on disk at once waits at most this long for another commit to travel with."""
 
 
 class Journal:
@@ -103,13 +104,42 @@ class Journal:
         self._rejected = 0
         self.keep_failed = keep_failed
         self._dirty: dict[int, TrackedTask] = {}
-        self._flush_timer: asyncio.TimerHandle | None = None
+        self._riders: list[tuple[Batch, Callable[[], None]]] = []
+        self._ride_timer: asyncio.TimerHandle | None = None
 
     def commit(self, batch: Batch) -> asyncio.Future[list[list[Row]]]:
-        """As `Engine.submit`; cursors that wait travel in the same group."""
-        if self._dirty:
-            self._submit_cursors()
+        """As `Engine.submit`; what waits for a commit travels in the same group."""
+        if self._dirty or self._riders:
+            self.submit_riders()
         return self.engine.submit(batch)
+
+    # -- what waits for a commit --------------------------------------------------------
+
+    def ride(self, batch: Batch, done: Callable[[], None]) -> None:
+        """Commit *batch* with the next commit, at most `RIDE_DELAY_S` later.
+
+        Args:
+            batch: Nobody waits for it.
+            done: Called when it is committed or refused.
+        """
+        self._riders.append((batch, done))
+        self._await_ride()
+
+    def submit_riders(self) -> None:
+        """Submit now what waits for a commit."""
+        if self._ride_timer is not None:
+            self._ride_timer.cancel()
+            self._ride_timer = None
+        riders, self._riders = self._riders, []
+        for batch, done in riders:
+            self.engine.submit(batch).add_done_callback(partial(_ridden, done))
+        if self._dirty and self.engine.status.state is StoreState.REACHABLE:
+            self._submit_cursors()
+
+    def _await_ride(self) -> None:
+        if self._ride_timer is None:
+            loop = asyncio.get_running_loop()
+            self._ride_timer = loop.call_later(RIDE_DELAY_S, self.submit_riders)
 
     # -- a request's way in -------------------------------------------------------------
 
@@ -376,13 +406,11 @@ class Journal:
     # -- cursors ------------------------------------------------------------------------
 
     def mark_cursor(self, task: TrackedTask) -> None:
-        """Commit the cursor of *task* with the next commit, at most `CURSOR_DELAY_S` later."""
+        """Commit the cursor of *task* with the next commit, at most `RIDE_DELAY_S` later."""
         if task.row_id is None:
             return
         self._dirty[task.row_id] = task
-        if self._flush_timer is None:
-            loop = asyncio.get_running_loop()
-            self._flush_timer = loop.call_later(CURSOR_DELAY_S, self._submit_cursors)
+        self._await_ride()
 
     async def set_cursor_back(self, task: TrackedTask) -> None:
         """Commit that *task* has no cursor any more: its next attempt begins at the beginning.
@@ -401,18 +429,13 @@ class Journal:
         self._dirty.pop(task.row_id or 0, None)
 
     def _submit_cursors(self) -> None:
-        if self._flush_timer is not None:
-            self._flush_timer.cancel()
-            self._flush_timer = None
-        if not self._dirty or self.engine.status.state is not StoreState.REACHABLE:
-            return
         batch = Batch(Point.SAFE_POINT)
         now = self.clock.wall()
         for row_id, task in self._dirty.items():
             batch.add(CURSOR, _text_of(task.cursor), now, row_id, self.run_id)
         self._dirty.clear()
         # A cursor that is not written repeats items; the engine reports a broken disk itself.
-        self.engine.submit(batch).add_done_callback(_take_exception)
+        self.engine.submit(batch).add_done_callback(partial(_ridden, None))
 
     # -- accounting ---------------------------------------------------------------------
 
@@ -436,7 +459,9 @@ def _text_of(cursor: Any) -> str | None:
     return None if cursor is None else to_json(cursor)
 
 
-def _take_exception(done: asyncio.Future[Any]) -> None:
-    """Look at the error of a commit that nobody awaits, so that the loop does not complain."""
-    if not done.cancelled():
-        done.exception()
+def _ridden(done: Callable[[], None] | None, committed: asyncio.Future[Any]) -> None:
+    """A commit that nobody awaits has ended; its error is looked at, or the loop complains."""
+    if not committed.cancelled():
+        committed.exception()
+    if done is not None:
+        done()

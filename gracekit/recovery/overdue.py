@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
-from gracekit.errors import ConflictError, UnknownCommitError
+from gracekit import backoff
+from gracekit.errors import ConflictError, StoreError, UnknownCommitError
 from gracekit.journal.order_rows import OrderIncident, OrderTarget
 from gracekit.journal.outbox import News, utc_text
 from gracekit.journal.pending import add_end
@@ -38,9 +40,14 @@ class Overdue:
             self._outbox.poke()
             self._trigger.go_on()  # their errored hooks are due
 
-    async def next_deadline(self) -> float | None:
-        """Wall time of the next one; None if nothing is parked."""
-        return await self._rows.next_deadline()
+    async def next_in_s(self, longest: float) -> float:
+        """Seconds until a parked task is overdue; *longest* if that is later, or not known."""
+        with contextlib.suppress(StoreError):
+            if (moment := await self._rows.next_deadline()) is not None:
+                left_s = moment - self._clock.wall()
+                # What `end_all` has not ended, it could not: the store refuses, perhaps.
+                return min(longest, max(0.05, left_s) if left_s > 0 else backoff.OVERDUE_S)
+        return longest
 
     async def _end(self, target: OrderTarget) -> bool:
         """Whether it was ended here; not if somebody was quicker."""

@@ -70,6 +70,7 @@ class Reconciler:
         self._look_by = 0.0  # loop time; being asked again and again must not put it off for ever
         self._ahead_s: float | None = None  # of the wall clock, before the time that passes
         self._following = asyncio.Lock()
+        self._runs = False
 
         self._side_tasks = SideTasks(shared.trigger, shared.telemetry)
         self._gates = gates = Gates(shared)
@@ -78,6 +79,7 @@ class Reconciler:
         self._adoption = Adoption(shared, side_tasks=self._side_tasks)
         self._ends = ends = Ends(shared, hooks=hooks, gates=gates)
         self._starts = starts = Starts(shared, gates=gates, hooks=hooks, ends=ends)
+        shared.services.parked_tasks.commit_retry = starts.commit_retry
         self._settling = Settling(shared, gates=gates, hooks=hooks, ends=ends, starts=starts)
         self._duties = Duties(shared, hooks=hooks, ends=ends)
         self._left_holds = LeftHolds(shared, hooks=hooks)
@@ -124,8 +126,16 @@ class Reconciler:
             async with asyncio.timeout(LAST_GIVE_BACK_S):
                 await self._leases.give_back_owed()
 
+    async def keep_deadlines(self) -> None:
+        """Until `run` begins, end parked tasks in time; each of its passes does that then."""
+        while not self._runs:
+            await self.follow_clock()
+            await self.end_overdue()
+            await asyncio.sleep(await self._overdue.next_in_s(self._settings.reconcile_every_s))
+
     async def run(self) -> None:
         """Reconcile until cancelled."""
+        self._runs = True
         while True:
             self._trigger.begin()
             try:
@@ -151,11 +161,13 @@ class Reconciler:
     async def _pause_s(self) -> float:
         every = self._clock.jitter(self._settings.reconcile_every_s)
         if self._trigger.is_paused:
-            return await self._until_deadline_s(every)  # nothing else, and `resume` asks for a pass
+            return await self._overdue.next_in_s(
+                every
+            )  # nothing else, and `resume` asks for a pass
         longest = min(every, max(0.05, self._look_by - self._clock.loop()))
         if (due_s := self._resources.due_in_s()) is not None:
             longest = min(longest, max(0.05, due_s))
-        longest = min(longest, await self._until_deadline_s(longest))
+        longest = min(longest, await self._overdue.next_in_s(longest))
         if (
             not self._settings.startup_reconciliation_enabled
             or self._settling.is_full
@@ -166,15 +178,6 @@ class Reconciler:
             moment = await self._claims.next_look(self._ends.left_to_siblings())
             if moment is not None:
                 return max(0.05, min(longest, moment - self._clock.wall()))
-        return longest
-
-    async def _until_deadline_s(self, longest: float) -> float:
-        """Seconds until a parked task is overdue; *longest* if that is later, or not known."""
-        with contextlib.suppress(StoreError):
-            if (moment := await self._overdue.next_deadline()) is not None:
-                left_s = moment - self._clock.wall()
-                # What this pass has not ended, it could not: the store refuses, perhaps.
-                return min(longest, max(0.05, left_s) if left_s > 0 else backoff.OVERDUE_S)
         return longest
 
     # -- one pass -----------------------------------------------------------------------

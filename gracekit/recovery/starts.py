@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
+from gracekit.errors import StoreError, UnknownCommitError
 from gracekit.journal.rows import TaskRow
 from gracekit.leases.leases import Resource
 from gracekit.process import Point
@@ -29,6 +31,7 @@ class Starts:
         self._hooks = hooks
         self._ends = ends
         self._trigger = shared.trigger
+        self._telemetry = shared.telemetry
         self._claiming = 0
         self._claimed = 0
 
@@ -82,6 +85,35 @@ class Starts:
         finally:
             self._claiming -= 1
             self._claimed += 1
+
+    async def commit_retry(self, batch: Batch, row_id: int, lane: Lane) -> bool:
+        """Commit what makes a row ACCEPTED, and start it here if the claim limit allows.
+
+        Returns:
+            Whether it was claimed here; else any run that may have it can claim it.
+        """
+        has_seat = self.take_seat(lane)
+        rows: list[TaskRow] = []
+        self._claiming += 1
+        try:
+            index = self._claims.add_claim(batch, row_id) if has_seat else None
+            results = await self._journal.commit(batch)
+            rows = [] if index is None else self._claims.claimed(results[index])
+        except (asyncio.CancelledError, UnknownCommitError):
+            self._trigger.poke()  # the row may be ours
+            raise
+        finally:
+            self._claiming -= 1
+            self._claimed += 1
+            if has_seat and not rows:
+                self.give_seat(lane)
+        try:
+            for row in rows:
+                await self.start(row, inside=None)
+        except StoreError as error:  # the retry stands all the same
+            self._telemetry.emit("store.error", what="settling", error=str(error))
+            self._trigger.poke()
+        return bool(rows)
 
     async def start(self, row: TaskRow, *, inside: Resource | None) -> None:
         """Run an ACCEPTED row that this run has claimed, or give it up.

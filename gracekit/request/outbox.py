@@ -72,6 +72,12 @@ class Outbox:
 
     async def work(self) -> None:
         """Send what is due, until cancelled; after a failure again, after pauses that grow."""
+        try:
+            await self._send_for_ever()
+        finally:
+            self._rows.write_strokes()
+
+    async def _send_for_ever(self) -> None:
         pauses = backoff.NOTIFICATIONS.pauses(self._clock)
         while True:
             self._due.clear()
@@ -125,7 +131,7 @@ class Outbox:
         expired = [row.id for row in rows if row.expires_at <= now]
         unsendable = [row.id for row in fresh if bodies[row.id] is None]
         if sent or expired or unsendable:
-            await self._rows.forget(sent, expired=expired, unsendable=unsendable)
+            self._rows.forget(sent, expired=expired, unsendable=unsendable)
         return [error for error in results if error is not None]
 
     def _note(self, errors: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from gracekit.config.values import did_you_mean
@@ -41,7 +41,7 @@ from gracekit.runs.members import Members
 from gracekit.store.batch import Batch
 from gracekit.store.wakeup import Wakeups
 from gracekit.telemetry.telemetry import Telemetry
-from gracekit.tracker.task import TERMINAL, Order, Reason, TaskState, Verb
+from gracekit.tracker.task import TERMINAL, Lane, Order, Reason, TaskState, Verb
 
 MOVES: Final = 20
 """A task may change hands so often before an order about it is refused."""
@@ -60,7 +60,13 @@ class ParkedTasks:
         trigger: Recovery is asked to look: a task may be claimed, or a hook is due.
         wakeups: Wake the siblings, which may claim it too.
         shows_classes: Whether anybody but an operator is shown the class of what a handler raised.
+
+    Attributes:
+        commit_retry: Commits what makes the row of that id ACCEPTED; whether this run has claimed
+            it in the same commit. Set by recovery, which stands above.
     """
+
+    commit_retry: Callable[[Batch, int, Lane], Awaitable[bool]]
 
     def __init__(
         self,
@@ -215,15 +221,24 @@ class ParkedTasks:
         )
         batch = Batch(Point.UNPARK)
         add_parked_order(batch, target, outcome, incident, news, args=replaced)
+        is_started = False
         try:
-            await journal.commit(batch)
+            if outcome is None:
+                is_started = await self.commit_retry(batch, target.id, target.lane)
+            else:
+                await journal.commit(batch)
         except ConflictError:
             return None
         except UnknownCommitError:
             if not await incident.stands(journal.engine):
                 return None
         end = TaskState.ACCEPTED if outcome is None else outcome.state
-        await self._tell(target, order, end)
+        self._tell(target, order, end)
+        if is_started:
+            return end
+        self._trigger.go_on()
+        if outcome is None:
+            self._wakeups.wake(run.run_id for run in await self._members.others())
         return end
 
     async def _replaced(self, target: OrderTarget, args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -241,7 +256,7 @@ class ParkedTasks:
             )
         return replaced
 
-    async def _tell(self, target: OrderTarget, order: Order, end: TaskState) -> None:
+    def _tell(self, target: OrderTarget, order: Order, end: TaskState) -> None:
         self._telemetry.emit(
             "task.ordered",
             task_id=target.request_id,
@@ -252,9 +267,6 @@ class ParkedTasks:
             state=end.value,
         )
         self._outbox.poke()
-        self._trigger.go_on()
-        if order.verb is Verb.RETRY:
-            self._wakeups.wake(run.run_id for run in await self._members.others())
 
     # -- what came too late -------------------------------------------------------------
 

@@ -127,6 +127,7 @@ class Wired:
     """
 
     record: OwnRecord
+    journal: Journal
     tracker: Tracker
     history: History
     gates: Mapping[Lane, LaneGate]

@@ -79,6 +79,7 @@ def in_order(
             ListedPart("outbox", _outbox(ground, requests.outbox)),
             ListedPart("epoch", StepPart(None if epoch is None else epoch.begin)),
             ListedPart("foreign readers", _readers(ground)),
+            ListedPart("deadlines", work(reconciler.keep_deadlines)),
             ListedPart("hooks", parts.hooks, reserve_s=margin_s / 4),
             ListedPart("threads", StepPart(end=_soon(requests.dispatcher.abandon_threads))),
             ListedPart("ops server", _intake(ground, Lane.OPS, parts.servers)),

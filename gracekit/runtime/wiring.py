@@ -109,6 +109,7 @@ def wire(ground: Ground) -> Wired:
     admin = _admin(ground, control, health, gauges, facts, view)
     return Wired(
         record=records.own,
+        journal=records.journal,
         tracker=requests.services.tracker,
         history=requests.history,
         gates=requests.gates,

@@ -407,7 +407,9 @@ class InMemoryService(Caller, ByHand, ParkedSight):
             AssertionError: something is still unfinished; the message lists it.
         """
         self._living()
-        if not await self._passed_until(lambda: not self._unfinished(), within_s):
+        await self.machine.settle()
+        self._write_riders()
+        if not await self._passed_until(self._has_settled, within_s):
             raise AssertionError(
                 f"unfinished after {within_s:g} s: {', '.join(self._unfinished())}"
             )
@@ -423,6 +425,15 @@ class InMemoryService(Caller, ByHand, ParkedSight):
             await asyncio.sleep(min(pause_s, limit - loop.time()))
             pause_s = min(5.0, pause_s * 1.2)
         return True
+
+    def _has_settled(self) -> bool:
+        self._write_riders()
+        return not self._unfinished()
+
+    def _write_riders(self) -> None:
+        """Have written what waits for a commit to travel with: no time need pass for it."""
+        if self.lives and (wired := self.runtime.wired) is not None:
+            wired.journal.submit_riders()
 
     def _unfinished(self) -> list[str]:
         sql = """SELECT method, request_id, state FROM task WHERE service = ? AND state != 'pending'

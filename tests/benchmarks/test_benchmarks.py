@@ -36,8 +36,9 @@ CASES = {
         "none of 40 stuck: ready / no kind",
     },
     "pending": {
-        "parked and retried / plain",
-        "commits more of that",
+        "parked and retried / plain, 1 at once",
+        "commits more of that, 1 at once",
+        "commits more of that, 32 at once",
         "a request beside 20 parked / 0",
         "a sweep that finds nothing beside 20 parked / 0",
     },

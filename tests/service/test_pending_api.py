@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from gracekit.errors import (
     StaleVersionError,
     UnsupportedVersionError,
 )
-from tests.service.kit import Doors, World, now
+from gracekit.process import Point
+from tests.service.kit import Doors, Fault, World, now
 from tests.service.parked import Builds, Site
 
 pytestmark = pytest.mark.looptime
@@ -269,11 +271,81 @@ async def test_a_retry_with_nobody_to_run_it_waits_for_a_run(world: World, svc: 
     assert (await builds.order("retry"))["changed"]
     await asyncio.sleep(5)
     assert (builds.state(), len(builds.begun)) == ("accepted", 1)
+    assert builds.row()["owner"] is None
     doors.open("w")
     assert (await life.wait_end()).exit_code == 75
 
     await builds.start()
     await builds.ends("succeeded")
+
+
+async def test_a_retry_is_claimed_in_its_own_commit(world: World, svc: Service):
+    """
+    By the run that carries the order out: no other commit comes before its attempt.
+    """
+    builds = Builds(world, svc)
+    life = await builds.start()
+    await builds.park(memory_mb=5)
+    builds.free = 5
+    life.crash_at(Point.CLAIM, "before")
+
+    await builds.order("retry")
+
+    await builds.ends("succeeded", within_s=1)
+    await asyncio.sleep(60)
+    assert not life.over.is_set()
+
+
+async def test_a_retry_without_a_place_here_is_left_to_whichever_run_has_one(
+    world: World, svc: Service
+):
+    """
+    It waits in the store, and not in a run that is full.
+    """
+    doors = Doors()
+    builds = Builds(world, svc)
+
+    @svc.rpc
+    async def work(ctx: Context) -> None:
+        await doors.pass_("w")
+
+    life = await builds.start(max_running=1)
+    for name in "ab":
+        await builds.park(vm=name, task_id=name, memory_mb=5)
+    await (await builds.client()).cast(work)
+    await doors.wait(1)
+    builds.free = 5
+    for name in "ab":
+        await builds.order("retry", name)
+    await asyncio.sleep(5)
+
+    assert [builds.row(name)["owner"] for name in "ab"] == [life.runtime.run_id, None]
+
+    await builds.start(host="other")
+    await builds.ends("succeeded", "b")
+    assert builds.state("a") == "accepted"
+    doors.open("w")
+    await builds.ends("succeeded", "a")
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.REFUSED])
+async def test_a_retry_whose_commit_is_in_doubt_runs_once(world: World, svc: Service, fault: Fault):
+    """
+    The row may be ours, and this run does not know it: it is found, and runs.
+    """
+    builds = Builds(world, svc)
+    life = await builds.start()
+    await builds.park(memory_mb=5)
+    builds.free = 5
+    life.plan(Point.UNPARK, fault)
+
+    with contextlib.suppress(GracekitError):
+        await builds.order("retry")
+    if builds.state() == "pending":
+        await builds.order("retry")
+
+    await builds.ends("succeeded", within_s=5)
+    assert builds.begun == [("v", 1), ("v", 2)]
 
 
 async def test_a_retry_of_a_method_that_is_gone_is_errored(world: World, svc: Service):

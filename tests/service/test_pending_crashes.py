@@ -89,6 +89,7 @@ async def test_a_crash_while_it_is_moved(
 ):
     """
     The resolver orders again if it has heard nothing: the order was done, or is done now, once.
+    What runs again may have begun before the notification is sent.
     """
     builds = Builds(world, svc, settle=0)
     life = await builds.start()
@@ -113,7 +114,8 @@ async def test_a_crash_while_it_is_moved(
     check_news(news)
     assert sum(steps_of(news).values()) == 2
     assert len(world.incidents(f"operator_{verb}")) == 1
-    assert len(builds.begun) == (2 if verb == "retry" else 1)
+    most = 1 if verb != "retry" else 2 if point is Point.UNPARK else 3
+    assert len(builds.begun) == builds.row()["attempts"] <= most
     assert builds.hooks == ([("v", "gave_up")] if verb == "give_up" else [])
 
 

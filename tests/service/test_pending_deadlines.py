@@ -244,6 +244,34 @@ async def test_a_run_that_begins_nothing_still_ends_tasks_at_their_deadline(
     await world.until(lambda: builds.hooks == [("v", "expired")])
 
 
+async def test_a_run_that_starts_ends_tasks_at_their_deadline(world: World, svc: Service):
+    """
+    Its `on_start` may take longer than they wait; their hooks are called when it is ready.
+    """
+    builds = Builds(world, svc)
+    life = await builds.start(pending_timeout_s=40)
+    begun = now()
+    await builds.park(memory_mb=5)
+    await life.drain()
+    doors = Doors()
+
+    @svc.on_start
+    async def slow() -> None:
+        await doors.pass_("s")
+
+    life = world.life(svc, use_pending_state=True, pending_timeout_s=40)
+    starting = asyncio.create_task(life.start())
+    await doors.wait(1)
+
+    await builds.ends("errored")
+
+    assert 40 <= now() - begun < 42
+    assert builds.hooks == []
+    doors.open("s")
+    await starting
+    await world.until(lambda: builds.hooks == [("v", "expired")])
+
+
 async def test_many_hooks_are_called_one_after_the_other(world: World, svc: Service):
     """
     Not so many in each period of recovery.

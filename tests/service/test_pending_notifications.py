@@ -92,6 +92,23 @@ async def test_a_stop_waits_for_what_is_being_sent(
     assert len(await builds.read()) == 2
 
 
+async def test_what_was_sent_is_struck_with_the_next_commit(world: World, svc: Service):
+    """
+    Or a second later, where none comes: a commit for it alone would be one more for each step.
+    """
+    builds = Builds(world, svc)
+    await builds.start()
+    await park_cast(builds)
+    await asyncio.sleep(0.5)
+    assert len(builds.unsent()) == 2
+    await park_cast(builds, "u")
+    assert all('"u"' in row["payload"] for row in builds.unsent())
+
+    await asyncio.sleep(1.1)
+    assert builds.unsent() == []
+    assert len(await builds.read()) == 4
+
+
 # -- what they say -----------------------------------------------------------------------------
 
 
@@ -176,6 +193,7 @@ async def test_a_task_is_parked_while_the_broker_is_away(world: World, svc: Serv
     await life.hears("notifications.resumed")
 
     assert now() - begun <= 37
+    await asyncio.sleep(1)
     assert builds.unsent() == []
     assert [step_of(one.payload) for one in await builds.read("info")] == [PARKED]
     assert len(life.told("notifications.failed")) == 1
