@@ -36,6 +36,7 @@ async def main(url: str) -> None:
             print(await ask_for(client, "n-2", 1024))
             await listen(first, until="freed")
             first.kill()
+            await first.wait()
         print(f"\nthe resolver was killed; these wait: {await waiting(client)}")
     print("the scheduler has ended, and is started again, with a deadline of 5 s for new requests")
     async with scheduler(url, GRACEKIT_PENDING_TIMEOUT="5s"), svc.client(url) as client:

@@ -241,7 +241,7 @@ async def test_a_request_that_takes_the_room_first_parks_the_task_again(cloud: C
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
-@pytest.mark.parametrize("point", [Point.PARK, Point.NOTIFY, Point.UNPARK, Point.CLAIM])
+@pytest.mark.parametrize("point", [Point.PARK, Point.NOTIFY, Point.UNPARK, Point.OUTBOX_SENT])
 @virtual
 async def test_a_scheduler_that_is_killed_builds_each_machine_once(
     cloud: Cloud, point: Point, side: Side
