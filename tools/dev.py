@@ -28,6 +28,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 RUNTIME_LOCK: Final = ROOT / "requirements" / "runtime.lock"
 DEV_LOCK: Final = ROOT / "requirements" / "dev.lock"
 MUTATE_LOCK: Final = ROOT / "requirements" / "mutate.lock"
+DOCS_LOCK: Final = ROOT / "requirements" / "docs.lock"
 OSLO_LOCK: Final = ROOT / "requirements" / "oslo.lock"
 API_LOCK: Final = ROOT / "requirements" / "api.lock"
 PEERS_LOCK: Final = ROOT / "requirements" / "peers.lock"
@@ -304,6 +305,16 @@ def _step(arguments: Sequence[str]) -> int:
     return run(DEV_LOCK, *arguments)
 
 
+def docs(arguments: Sequence[str]) -> int:
+    """Build the documentation; each warning of Sphinx fails."""
+    target = ROOT / "build" / "docs"
+    options = ("-q", "-W", "--keep-going", "-b", "html", "-d", str(ROOT / "build" / "doctrees"))
+    code = run(DOCS_LOCK, "sphinx", *options, *arguments, "docs", str(target))
+    if code == 0:
+        print(f"{target.relative_to(ROOT)}/index.html")
+    return code
+
+
 def bench(arguments: Sequence[str]) -> int:
     """Measure; results go to the terminal."""
     if not _has_python("benchmarks"):
@@ -337,7 +348,8 @@ def lock(arguments: Sequence[str]) -> int:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     runtime = project["project"]["dependencies"]
     code = _compile(runtime, RUNTIME_LOCK, arguments)
-    for name, target in (("dev", DEV_LOCK), ("mutate", MUTATE_LOCK)):
+    groups = (("dev", DEV_LOCK), ("docs", DOCS_LOCK), ("mutate", MUTATE_LOCK))
+    for name, target in groups:
         code = code or _compile([*runtime, *_group(project, name)], target, arguments)
     left_out = [option for name in LEFT_OUT for option in ("--unsafe-package", name)]
     options = ("--no-allow-unsafe", *left_out, *arguments)
@@ -382,6 +394,7 @@ COMMANDS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
     "cover": cover,
     "check": check,
     "soak": soak,
+    "docs": docs,
     "bench": bench,
     "bench-rabbitmq": bench_rabbitmq,
     "mutate": mutate,

@@ -1,0 +1,41 @@
+"""How Sphinx builds these pages: `make docs`."""
+
+from __future__ import annotations
+
+import re
+
+from sphinx.application import Sphinx
+
+from gracekit.version import VERSION
+
+project = "gracekit"
+author = "the gracekit developers"
+version = release = VERSION
+language = "en"
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+
+default_role = "code"  # docstrings write `names` as Markdown does
+
+html_theme = "furo"
+html_title = "gracekit"
+html_copy_source = False
+html_show_sourcelink = False
+
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
+myst_heading_anchors = 4
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+napoleon_numpy_docstring = False
+
+
+def link_files(_: Sphinx, __: str, source: list[str]) -> None:
+    """Make a link to a Markdown file outside of docs/ a download, as one to any other file is."""
+    source[0] = re.sub(r"\]\((\.\./[^)#]*\.md)\)", r"](path:\1)", source[0])
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", link_files)
