@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - Sphinx executes it, nobody imports it
 """How Sphinx builds these pages: `make docs`."""
 
 from __future__ import annotations
