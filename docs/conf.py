@@ -32,9 +32,10 @@ autodoc_typehints = "signature"
 napoleon_numpy_docstring = False
 
 
-def link_files(_: Sphinx, __: str, source: list[str]) -> None:
+def link_files(_: Sphinx, page: str, source: list[str]) -> None:
     """Make a link to a Markdown file outside of docs/ a download, as one to any other file is."""
-    source[0] = re.sub(r"\]\((\.\./[^)#]*\.md)\)", r"](path:\1)", source[0])
+    outside = re.escape("../" * (page.count("/") + 1))
+    source[0] = re.sub(rf"\]\(({outside}[^)#]*\.md)\)", r"](path:\1)", source[0])
 
 
 def setup(app: Sphinx) -> None:
