@@ -14,7 +14,7 @@ NOTHING_TO_SETTLE = {"startup_reconciliation_wait_seconds": 0.0}
 
 
 def bound(older: int, max_running: int) -> int:
-    """Grants of its lane within which a recovered row begins; ARCHITECTURE.md, "One request"."""
+    """Grants of its lane within which a recovered row begins; docs/decisions/0010-lines.md."""
     return 2 * (older + 1) + 2 * max_running + 2 * max_running * older // min(max_running, 32)
 
 
