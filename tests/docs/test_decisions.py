@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Final
 
 import pytest
 
+from gracekit.config.settings import Settings
+from gracekit.journal.order_rows import ENDS
+from gracekit.life import LifeEvidence, Lock, Pid, judge
+from gracekit.tracker.task import TaskState, Verb
 from tests.docs.pages import DOCS, ROOT
 from tests.test_architecture import ENTRANCES, FLOORS, PACKAGE
 
@@ -39,6 +44,13 @@ def listed() -> dict[str, tuple[str, str, str, str]]:
             number, title, name, day = row.groups()
             found[name] = group, number, title, day
     return found
+
+
+def table(name: str, first: str) -> list[list[str]]:
+    """Cells of the table in that record whose head begins with *first*, without its head."""
+    text = (DIRECTORY / name).read_text()
+    lines = text[text.index(f"| {first} |") :].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
 def test_numbers_of_decisions_are_without_gaps():
@@ -123,3 +135,81 @@ def test_links_of_architecture_lead_somewhere():
 
     assert len(links) > 15
     assert [link for link in links if not (ROOT / link).is_file()] == []
+
+
+def test_times_of_a_drain_are_the_defaults():
+    """
+    The drawing and the sentence below it say what a drain takes without any setting.
+    """
+    times = Settings()
+    wait, grace, flush, margin = (
+        times.drain_timeout_s,
+        times.handover_grace_s,
+        times.handover_flush_s,
+        times.exit_margin_s,
+    )
+    sentence = (
+        f"the wait has {wait:g} s, the grace for cancelled handlers {grace:g} s, the flush "
+        f"{flush:g} s and the margin {margin:g} s"
+    )
+
+    assert sentence in " ".join(ARCHITECTURE.split())
+    assert f"at {times.hard_limit_s + 0.5:g} s" in ARCHITECTURE
+
+
+LOCKS: Final = {
+    "its lock is held": (Lock.HELD,),
+    "the file that it locked is free": (Lock.FREE,),
+    "the file is missing or replaced, or the row names none": (
+        Lock.MISSING,
+        Lock.REPLACED,
+        Lock.UNKNOWN,
+    ),
+    "the file cannot be read": (Lock.UNREADABLE,),
+}
+PIDS: Final = ((Pid.THERE,), (Pid.GONE, Pid.REUSED, Pid.EXECED), (Pid.HIDDEN, Pid.UNKNOWN))
+
+
+def test_the_table_of_liveness_is_the_rule():
+    """
+    Each sign of a lock with each sign of a process gives the answer that the table shows.
+    """
+    rows = table("0023-proof-of-death.md", "| process is there")
+    assert [row[0] for row in rows] == list(LOCKS)
+
+    for words, *cells in rows:
+        for cell, pids in zip(cells, PIDS, strict=True):
+            for lock in LOCKS[words]:
+                for pid in pids:
+                    seen = LifeEvidence(lock=lock, same_boot=True, same_namespace=True, pid=pid)
+                    assert judge(seen).answer.value == cell.partition(":")[0]
+
+
+def test_the_table_of_orders_is_the_one_that_is_obeyed():
+    """
+    What an order makes of a task in each state; `refused` where the code has no end.
+    """
+    rows = table("0063-orders-about-tasks.md", "| ACCEPTED")
+    states = (TaskState.ACCEPTED, TaskState.RUNNING, TaskState.HANDED_OVER)
+
+    assert [row[0] for row in rows] == ["`cancel`", "`fail`", "`retry`"]
+    for verb, *cells in rows:
+        ends = ENDS[Verb(verb.strip("`"))]
+        shown = [re.split("[,;]", cell)[0] for cell in cells[:3]]
+        assert shown == [ends[state].name if state in ends else "refused" for state in states]
+        retried = {state.name for state in ends if state.name in cells[3].partition(":")[0]}
+        assert retried == {s.name for s in ends if s in {TaskState.FAILED, TaskState.ERRORED}}
+
+
+def test_statements_with_conditions_that_span_rows_exist():
+    """
+    The list for authors of engines names statements of the modules where they stand.
+    """
+    text = (DIRECTORY / "0048-portable-statements.md").read_text()
+    named = re.findall(r"`(\w+_sql)\.(\w+)`", text)
+    rooms = {"leases_sql": "leases", "runs_sql": "runs"}
+
+    assert len(named) > 10
+    for module, name in named:
+        where = importlib.import_module(f"gracekit.{rooms.get(module, 'journal')}.{module}")
+        assert isinstance(getattr(where, name), str)
