@@ -13,7 +13,7 @@ from gracekit.journal.order_rows import ENDS
 from gracekit.life import LifeEvidence, Lock, Pid, judge
 from gracekit.tracker.task import TaskState, Verb
 from tests.docs.pages import DOCS, ROOT
-from tests.test_architecture import ENTRANCES, FLOORS, PACKAGE
+from tests.test_architecture import ENTRANCES, FLOORS, PACKAGE, SAME_FLOOR
 
 DIRECTORY: Final = DOCS / "decisions"
 RECORDS: Final = sorted(path.name for path in DIRECTORY.glob("[0-9]*.md"))
@@ -112,6 +112,8 @@ def test_the_table_of_floors_is_the_one_that_is_checked():
 
     assert drawn == dict(enumerate(map(set, FLOORS)))
     assert list(drawn) == sorted(drawn, reverse=True)
+    numbers = [str(FLOORS.index(flat)) for flat in SAME_FLOOR]
+    assert f"on floors {', '.join(numbers[:-1])} and {numbers[-1]} they may" in ARCHITECTURE
 
 
 def test_the_house_shows_every_room_once():
