@@ -1,0 +1,148 @@
+"""What docs/quickstart.md says can be typed in that order, and prints what the page shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gracekit.config.settings import BY_OPTION
+from gracekit.testing import InMemoryService
+from gracekit.testing import run as run_in_memory
+from tests.docs.loading import load
+from tests.docs.pages import Page, environment, run
+
+PAGE = Page("quickstart.md")
+WAIT_S = 60.0
+
+
+@contextmanager
+def serving(directory: Path, *command: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """The process of a `gracekit run`, once it serves, and the file of its log."""
+    log = directory / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            (sys.executable, "-m", *command),
+            cwd=directory,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        wait_for(lambda: "service.serving" in log.read_text(), log)
+        yield process, log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for(condition: Callable[[], bool], log: Path) -> None:
+    limit = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < limit, log.read_text()
+        time.sleep(0.02)
+
+
+def commands(beginning: str) -> list[list[str]]:
+    """The commands of the page that begin so, without their comments."""
+    lines = re.findall(rf"^    ({beginning}.*)$", PAGE.text, re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@pytest.mark.process
+def test_first_service_answers_as_the_page_says(tmp_path: Path):
+    """
+    The first block, the first `run` and the first `call` are all that is needed; Ctrl-C drains it.
+    """
+    PAGE.write_to(tmp_path)
+    with serving(tmp_path, *commands("gracekit run")[0]) as (service, log):
+        assert run(tmp_path, "-m", *commands("gracekit call")[0]) == PAGE.outputs[0]
+        service.send_signal(signal.SIGINT)
+        assert service.wait(WAIT_S) == 0, log.read_text()
+
+
+@pytest.mark.process
+def test_drain_and_second_start_go_as_the_page_says(tmp_path: Path):
+    """
+    A drain amid the cast ends with 75, and the next start goes on with the next picture. The
+    commands that look at a service work meanwhile.
+    """
+    PAGE.write_to(tmp_path)
+    hurry(tmp_path / "thumbs.py", "asyncio.sleep(1)", "asyncio.sleep(0.2)")
+    hurry(tmp_path / "ask.py", "range(60)", "range(20)")
+    start = commands("gracekit run thumbs:svc$")[0]
+    with serving(tmp_path, *start) as (service, log):
+        assert run(tmp_path, "ask.py") == PAGE.outputs[1]
+        wait_for(lambda: "spring/0" in log.read_text(), log)
+        service.send_signal(signal.SIGINT)
+        assert service.wait(WAIT_S) == 75, log.read_text()
+        done = pictures_in(log)
+    for look in commands("gracekit (?:status|tasks)"):
+        run(tmp_path, "-m", *look)
+
+    with serving(tmp_path, *start) as (service, log):
+        for look in commands("gracekit (?:status|tasks|call thumbs)"):
+            run(tmp_path, "-m", *look)
+        wait_for(lambda: "spring/19" in log.read_text(), log)
+        run(tmp_path, "-m", *commands("gracekit drain")[0])
+        assert service.wait(WAIT_S) == 0, log.read_text()
+        again = pictures_in(log)
+
+    assert sorted(done + again) == list(range(20))
+
+
+def hurry(file: Path, slow: str, quick: str) -> None:
+    text = file.read_text()
+    assert text.count(slow) == 1
+    file.write_text(text.replace(slow, quick))
+
+
+def pictures_in(log: Path) -> list[int]:
+    return [int(one) for one in re.findall(r"^spring/(\d+).jpg$", log.read_text(), re.MULTILINE)]
+
+
+@pytest.mark.process
+def test_settings_file_is_read_where_it_is_named(tmp_path: Path):
+    """
+    `config show` says of each of its settings that it came from the file.
+    """
+    PAGE.write_to(tmp_path)
+    names = set(tomllib.loads(PAGE.files["gracekit.toml"]))
+    assert names <= set(BY_OPTION)
+    (show,) = re.findall(r"`gracekit (config show [^`]+)`", PAGE.text)
+
+    shown = json.loads(run(tmp_path, "-m", "gracekit", *shlex.split(show), "--json"))
+
+    origins = {one["setting"]: one["origin"] for one in shown["settings"]}
+    assert all(origins[name].startswith("gracekit.toml:") for name in names), origins
+
+
+def test_albums_are_rendered_at_one_time_and_tasks_of_one_in_turn(tmp_path: Path, monkeypatch):
+    """
+    What the page says of `resource="album"`.
+    """
+    PAGE.write_to(tmp_path)
+    svc = load(tmp_path, "thumbs", monkeypatch).svc
+
+    async def main() -> None:
+        async with InMemoryService(svc) as one:
+            spring, more, summer = (
+                one.start_call("render", album=album, pictures=["a", "b"])
+                for album in ("spring", "spring", "summer")
+            )
+            await one.pass_time(2.5)
+            assert [spring.done(), summer.done(), more.done()] == [True, True, False]
+            assert await more == 2
+
+    run_in_memory(main())
