@@ -1,0 +1,246 @@
+"""What docs/embedding.md says: its programs run, and its tables agree with the code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from gracekit import DrainReport, Runtime, ServiceState
+from gracekit.config.settings import Settings
+from gracekit.exits import ExitCode
+from tests.docs.loading import load
+from tests.docs.pages import Page, environment, run
+
+PAGE = Page("embedding.md")
+WAIT_S = 60.0
+T = TypeVar("T")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """All blocks of the page, as files."""
+    PAGE.write_to(tmp_path)
+    return tmp_path
+
+
+class Program:
+    """A program of the page that runs, and what it has written."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self.log = log
+
+    def wait_for(self, condition: Callable[[], T]) -> T:
+        limit = time.monotonic() + WAIT_S
+        while not (found := condition()):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < limit, self.log.read_text()
+            time.sleep(0.02)
+        return found
+
+    def wait_answer(self, url: str, status: int) -> str:
+        """The body of the first answer with that *status*."""
+
+        def ask() -> str:
+            try:
+                with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
+                    got, body = answer.status, answer.read().decode()
+            except urllib.error.HTTPError as error:
+                got, body = error.code, error.read().decode()
+            except OSError:
+                return ""
+            return body if got == status else ""
+
+        return self.wait_for(ask)
+
+    def terminate(self) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.terminate()
+        return self.process.wait(WAIT_S)
+
+
+@contextmanager
+def running(directory: Path, *command: str, **env: str) -> Iterator[Program]:
+    log = directory / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            (sys.executable, *command),
+            cwd=directory,
+            env=environment(**env),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield Program(process, log)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def port() -> str:
+    """One that is free."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+# -- programs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("program", ["smallest.py", "with_anyio.py", "synchronous.py"])
+def test_program_prints_what_the_page_shows(directory: Path, program: str):
+    """
+    Each serves, calls itself, drains and ends.
+    """
+    shown = re.split(rf"^# {program}$", PAGE.text, flags=re.MULTILINE)[1]
+    (output, *_) = re.findall(r"^```text\n(.*?)^```", shown, re.MULTILINE | re.DOTALL)
+
+    assert run(directory, program) == output
+
+
+@pytest.mark.process
+def test_fastapi_program_serves_and_drains_when_it_shuts_down(directory: Path, port: str):
+    """
+    uvicorn chooses the exit code; the end of the service is on record.
+    """
+    with running(directory, "-m", "uvicorn", "app:app", "--port", port) as program:
+        assert program.wait_answer(f"http://127.0.0.1:{port}/readyz", 200) == '"serving"'
+        assert program.wait_answer(f"http://127.0.0.1:{port}/double/4", 200) == "8"
+        assert program.terminate() == -signal.SIGTERM  # 143, as a shell says it
+
+    status = run(directory, "-m", "gracekit", "status")
+    assert re.search(r"gone \d+s .* drained", status), status
+    assert "1 succeeded" in status
+
+
+@pytest.mark.process
+def test_readiness_is_answered_in_the_drain_under_uvicorn(directory: Path, port: str):
+    """
+    200 while it serves and 503 in the drain; a task that outlives it is handed over: exit code 75.
+    """
+    inside = (directory / "inside.py").read_text()
+    slow = "    import time\n\n    while not ctx.cancelled:\n        time.sleep(0.02)\n"
+    assert "    return 2 * n\n" in inside
+    slower = inside.replace("    return 2 * n\n", f"{slow}    raise OSError\n")
+    (directory / "inside.py").write_text(slower)
+    url = f"http://127.0.0.1:{port}/"
+
+    with running(directory, "embedded.py", port, GRACEKIT_DRAIN_TIMEOUT="2s") as program:
+        assert program.wait_answer(url, 200) == "serving"
+        run(directory, "-m", "gracekit", "cast", "inside", "double", "n=1")
+        program.wait_for(
+            lambda: "running" in run(directory, "-m", "gracekit", "tasks", "--state", "running")
+        )
+        program.process.terminate()
+        assert program.wait_answer(url, 503) == "draining"
+        assert program.process.wait(WAIT_S) == ExitCode.HANDED_OVER, program.log.read_text()
+
+
+@pytest.mark.process
+def test_program_with_signals_of_its_own_ends_with_the_code_of_the_drain(directory: Path):
+    """
+    Its handler asks for the stop, and `serve` returns the report.
+    """
+    with running(directory, "program.py") as program:
+        program.wait_for(lambda: "serving" in program.log.read_text())
+        assert run(directory, "-m", "gracekit", "call", "inside", "double", "n=21") == "42\n"
+        assert program.terminate() == 0
+        assert program.log.read_text() == "serving\n0 finished, 0 handed over\n"
+
+
+@pytest.mark.process
+def test_drain_by_a_command_ends_the_service_and_not_the_program(directory: Path, port: str):
+    """
+    A program that does nothing about it stays there without a service.
+    """
+    with running(directory, "-m", "uvicorn", "app:app", "--port", port) as program:
+        program.wait_answer(f"http://127.0.0.1:{port}/readyz", 200)
+        run(directory, "-m", "gracekit", "drain")
+        assert program.wait_answer(f"http://127.0.0.1:{port}/readyz", 503) == '"stopped"'
+        assert program.process.poll() is None
+
+
+def test_settings_come_from_where_the_page_says(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    """
+    `Settings(...)` asks no variable; flags of `load` win over a variable, and a file does not.
+    """
+    monkeypatch.chdir(directory)
+    monkeypatch.setenv("GRACEKIT_DRAIN_TIMEOUT", "33s")
+    monkeypatch.setenv("GRACEKIT_MAX_RUNNING", "7")
+    load(directory, "inside", monkeypatch)
+
+    configured = load(directory, "configured", monkeypatch)
+
+    found = {
+        name: (runtime.settings.drain_timeout_s, runtime.settings.max_running)
+        for name, runtime in vars(configured).items()
+        if isinstance(runtime, Runtime)
+    }
+    assert found == {"by_value": (60, 100), "as_text": (60, 7), "from_file": (33, 7)}
+
+
+@pytest.mark.process
+def test_blocks_are_typed(directory: Path):
+    """
+    A reader who runs mypy --strict over them sees no error.
+    """
+    programs = [name for name in PAGE.files if name.endswith(".py")]
+    said = run(directory, "-m", "mypy", "--strict", "--no-incremental", *programs)
+    assert said.startswith("Success")
+
+
+# -- tables -------------------------------------------------------------------------------------
+
+
+def rows(heading: str) -> list[str]:
+    """The first cells of the table of a section."""
+    section = re.split(rf"^## {re.escape(heading)}$", PAGE.text, flags=re.MULTILINE)[1]
+    section = re.split(r"^## ", section, flags=re.MULTILINE)[0]
+    return [line.split("|")[1] for line in re.findall(r"^\|.*\|$", section, re.MULTILINE)][2:]
+
+
+def test_runtime_is_shown_whole():
+    """
+    Each public member has its row; `ground` and `wired` are internal.
+    """
+    named = set(re.findall(r"runtime\.(\w+)", " ".join(rows("The Runtime"))))
+    assert named == {name for name in vars(Runtime) if not name.startswith("_")}
+    assert {"by", "reason"} <= inspect.signature(Runtime.request_stop).parameters.keys()
+    states = re.findall(r"a `ServiceState`: (.*?) \|", PAGE.text)[0]
+    assert re.findall(r"`(\w+)`", states) == [state.value for state in ServiceState]
+
+
+def test_report_is_shown_whole():
+    """
+    Each field and property of the report has its row.
+    """
+    named = set(re.findall(r"`(\w+)`", " ".join(rows("Reports and exit codes"))))
+    properties = {name for name, value in vars(DrainReport).items() if isinstance(value, property)}
+    assert named == {field.name for field in fields(DrainReport)} | properties
+
+
+def test_limit_of_a_drain_is_that_of_the_settings():
+    """
+    The drain's timeout, and what follows it.
+    """
+    (drain_s, more_s) = re.findall(r"`drain_timeout` \((\d+) s\) and (\d+)\s+s more", PAGE.text)[0]
+    settings = Settings()
+    assert settings.drain_timeout_s == float(drain_s)
+    assert settings.hard_limit_s == float(drain_s) + float(more_s)
