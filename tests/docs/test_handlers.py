@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import decimal
 import enum
@@ -15,7 +16,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +27,9 @@ import pytest
 from gracekit import (
     Context,
     DeclarationError,
+    MethodTimeoutError,
     NoCapacity,
+    NoSuchMethodError,
     Service,
     UnsupportedVersionError,
 )
@@ -227,6 +229,30 @@ def test_values_arrive_as_the_table_says():
 # -- results and exceptions ---------------------------------------------------------------------
 
 
+def test_result_after_the_timeout_counts():
+    """
+    The caller has got the error, and a call under the same id gets the result.
+    """
+    svc = Service("stubborn")
+
+    @svc.rpc(timeout="1s")
+    async def go_on(ctx: Context) -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return "done"
+
+    async def main() -> None:
+        async with InMemoryService(svc) as one:
+            pending = one.start_call(go_on)
+            with pytest.raises(MethodTimeoutError):
+                await pending
+            await one.settled()
+            assert one.state_of(pending.request_id) is TaskState.SUCCEEDED
+            assert await one.prepare(request_id=pending.request_id).call(go_on) == "done"
+
+    run(main())
+
+
 class UnknownError(Exception):
     """Of no class that a client rebuilds."""
 
@@ -279,6 +305,7 @@ def test_callers_get_what_the_table_says():
         'the process dies, and `on_interrupt` is `"error"`': ["crash"],
         "an operator cancels the task": [],  # tests/service/test_orders.py
         "the arguments do not fit": [],  # below
+        "no such method, version or namespace": [],  # below
     }
     assert rows.keys() == table.keys()
     same = {"data": list, "builtin": ValueError, "known": KnownError}
@@ -328,6 +355,10 @@ def test_signatures_are_judged_as_the_page_says():
                 await one.call("take")
             with pytest.raises(TypeError, match="unexpected keyword argument"):
                 await one.call("plain", vm="vm-1", other=1)
+            with pytest.raises(NoSuchMethodError):
+                await one.call("plane", vm="vm-1")
+            with pytest.raises(UnsupportedVersionError):
+                await one.prepare(namespace="other").call("plain", vm="vm-1")
 
     run(main())
     for declare in wrong_functions():
@@ -695,7 +726,7 @@ def test_stop_hooks_are_called_after_a_start_that_has_failed():
 # -- in processes -------------------------------------------------------------------------------
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(directory: Path, **env: str) -> Iterator[Path]:
     """`thumbs.py` as a service of its own; its log."""
     log = directory / "log"
