@@ -41,7 +41,7 @@ def on_page() -> dict[str, set[int]]:
     """Command to the statuses of its rows."""
     found: dict[str, set[int]] = {}
     name = ""
-    _, _, table = PAGE.read_text().partition("What a command means by others:")
+    _, _, table = PAGE.read_text().partition("The statuses that only some commands have:")
     for line in table.partition("\n## ")[0].splitlines():
         if not line.startswith("|") or line.startswith(("| command", "|---")):
             continue
