@@ -69,7 +69,7 @@ def test_commands_of_the_page_print_what_doctor_then_examines(directory: Path):
     assert len(examines) + len(prints) == len(set(lines))
     for option in ("--manifest", "--dockerfile"):
         assert " 0 FAIL," in answers[option].output, answers[option].output
-    assert " FAIL," in answers["--unit"].output  # it judges the user and the systemd of this machine
+    assert " FAIL," in answers["--unit"].output  # it judges this machine
 
 
 def test_the_manifest_is_what_is_printed(directory: Path):

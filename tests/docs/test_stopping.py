@@ -271,6 +271,35 @@ async def test_a_task_that_was_accepted_and_never_started_runs_whatever_its_poli
 
 
 @virtual
+async def test_a_requeue_task_that_was_cut_is_delivered_again():
+    """
+    It has no row: its message went back to the queue.
+    """
+    world = World()
+    async with InMemoryService(service("requeue", world)) as one:
+        task_id = await one.cast("work")
+        await one.pass_time(1)
+        report = await one.drain()
+        before = one.state_of(task_id)
+        await one.start()
+        await one.settled()
+
+        assert (report.given_back, before, len(world.began)) == (1, None, 2)
+        assert row_of("It was cancelled at")["requeue"] == "delivered again"
+
+
+def test_what_a_handler_can_do_is_in_its_context():
+    """
+    Every name of the table.
+    """
+    (rows,) = tables(section(PAGE.text, "What a handler can do"))
+    names = re.findall(r"ctx\.(\w+)", " ".join(row[0] for row in rows))
+
+    assert len(names) > len(rows)
+    assert [name for name in names if not hasattr(Context, name)] == []
+
+
+@virtual
 async def test_a_task_is_errored_after_max_attempts_crashes():
     """
     Three by default, and the last one has met it alone.
