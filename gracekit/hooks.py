@@ -7,11 +7,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import anyio.to_thread
-
 from gracekit.clock import Clock
 from gracekit.errors import GracekitError
-from gracekit.process import never_in_a_fork
+from gracekit.process import Threads
 from gracekit.telemetry.telemetry import Telemetry
 
 SHORTEST_S: Final = 0.1
@@ -28,6 +26,7 @@ class ServiceHooks:
     """The `on_start` and `on_stop` hooks of one service, each called in the order of declaration.
 
     Args:
+        threads: For plain hooks. One that hangs keeps its thread, so each needs its own.
         start_timeout_s: Bound of each `on_start`.
         stop_timeout_s: Bound of each `on_stop`.
 
@@ -41,6 +40,7 @@ class ServiceHooks:
         stop_hooks: Sequence[ServiceHook],
         telemetry: Telemetry,
         clock: Clock,
+        threads: Threads,
         *,
         start_timeout_s: float,
         stop_timeout_s: float,
@@ -49,6 +49,7 @@ class ServiceHooks:
         self._to_stop = list(stop_hooks)
         self._telemetry = telemetry
         self._clock = clock
+        self._threads = threads
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._starting = asyncio.Lock()
@@ -105,7 +106,9 @@ class ServiceHooks:
         A hook may swallow its cancellation, or raise a CancelledError of its own. Without a task of
         its own it would keep the step that awaits it for ever, or cancel that step.
         """
-        calling = asyncio.create_task(_call(hook), name=f"gracekit-hook-{_name(hook)}")
+        calling = asyncio.create_task(
+            _call(hook, self._threads), name=f"gracekit-hook-{_name(hook)}"
+        )
         try:
             await asyncio.wait({calling}, timeout=timeout_s)
             return calling if calling.done() else None
@@ -125,12 +128,12 @@ def _failure(calling: asyncio.Task[None] | None, timeout_s: float) -> str:
     return "" if (error := calling.exception()) is None else repr(error)
 
 
-async def _call(hook: ServiceHook) -> None:
+async def _call(hook: ServiceHook, threads: Threads) -> None:
     try:
         if inspect.iscoroutinefunction(hook):
             await hook()
         else:
-            await anyio.to_thread.run_sync(never_in_a_fork(hook), abandon_on_cancel=True)
+            await threads.run(hook, abandon=True)
     except (SystemExit, KeyboardInterrupt) as error:
         # Out of a task it would end the loop, and with it the drain.
         raise RuntimeError(f"{_name(hook)}() raised {error!r}") from error

@@ -181,12 +181,15 @@ class Threads:
         self.number = number
         self._limiter = anyio.CapacityLimiter(number)
 
-    async def run(self, function: Callable[[], T]) -> T:
+    async def run(self, function: Callable[[], T], *, abandon: bool = False) -> T:
         """Run *function* in a thread; cancelled while it waits for one, it never begins.
 
-        A function that has begun cannot be stopped: the cancellation waits for it.
+        A function that has begun cannot be stopped: the cancellation waits for it, unless it is
+        to *abandon* the thread.
         """
-        return await anyio.to_thread.run_sync(never_in_a_fork(function), limiter=self._limiter)
+        return await anyio.to_thread.run_sync(
+            never_in_a_fork(function), limiter=self._limiter, abandon_on_cancel=abandon
+        )
 
 
 class SafePoints(Protocol):

@@ -134,17 +134,18 @@ class VirtualClock(Clock):
 class CountedThreads(Threads):
     """Real threads; virtual time stands still while one works."""
 
-    async def run(self, function: Callable[[], T]) -> T:
+    async def run(self, function: Callable[[], T], *, abandon: bool = False) -> T:
         """See `Threads.run`."""
         loop = asyncio.get_running_loop()
         if not isinstance(loop, VirtualLoop):
-            return await super().run(function)
+            return await super().run(function, abandon=abandon)
         loop.thread_begins()
         inside = contextvars.copy_context()
         # Nobody's: a process that is killed does nothing any more, and yet its thread must be
         # seen to end, or time would stand still for ever.
         nobody = owned_by(None)
-        work = loop.create_task(super().run(partial(inside.run, function)), context=nobody)
+        running = super().run(partial(inside.run, function), abandon=abandon)
+        work = loop.create_task(running, context=nobody)
         work.add_done_callback(lambda _: loop.thread_ended(), context=nobody)
         return await work
 

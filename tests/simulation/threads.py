@@ -37,7 +37,7 @@ class GreenThreads(Threads):
         self._room = anyio.CapacityLimiter(number)
         self.was_full = False
 
-    async def run(self, function: Callable[[], T]) -> T:
+    async def run(self, function: Callable[[], T], *, abandon: bool = False) -> T:
         self.was_full |= not self._room.available_tokens
         async with self._room:
             if self._faults.draw("process", "thread", (Fault.DELAY,)):

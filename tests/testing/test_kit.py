@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -910,6 +911,31 @@ async def test_a_start_that_fails_leaves_nothing_behind(svc):
         await InMemoryService(svc).__aenter__()
     async with InMemoryService(svc) as one:
         assert one.lives
+
+
+@virtual
+async def test_plain_hooks_take_no_virtual_time(svc):
+    """
+    They run in threads, for which virtual time stands still, as it does for handlers.
+    """
+    called: list[str] = []
+
+    @svc.on_start
+    def connect() -> None:
+        time.sleep(0.05)
+        called.append("start")
+
+    @svc.on_stop
+    def leave() -> None:
+        time.sleep(0.05)
+        called.append("stop")
+
+    async with InMemoryService(svc) as one:
+        began = one.clock.loop()
+        await one.drain()
+        assert one.clock.loop() - began < 1
+
+    assert called == ["start", "stop"]
 
 
 # -- mistakes of tests --------------------------------------------------------------------
