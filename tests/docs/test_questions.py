@@ -15,7 +15,7 @@ from types import ModuleType
 import anyio
 import pytest
 
-from gracekit import Runtime, Service, Settings, Undeliverable
+from gracekit import CallTimeoutError, Runtime, Service, Settings, Undeliverable
 from gracekit.cli.main import COMMANDS
 from gracekit.config.loading import load
 from gracekit.rpc.oslo_wire import decode_request
@@ -167,6 +167,29 @@ def test_the_class_gets_what_it_needs(directory: Path):
             assert await one.call(stock.stock.set_level, item="screws", level=5) == 105
 
     play(main())
+
+
+def test_a_call_that_nobody_read_in_time_is_not_run():
+    """
+    Its caller has left; a cast waits for as long as it takes.
+    """
+    svc, runs = Service("shop"), []
+
+    @svc.rpc(on_interrupt="retry")
+    async def note(ctx, who: str) -> None:
+        runs.append(who)
+
+    async def main() -> None:
+        async with InMemoryService(svc) as one:
+            await one.drain()
+            with pytest.raises(CallTimeoutError):
+                await one.prepare(timeout=5).call(note, who="caller")
+            await one.cast(note, who="cast")
+            await one.start()
+            await one.settled()
+
+    play(main())
+    assert runs == ["cast"]
 
 
 def test_types_of_arguments_are_not_checked():
