@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.docs.pages import Page
+
 
 def load(directory: Path, name: str, patch: pytest.MonkeyPatch) -> ModuleType:
     """Import the file *name*`.py` of *directory* until the end of the test.
@@ -22,3 +24,13 @@ def load(directory: Path, name: str, patch: pytest.MonkeyPatch) -> ModuleType:
     patch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
     return module
+
+
+def make_importable(page: Page, directory: Path, patch: pytest.MonkeyPatch) -> None:
+    """Write the named blocks of *page*; until the end of the test they can be imported."""
+    page.write_to(directory)
+    patch.syspath_prepend(str(directory))
+    for file in page.files:  # pages use one name for different files
+        name = Path(file).stem
+        patch.setitem(sys.modules, name, ModuleType(name))
+        del sys.modules[name]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,18 +13,17 @@ from gracekit.config.settings import SETTINGS, variable_name
 from gracekit.rpc.methods import MethodOptions
 from gracekit.testing import InMemoryService
 from gracekit.testing import run as play
+from tests.docs.loading import make_importable
 from tests.docs.pages import Page
 
 PAGE = Page("coming-from.md")
 
 
 @pytest.fixture
-def mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The page's service as a module."""
-    PAGE.write_to(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield importlib.import_module("mail")
-    sys.modules.pop("mail", None)
+    make_importable(PAGE, tmp_path, monkeypatch)
+    return importlib.import_module("mail")
 
 
 @pytest.mark.parametrize("failures", [0, 3, 4])

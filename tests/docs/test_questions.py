@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import importlib
 import re
-import sys
 import tomllib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +20,7 @@ from gracekit.config.loading import load
 from gracekit.rpc.oslo_wire import decode_request
 from gracekit.testing import InMemoryService, Point, TaskState
 from gracekit.testing import run as play
+from tests.docs.loading import make_importable
 from tests.docs.pages import ROOT, Page, run
 
 PAGE = Page("questions.md")
@@ -30,13 +30,10 @@ WAIT_S = 60.0
 
 
 @pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """All files of the page, which can be imported as long as the test runs."""
-    PAGE.write_to(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    for name in PAGE.files:
-        sys.modules.pop(Path(name).stem, None)
+    make_importable(PAGE, tmp_path, monkeypatch)
+    return tmp_path
 
 
 def question(words: str) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
@@ -23,6 +21,7 @@ from gracekit.store.migrate import MIGRATIONS, load_migrations, migrate
 from gracekit.testing import InMemoryService, TaskState
 from gracekit.testing import run as play
 from gracekit.version import VERSION
+from tests.docs.loading import make_importable
 from tests.docs.pages import ROOT, Page
 
 PAGE = Page("releases.md")
@@ -31,13 +30,10 @@ CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """All files of the page, which can be imported as long as the test runs."""
-    PAGE.write_to(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    for name in PAGE.files:
-        sys.modules.pop(Path(name).stem, None)
+    make_importable(PAGE, tmp_path, monkeypatch)
+    return tmp_path
 
 
 def test_the_versions_of_python_are_the_packages():
