@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from gracekit import backoff
@@ -21,7 +21,7 @@ AT_ONCE: Final = 50
 
 
 class Overdue:
-    """The sweep over the parked tasks of a service; each run of it makes it."""
+    """Sweeps over the parked tasks of a service; each run does, from its start to its end."""
 
     def __init__(self, shared: Shared) -> None:
         self._journal = shared.journal
@@ -30,6 +30,11 @@ class Overdue:
         self._trigger = shared.trigger
         self._telemetry = shared.telemetry
         self._clock = shared.clock
+        own = (method.options.pending_timeout_s for method in shared.methods)
+        timeouts_s = (shared.settings.pending_timeout_s, *(one for one in own if one is not None))
+        # A sibling does not say what it has parked. A deadline lies at least the shortest time-out
+        # ahead, so a look that comes as often finds each before it passes.
+        self._look_every_s = min(shared.settings.reconcile_every_s, *timeouts_s)
 
     async def end_all(self) -> None:
         """End every task whose deadline has passed."""
@@ -40,14 +45,30 @@ class Overdue:
             self._outbox.poke()
             self._trigger.go_on()  # their errored hooks are due
 
-    async def next_in_s(self, longest: float) -> float:
-        """Seconds until a parked task is overdue; *longest* if that is later, or not known."""
-        with contextlib.suppress(StoreError):
-            if (moment := await self._rows.next_deadline()) is not None:
-                left_s = moment - self._clock.wall()
-                # What `end_all` has not ended, it could not: the store refuses, perhaps.
-                return min(longest, max(0.05, left_s) if left_s > 0 else backoff.OVERDUE_S)
-        return longest
+    async def keep(self, follow_clock: Callable[[], Awaitable[None]]) -> None:
+        """End each task at its deadline, until cancelled.
+
+        Args:
+            follow_clock: Moves the deadlines after the wall clock was set.
+        """
+        while True:
+            try:
+                await follow_clock()
+                await self.end_all()
+                pause_s = await self._pause_s()
+            except StoreError as error:
+                self._telemetry.emit("store.error", what="deadlines", error=str(error))
+                pause_s = backoff.RECOVERY_S
+            await self._trigger.wait_deadline(pause_s, self._clock.loop())
+
+    async def _pause_s(self) -> float:
+        """Seconds until a task is overdue, or until siblings may have parked one that will be."""
+        deadline = await self._rows.next_deadline()
+        if deadline is None:
+            return self._look_every_s
+        left_s = deadline - self._clock.wall()
+        # What `end_all` has not ended, it could not: the store refuses, perhaps.
+        return min(self._look_every_s, max(0.05, left_s) if left_s > 0 else backoff.OVERDUE_S)
 
     async def _end(self, target: OrderTarget) -> bool:
         """Whether it was ended here; not if somebody was quicker."""

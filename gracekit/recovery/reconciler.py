@@ -63,14 +63,13 @@ class Reconciler:
         self._clock: Clock = shared.clock
         self._claims = shared.claims
         self._suspects = shared.suspects
-        self._lanes = tuple(shared.claim_limit)
+        self._lanes = tuple(shared.gates)
         self._settings = shared.settings
         self._telemetry = shared.telemetry
         self._trigger = shared.trigger
         self._look_by = 0.0  # loop time; being asked again and again must not put it off for ever
         self._ahead_s: float | None = None  # of the wall clock, before the time that passes
         self._following = asyncio.Lock()
-        self._runs = False
 
         self._side_tasks = SideTasks(shared.trigger, shared.telemetry)
         self._gates = gates = Gates(shared)
@@ -127,15 +126,11 @@ class Reconciler:
                 await self._leases.give_back_owed()
 
     async def keep_deadlines(self) -> None:
-        """Until `run` begins, end parked tasks in time; each of its passes does that then."""
-        while not self._runs:
-            await self.follow_clock()
-            await self.end_overdue()
-            await asyncio.sleep(await self._overdue.next_in_s(self._settings.reconcile_every_s))
+        """End each parked task at its deadline, until cancelled."""
+        await self._overdue.keep(self.follow_clock)
 
     async def run(self) -> None:
         """Reconcile until cancelled."""
-        self._runs = True
         while True:
             self._trigger.begin()
             try:
@@ -146,8 +141,7 @@ class Reconciler:
                 self._look_by = self._clock.loop() + backoff.RECOVERY_S
                 self._telemetry.emit("store.error", what="reconciliation", error=words_of(error))
             with contextlib.suppress(TimeoutError):
-                pause_s = self._trigger.rest_s(await self._pause_s(), self._clock.loop())
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(await self._pause_s()):
                     await self._wait_rung()
                     continue
             self._trigger.looks_around = True
@@ -161,13 +155,10 @@ class Reconciler:
     async def _pause_s(self) -> float:
         every = self._clock.jitter(self._settings.reconcile_every_s)
         if self._trigger.is_paused:
-            return await self._overdue.next_in_s(
-                every
-            )  # nothing else, and `resume` asks for a pass
+            return every  # `resume` asks for a pass
         longest = min(every, max(0.05, self._look_by - self._clock.loop()))
         if (due_s := self._resources.due_in_s()) is not None:
             longest = min(longest, max(0.05, due_s))
-        longest = min(longest, await self._overdue.next_in_s(longest))
         if (
             not self._settings.startup_reconciliation_enabled
             or self._settling.is_full
@@ -186,7 +177,6 @@ class Reconciler:
         """One pass over everything that nobody is working on; in a drain it begins nothing."""
         if self._trigger.is_paused:
             await self.follow_clock()
-            await self.end_overdue()
             return
         await self.follow_clock()
         await self._leases.give_back_owed()
@@ -203,7 +193,6 @@ class Reconciler:
         await self._claims.take_duties()
         await self._duties.take_notifications(look_around=look)
         await self._duties.send_due_replies()
-        await self.end_overdue()
         if self._settings.startup_reconciliation_enabled:
             if look:
                 await self._gates.hold_all()

@@ -19,8 +19,8 @@ from gracekit.leases.lines import Lines
 from gracekit.process import Threads
 from gracekit.request.answers import Answers
 from gracekit.request.arrivals import Arrivals
-from gracekit.request.claim_limit import ClaimLimit
 from gracekit.request.context import Services
+from gracekit.request.lanes import LaneGate
 from gracekit.request.outbox import Outbox
 from gracekit.request.recovery_trigger import RecoveryTrigger
 from gracekit.request.suspects import Suspects
@@ -38,7 +38,7 @@ class Shared:
     Attributes:
         services: What a context needs; journal, holds, leases, tracker and clock are its own.
         trigger: What others ask of recovery.
-        claim_limit: Of each lane: so many recovered rows may wait for it.
+        gates: Of each lane; its claim limit says how many recovered rows may wait for it.
         threads: For plain hooks: they must not take a thread that a handler was promised.
         is_local: Whether the transport is a file, which holds what is read until it is accepted.
     """
@@ -52,7 +52,7 @@ class Shared:
     lines: Lines
     suspects: Suspects
     methods: MethodTable
-    claim_limit: Mapping[Lane, ClaimLimit]
+    gates: Mapping[Lane, LaneGate]
     findings: FindingRows
     pending: PendingRows
     notifications: OutboxRows

@@ -26,7 +26,9 @@ class Starts:
         self._journal = shared.journal
         self._claims = shared.claims
         self._dispatcher = shared.dispatcher
-        self._claim_limit = shared.claim_limit
+        self._claim_limit = {lane: gate.claim_limit for lane, gate in shared.gates.items()}
+        self._lane_gates = shared.gates
+        self._lines = shared.lines
         self._gates = gates
         self._hooks = hooks
         self._ends = ends
@@ -87,12 +89,14 @@ class Starts:
             self._claimed += 1
 
     async def commit_retry(self, batch: Batch, row_id: int, lane: Lane) -> bool:
-        """Commit what makes a row ACCEPTED, and start it here if the claim limit allows.
+        """Commit what makes a row ACCEPTED, and start it here if a slot of its lane is free.
 
         Returns:
             Whether it was claimed here; else any run that may have it can claim it.
         """
-        has_seat = self.take_seat(lane)
+        gate = self._lane_gates[lane]
+        # A sibling may have a free slot now; a row that waits here would have to wait for ours.
+        has_seat = not self._lines.is_full(gate, gate.max_running) and self.take_seat(lane)
         rows: list[TaskRow] = []
         self._claiming += 1
         try:

@@ -169,7 +169,7 @@ class ParkingPlace:
         job.task.advance(TaskState.PENDING)
         job.task.waits_for = None
         clock = self._journal.clock
-        self._trigger.look_at(clock.loop() + deadline - clock.wall())
+        self._trigger.note_deadline(clock.loop() + deadline - clock.wall())
         self._outbox.poke()
 
     async def _refuse(self, job: Job, failed: Outcome) -> Ended:

@@ -24,8 +24,9 @@ class RecoveryTrigger:
         self._is_set = False
         self._asked_after: dict[str, None] = {}
         self._woken = asyncio.Event()
-        self._look_at = math.inf  # loop time of the earliest pass that was asked for
-        self._rests_until = -math.inf  # loop time; in a pass, which is followed by a rest, long ago
+        self._deadline = math.inf  # loop time; the earliest one noted since the last wait
+        self._waits_until = -math.inf  # loop time; long ago while nobody waits
+        self._nearer = asyncio.Event()
 
     def poke(self) -> None:
         """Look now: a row may have lost its owner."""
@@ -37,12 +38,6 @@ class RecoveryTrigger:
         self._is_set = True
         self._woken.set()
 
-    def look_at(self, moment: float) -> None:
-        """Make a pass at that loop time, if none would be made before."""
-        self._look_at = min(self._look_at, moment)
-        if moment < self._rests_until:
-            self.go_on()
-
     def look_after(self, run_id: str) -> None:
         """A lease of that run is in somebody's way: if the run has died, take over now."""
         self._asked_after[run_id] = None
@@ -51,22 +46,7 @@ class RecoveryTrigger:
     def begin(self) -> None:
         """A pass begins: what is asked for from now on is for the next one."""
         self._is_set = False
-        self._rests_until = -math.inf
         self._rest()
-
-    def rest_s(self, seconds: float, now: float) -> float:
-        """A pass has ended, and the next one is made in so many seconds.
-
-        Args:
-            seconds: By what the pass has seen.
-            now: Loop time.
-
-        Returns:
-            Less, if a pass was asked for at an earlier moment.
-        """
-        self._rests_until = min(now + seconds, max(now, self._look_at))
-        self._look_at = math.inf
-        return self._rests_until - now
 
     def take_asked_after(self) -> list[str]:
         """Runs that somebody has asked about since the last call."""
@@ -86,3 +66,24 @@ class RecoveryTrigger:
     async def wait(self) -> None:
         """Wait until a pass is due, or a run is asked about."""
         await self._woken.wait()
+
+    # -- deadlines of parked tasks ------------------------------------------------------
+
+    def note_deadline(self, moment: float) -> None:
+        """A parked task is overdue at that loop time."""
+        self._deadline = min(self._deadline, moment)
+        if moment < self._waits_until:
+            self._nearer.set()
+
+    async def wait_deadline(self, seconds: float, now: float) -> None:
+        """Wait so many seconds from loop time *now*, or less: until a deadline that is noted."""
+        self._waits_until = min(now + seconds, max(now, self._deadline))
+        self._deadline = math.inf
+        self._nearer.clear()
+        try:
+            async with asyncio.timeout(self._waits_until - now):
+                await self._nearer.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._waits_until = -math.inf

@@ -322,7 +322,7 @@ def _reconciler(
         lines=requests.lines,
         suspects=requests.suspects,
         methods=ground.service.methods,
-        claim_limit={lane: gate.claim_limit for lane, gate in requests.gates.items()},
+        gates=requests.gates,
         findings=FindingRows(records.journal, host=settings.host),
         pending=records.pending,
         notifications=records.notifications,

@@ -377,7 +377,7 @@ class InMemoryService(Caller, ByHand, ParkedSight):
     # -- time ---------------------------------------------------------------------------
 
     async def pass_time(self, seconds: float) -> None:
-        """Let virtual time pass: whatever falls due meanwhile happens.
+        """Let virtual time pass: whatever falls due meanwhile, or at its end, happens.
 
         Raises:
             ValueError: *seconds* is negative, or has no end.
@@ -388,6 +388,7 @@ class InMemoryService(Caller, ByHand, ParkedSight):
             )
         self._note_news(seconds)
         await asyncio.sleep(seconds)
+        await self.machine.settle()
 
     async def until(self, condition: Callable[[], bool], *, within_s: float = 600.0) -> None:
         """Let virtual time pass until *condition* holds.

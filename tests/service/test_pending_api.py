@@ -328,6 +328,37 @@ async def test_a_retry_without_a_place_here_is_left_to_whichever_run_has_one(
     await builds.ends("succeeded", "a")
 
 
+async def test_a_full_run_leaves_a_retry_to_a_sibling_that_has_a_slot(world: World, svc: Service):
+    """
+    It would wait there as long as what runs; its deadline would not end it any more.
+    """
+    doors = Doors()
+    builds = Builds(world, svc)
+
+    @svc.rpc
+    async def work(ctx: Context, number: int) -> None:
+        await doors.pass_(number)
+
+    await builds.start(max_running=4)
+    names = "abcdefgh"
+    for name in names:
+        await builds.park(vm=name, task_id=name, memory_mb=5)
+    for number in range(4):
+        await (await builds.client()).cast(work, number=number)
+    await doors.wait(4)
+    await builds.start(host="other", max_running=4)
+    builds.free = 5
+    for name in names:
+        await builds.order("retry", name)
+
+    await asyncio.sleep(5)
+    states = [builds.state(name) for name in names]
+    assert states.count("succeeded") >= 4, states
+    doors.open(*range(4))
+    for name in names:
+        await builds.ends("succeeded", name)
+
+
 @pytest.mark.parametrize("fault", [Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.REFUSED])
 async def test_a_retry_whose_commit_is_in_doubt_runs_once(world: World, svc: Service, fault: Fault):
     """

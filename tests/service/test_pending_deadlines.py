@@ -272,6 +272,60 @@ async def test_a_run_that_starts_ends_tasks_at_their_deadline(world: World, svc:
     await world.until(lambda: builds.hooks == [("v", "expired")])
 
 
+@pytest.mark.parametrize("phase", ["serving", "quiet", "starting"])
+async def test_a_sibling_ends_what_a_killed_run_has_parked_in_time(
+    world: World, svc: Service, phase: str
+):
+    """
+    Nobody tells it of the deadline: it looks as often as the shortest time-out.
+    """
+    builds = Builds(world, svc)
+    doors = Doors()
+    life = await builds.start(pending_timeout_s=12)
+    if phase == "starting":
+
+        @svc.on_start
+        async def slow() -> None:
+            await doors.pass_("s")
+
+        sibling = world.life(svc, host="other", use_pending_state=True, pending_timeout_s=12)
+        starting = asyncio.create_task(sibling.start())
+        await doors.wait(1)
+    else:
+        sibling = await builds.start(host="other", pending_timeout_s=12)
+    if phase == "quiet":
+        await world.run_as(sibling, sibling.runtime.wired.coordinator.quiet())
+    await asyncio.sleep(4)
+    begun = now()
+    await builds.park(memory_mb=5)
+    life.end()
+
+    await builds.ends("errored")
+
+    assert 12 <= now() - begun < 13
+    if phase == "starting":
+        doors.open("s")
+        await starting
+
+
+async def test_a_task_ends_at_its_deadline_while_a_stop_hook_runs(world: World, svc: Service):
+    """
+    To the end of the process: nobody may be there after it.
+    """
+    builds = Builds(world, svc)
+
+    @svc.on_stop
+    async def slow() -> None:
+        await asyncio.sleep(8)
+
+    life = await builds.start(pending_timeout_s=5, stop_hook_timeout_s=20)
+    await builds.park(memory_mb=5)
+    await life.drain()
+
+    assert builds.state() == "errored"
+    assert "task.update" in {one.event_type for one in await builds.read()}
+
+
 async def test_many_hooks_are_called_one_after_the_other(world: World, svc: Service):
     """
     Not so many in each period of recovery.
