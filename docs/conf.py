@@ -38,6 +38,29 @@ def link_files(_: Sphinx, page: str, source: list[str]) -> None:
     source[0] = re.sub(rf"\]\(({outside}[^)#]*\.md)\)", r"](path:\1)", source[0])
 
 
+# As GitHub wants it: the reader's system chooses. Furo has a button as well, which has to win.
+PICTURE = re.compile(
+    r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\s*'
+    r'<img alt="([^"]+)" src="([^"]+)">\s*</picture>'
+)
+IMAGES = """```{{image}} {light}
+:alt: {alt}
+:class: only-light
+```
+```{{image}} {dark}
+:alt: {alt}
+:class: only-dark
+```"""
+
+
+def show_pictures(_: Sphinx, __: str, source: list[str]) -> None:
+    """Make two images of a picture that has one for a light and one for a dark page."""
+    source[0] = PICTURE.sub(
+        lambda found: IMAGES.format(dark=found[1], alt=found[2], light=found[3]), source[0]
+    )
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", link_files)
+    app.connect("source-read", show_pictures)
