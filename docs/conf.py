@@ -28,6 +28,7 @@ myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["oslo_messaging"]
 autodoc_typehints = "signature"
 napoleon_numpy_docstring = False
 
@@ -36,6 +37,13 @@ def link_files(_: Sphinx, page: str, source: list[str]) -> None:
     """Make a link to a Markdown file outside of docs/ a download, as one to any other file is."""
     outside = re.escape("../" * (page.count("/") + 1))
     source[0] = re.sub(rf"\]\(({outside}[^)#]*\.md)\)", r"](path:\1)", source[0])
+
+
+def keep_sentence(_: Sphinx, what: str, *rest: object) -> None:
+    """Keep the first sentence of a property whole: napoleon takes what precedes a colon as type."""
+    lines = rest[-1]
+    if what in {"attribute", "property"} and isinstance(lines, list):
+        lines[:0] = ["..", ""]  # a comment without text
 
 
 # As GitHub wants it: the reader's system chooses. Furo has a button as well, which has to win.
@@ -62,5 +70,6 @@ def show_pictures(_: Sphinx, __: str, source: list[str]) -> None:
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", keep_sentence, priority=400)  # before napoleon
     app.connect("source-read", link_files)
     app.connect("source-read", show_pictures)

@@ -1,10 +1,9 @@
 """Every exception that gracekit raises on purpose, in one tree.
 
-Each class's docstring says what happened and what to do; messages add the
-values. Their names end in `Error`, but for six that are named for a state
-of the world, in which nothing has failed: `Draining`, `Gone`, `LeaseHeld`,
-`NoCapacity`, `Parked` and `Undeliverable`. Callers expect them, and do
-something else then.
+Each class's docstring says what happened and what to do; docs/errors.md is made of them. Messages
+add the values. Six classes are named for a state in which nothing has failed: `Draining`, `Gone`,
+`LeaseHeld`, `NoCapacity`, `Parked` and `Undeliverable`. Callers expect them and do something else
+then. The names of all others end in `Error`.
 """
 
 from __future__ import annotations
@@ -24,33 +23,54 @@ _LAST_TIME: typing.Final = 253_402_300_799  # the end of the year 9999, the last
 
 
 class GracekitError(Exception):
-    """Root of everything gracekit raises on purpose."""
+    """The base of every exception that gracekit raises on purpose.
+
+    Raised by itself where something is not possible in the present state, for example to resume a
+    service that does not drain. The message says why, and what is possible instead.
+    """
 
 
 # -- configuration and declaration: exit 78 -----------------------------------
 
 
 class ConfigError(GracekitError):
-    """A setting is wrong, or two settings contradict each other."""
+    """A setting, a URL or a file is wrong, or two settings contradict each other.
+
+    The message names each wrong value with the rule that it breaks, and what to set instead. A
+    restart without a change ends in the same way.
+    """
 
 
 class DeclarationError(GracekitError):
-    """A method, hook or argument of a service is declared in a way that cannot work."""
+    """A method, hook, job or kind of a service is declared in a way that cannot work.
+
+    Raised where it is declared, mostly when the module is imported. Change the code as the message
+    says.
+    """
 
 
 class SchemaTooNewError(ConfigError):
-    """The store was written by a newer gracekit; upgrade this process or use another store."""
+    """The store was written by a newer release of gracekit.
+
+    Upgrade this process, or use another store.
+    """
 
 
 # -- the store ----------------------------------------------------------------
 
 
 class StoreError(GracekitError):
-    """The store did not do what was asked."""
+    """The store could not be read or written.
+
+    The message has the cause, and the subclasses say whether to try again. A client whose transport
+    is a file may raise them, too.
+    """
 
 
 class ConflictError(StoreError):
-    """A compare-and-set found another value; the whole batch was rolled back.
+    """A compare-and-set found another value; nothing of its batch was written.
+
+    Read the row again, and decide anew.
 
     Attributes:
         statement: Index of the statement whose row count differed.
@@ -62,93 +82,155 @@ class ConflictError(StoreError):
 
 
 class UnknownCommitError(StoreError):
-    """A commit neither succeeded nor failed visibly; read the rows again before acting."""
+    """It is not known whether a commit has succeeded.
+
+    Read the rows again before acting.
+    """
 
 
 class StoreLockedError(StoreError):
-    """Another program kept the database locked for as long as we wait; nothing was done."""
+    """Another program kept the database locked for too long; nothing was written.
+
+    End the program that holds a transaction open on it, then try again.
+    """
 
 
 class StoreUnreachableError(StoreError):
-    """The store cannot be reached for now; nothing was done."""
+    """The store cannot be reached for now; nothing was written.
+
+    Try again later.
+    """
 
 
 class StoreFinalError(StoreError):
-    """This process commits nothing to its store any more; start it again."""
+    """This process cannot write to its store any more.
+
+    Start it again.
+    """
 
 
 class StoreBrokenError(StoreFinalError):
-    """An I/O error, a full or read-only disk, or corruption: final for this process."""
+    """An I/O error, a full or read-only disk, or damage: this process stops using the store.
+
+    Mend the disk, then start the service again.
+    """
 
 
 class StoreFencedError(StoreFinalError):
-    """Others have declared this run dead and act in its place; its commits are refused for good."""
+    """Another run has declared this run dead and acts in its place.
+
+    The store refuses all further commits of this run, so that nothing is done twice. Start the
+    process again.
+    """
 
 
 class StoreClosedError(StoreError):
-    """The store is not open: it was not started yet, or is stopped."""
+    """The store is not open: it was not started yet, or has been stopped.
+
+    Start it before you use it.
+    """
 
 
 class DependencyError(GracekitError):
-    """A broker or store cannot be reached at start: exit 69."""
+    """A broker, a store or a run cannot be reached.
+
+    Look whether it runs, and whether the URL is right. A supervisor may start the service again.
+    """
 
 
 # -- tracker and leases -------------------------------------------------------
 
 
 class IllegalTransitionError(GracekitError):
-    """A state may not follow the present one; see the table beside the enum."""
+    """A state may not follow the present one: a fault of gracekit.
+
+    Report it.
+    """
 
 
 class LeaseHeld(GracekitError):  # noqa: N818 - named for a state
-    """Another task or run holds the lease; it was not waited for.
+    """Another task or run holds the lease of the resource.
 
-    No `Error` in its name: the resource is in use, as it may be at any time, and who
-    takes a lease by `ctx.lease` decides what to do then.
+    `ctx.lease` raises it because it does not wait. Try again later, or name the resource in
+    `@svc.rpc(resource=...)`: then the task waits for its turn. A request is refused with it if it
+    would wait for its own caller, or for a task that only `gracekit reconcile` settles.
+
+    No `Error` in its name: the resource is in use, as it may be at any time, and the code that asks
+    for the lease decides what to do then.
     """
 
 
 class AlreadyRunningError(GracekitError):
-    """A run of this instance is alive; give the second one another GRACEKIT_INSTANCE."""
+    """A run of this instance is alive.
+
+    Stop it, or set GRACEKIT_INSTANCE to another name for the second process.
+    """
 
 
 # -- rpc ----------------------------------------------------------------------
 
 
 class RpcError(GracekitError):
-    """A request or its reply went wrong."""
+    """A request or its reply went wrong: the base of all errors of calls.
+
+    A client that is stopped ends the calls that still wait with it; their requests may run.
+    """
 
 
 class BadMessageError(RpcError):
-    """Bytes that are no request: unreadable, too deep, or of another protocol version."""
+    """A message is no request: it is unreadable, nested too deep, or of another protocol version.
+
+    Correct the program that sent it. A service keeps such a message as a dead letter.
+    """
 
 
 class MessageTooLargeError(BadMessageError):
-    """A body above `max_body_bytes`; nothing of it was parsed."""
+    """A message is above `max_body_bytes`; nothing of it was parsed.
+
+    Send a reference to the data, or raise the setting for service and clients. Also raised for a
+    result that is too large: then the task has succeeded, and only its result is left out.
+    """
 
 
 class InvalidArgumentsError(RpcError, TypeError):
-    """The arguments do not fit the method's signature."""
+    """The arguments do not fit the method's signature, or an option cannot be used.
+
+    Nothing was run. Correct the call as the message says.
+    """
 
 
 class NoSuchMethodError(RpcError):
-    """No method of that name is served in that namespace."""
+    """The service has no method of that name in that namespace.
+
+    Check both; the message names the nearest method.
+    """
 
 
 class UnsupportedVersionError(RpcError):
-    """The service does not serve that version or namespace."""
+    """The service does not serve that namespace, or not at that version.
+
+    The major version must be the same, and the minor one not above what is served.
+    """
 
 
 class VersionCapError(RpcError):
-    """The request needs a newer interface than `version_cap` allows; nothing was sent."""
+    """The request needs a newer interface than `version_cap` allows; nothing was sent.
+
+    Use what the cap allows, or raise the cap when all receivers are upgraded.
+    """
 
 
 class ConflictingRequestError(RpcError):
-    """The request id is known with other content, or from another caller; draw new ids."""
+    """The request id is on record with other content, or from another caller.
+
+    Use a new id for a new request.
+    """
 
 
 class Undeliverable(RpcError):  # noqa: N818 - named for a state
-    """No queue takes this message; nothing was kept.
+    """No queue takes the message; nothing was kept.
+
+    The service or host has never run, or is gone. Check topic, host, exchange and virtual host.
 
     No `Error` in its name: the service or host is not there, or not yet, and the sender
     decides whether to try later.
@@ -156,57 +238,88 @@ class Undeliverable(RpcError):  # noqa: N818 - named for a state
 
 
 class UnconfirmedError(RpcError, TimeoutError):
-    """The broker did not confirm a message in time; it may be in the queue, or not."""
+    """The broker did not confirm a message in time; it may be in the queue, or not.
+
+    Send it again under the same request id. The service then runs it once, unless its method is
+    `requeue`.
+    """
 
 
 class Draining(RpcError):  # noqa: N818 - named for a state
-    """The service is draining and does not take this request; ask another host or later.
+    """The service is draining or quiet and does not take this request.
 
-    No `Error` in its name: each service drains whenever it is stopped, and a client that
-    may ask somebody else does.
+    Send it to another host, or send it again later.
+
+    No `Error` in its name: each service drains whenever it is stopped, and a client may ask another
+    host.
     """
 
 
 class CallTimeoutError(RpcError, TimeoutError):
-    """No reply in time; the request may still run, now or after a restart."""
+    """There was no reply in time; the request may still run, now or after a restart.
+
+    Call again with the same request id to wait for its result.
+    """
 
 
 class HeartbeatTimeoutError(CallTimeoutError):
-    """No heartbeat within `monitor_timeout`; the request may still run, as after any time-out."""
+    """There was no heartbeat within `monitor_timeout`; the request may still run.
+
+    Call again with the same request id to wait for its result.
+    """
 
 
 class MethodTimeoutError(RpcError, TimeoutError):
-    """The method exceeded its own `timeout=`; its handler was cancelled."""
+    """The method took longer than its `timeout=`; its handler was cancelled.
+
+    The task has FAILED, and its work may be done in part. Make the method faster, or raise its
+    `timeout=`.
+    """
 
 
 class RunEndedError(RpcError):
-    """A control verb is meant for a run that has ended; its instance has another run now."""
+    """A control verb is meant for a run that has ended; its instance has another run now.
+
+    Look at `gracekit status` again.
+    """
 
 
 class ControlOffError(RpcError):
-    """Control verbs are not taken by this transport, whose senders are not known."""
+    """This transport takes no control verbs, because anybody may send on a broker.
+
+    Use the `gracekit` commands on the host of the run, or its HTTP endpoint.
+    """
 
 
 class TaskInterruptedError(RpcError):
-    """The task was started and its end is not known; recovery marked it ERRORED."""
+    """The task was ended as ERRORED, and not by its handler.
+
+    The message has the reason: an interruption whose effect is not known, a deadline that has
+    passed, or an order of an operator. The work may be done, done in part, or not begun. Look at
+    what the task acts on; `gracekit tasks retry` runs it again.
+    """
 
 
 class TaskCancelledError(RpcError):
-    """The task was cancelled by an operator or its caller."""
+    """An operator or a resolver has ended the task.
+
+    The message says who, and the reason that was given.
+    """
 
 
 class NoCapacity(RpcError):  # noqa: N818 - named for a state
-    """What a request needs is not to be had now; its handler raises this.
+    """A handler raises this if there is no capacity now for what its request needs.
+
+    With `use_pending_state` the task waits as PENDING. Without it, the task has FAILED.
+    A NoCapacity of a service that the handler has called does not park the task: raise a new one.
 
     No `Error` in its name: resources are taken now and then, and somebody may make room.
 
-    With `use_pending_state` the task waits as PENDING; without it, it is FAILED. A NoCapacity that
-    came from a service which the handler has called parks nothing: raise a new one for that.
-
     Args:
         message: Why, in a sentence.
-        requested: What is missing, for whoever makes room: `{"memory_mb": 8192}`. Plain data, at
-            most `MOST_REQUESTED` bytes as JSON and 16 levels. Callers are not sent it.
+        requested: What is missing, for the person or program that makes room, for example
+            `{"memory_mb": 8192}`. Plain data, at most 4,096 bytes as JSON and 16 levels. It is not
+            sent to callers.
 
     Attributes:
         requested: A copy as plain data; empty if nothing was given.
@@ -278,9 +391,10 @@ def _compact(value: object) -> str:
 class Parked(RpcError):  # noqa: N818 - named for a state
     """The task waits for capacity, as PENDING; its call is answered by this.
 
-    No `Error` in its name: nothing has failed, and the task may still succeed.
+    Only a client that was prepared by `prepare(pending=True)` gets it; any other client gets
+    `NoCapacity`. Call again with the same request id to ask what has become of the task.
 
-    Clients get it that have said `prepare(pending=True)`; any other gets `NoCapacity`.
+    No `Error` in its name: nothing has failed, and the task may still succeed.
 
     Attributes:
         task_id: The request id, under which the task can be looked up and moved.
@@ -317,29 +431,40 @@ class Parked(RpcError):  # noqa: N818 - named for a state
 
 
 class Gone(RpcError):  # noqa: N818 - named for a state
-    """The task has ended; the order about it came too late and has changed nothing.
+    """The task has ended: the order came too late and has changed nothing.
 
-    No `Error` in its name: several may order something about one task, and one of them is first.
+    No `Error` in its name: several resolvers and operators may order something about one task, and
+    only one of them is first.
     """
 
 
 class StaleVersionError(RpcError):
-    """The order does not fit the task as it is: look at it again, and decide anew.
+    """The order names another version of the task than the present one; nothing has changed.
 
-    It was parked again since, or runs again, or never was parked.
+    The task has been parked again since, or runs again, or was never parked. Look at it again, and
+    decide anew.
     """
 
 
 class UnknownTaskError(RpcError):
-    """No task of that id is on record."""
+    """No task with that id is on record.
+
+    Ended tasks are removed after `retention`.
+    """
 
 
 class UnserialisableError(RpcError, TypeError):
-    """A value cannot be written as JSON; return plain data."""
+    """A value cannot be written as JSON.
+
+    Use plain data: None, truth values, numbers, text, lists and mappings. Also raised for a result
+    that cannot be sent: then the task has succeeded, and only its result is left out.
+    """
 
 
 class RemoteError(RpcError):
-    """The handler raised, and its class is not one this client was told to rebuild.
+    """A handler raised an exception whose class this client does not know.
+
+    To get the exception as itself, name its class in `exceptions=` of the Service or RpcClient.
 
     Attributes:
         exc_class: Class name as sent, for example `"NotFound"`.

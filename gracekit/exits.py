@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Final
 
 from gracekit.errors import (
     AlreadyRunningError,
     ConfigError,
     DeclarationError,
     DependencyError,
+    GracekitError,
     StoreLockedError,
 )
 
@@ -75,3 +77,18 @@ def exit_code_of(error: BaseException) -> ExitCode:
             return ExitCode.DEPENDENCY
         case _:
             return ExitCode.INTERNAL
+
+
+def explained(error: GracekitError) -> str:
+    """The text of an *error* that refuses a start, and at its end where the docs explain it.
+
+    A class that is not of `gracekit.errors` is explained under its nearest base that is.
+    """
+    documented = next(kind for kind in type(error).__mro__ if kind.__module__ == _DOCUMENTED)
+    text = str(error) or type(error).__name__
+    # Several problems are a line each, and what explains them all is not part of the last.
+    between = "\n" if "\n" in text else "; "
+    return f"{text}{between}see docs/errors.md#{documented.__name__.lower()}"
+
+
+_DOCUMENTED: Final = GracekitError.__module__

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from gracekit import Runtime, Service, Settings, streams
 from gracekit.rpc.memory import MemoryBroker
-from gracekit.telemetry.catalogue import CATALOGUE, GROUPS, LOGGER, Event, UnknownEventError
+from gracekit.telemetry.catalogue import CATALOGUE, GROUPS, LOGGER, UnknownEventError
 from gracekit.telemetry.logs import JsonFormatter, RequestFilter, TextFormatter, configure_logging
 from gracekit.telemetry.metrics import METRICS
 from gracekit.telemetry.safe_text import Sentence, clean, escape, masked
@@ -676,28 +676,6 @@ def test_embedded_use_leaves_the_root_logger_alone(root):
 
 
 # -- the page -------------------------------------------------------------------------------
-
-
-def row_of(event: Event) -> str:
-    fields = ", ".join(f"`{field}`" for field in sorted(event.fields))
-    limited = " *" if event.kind is not None else ""
-    level = logging.getLevelName(event.level)
-    return f"| `{event.name}` | {level}{limited} | {event.meaning} | {fields} |"
-
-
-def test_the_page_of_events_has_the_catalogue():
-    """
-    docs/events.md has each event under its group, as the code has it, and nothing else.
-    """
-    lines = (PACKAGE.parent / "docs" / "events.md").read_text().splitlines()
-    wanted = []
-    for group, events in GROUPS.items():
-        wanted += [f"| **{group}** | | | |", *map(row_of, events)]
-
-    shown = [line for line in lines if line.startswith("| ")]
-
-    assert shown[0] == "| event | level | meaning | fields |"
-    assert shown[1:] == wanted
 
 
 def test_no_event_is_in_two_groups():

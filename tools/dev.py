@@ -306,10 +306,11 @@ def _step(arguments: Sequence[str]) -> int:
 
 
 def docs(arguments: Sequence[str]) -> int:
-    """Build the documentation; each warning of Sphinx fails."""
+    """Write what repeats the code, then build the documentation; each warning of Sphinx fails."""
     target = ROOT / "build" / "docs"
     options = ("-q", "-W", "--keep-going", "-b", "html", "-d", str(ROOT / "build" / "doctrees"))
-    code = run(DOCS_LOCK, "sphinx", *options, *arguments, "docs", str(target))
+    code = run(DOCS_LOCK, "tools.pages")
+    code = code or run(DOCS_LOCK, "sphinx", *options, *arguments, "docs", str(target))
     if code == 0:
         print(f"{target.relative_to(ROOT)}/index.html")
     return code

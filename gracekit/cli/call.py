@@ -46,7 +46,11 @@ def _request_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @_request_options
 @click.option(
-    "--timeout", metavar="DURATION", default="60s", show_default=True, help="Wait so long."
+    "--timeout",
+    metavar="DURATION",
+    default="60s",
+    show_default=True,
+    help="How long to wait for the answer.",
 )
 @common
 def call(
@@ -66,11 +70,11 @@ def call(
     VALUE is JSON if it reads as JSON, else text: `n=3`, `name=vm-1`,
     `tag='"3"'`.
 
-    A task that waits for capacity is no failure: it is shown with its version and
-    deadline. Call again with its --id to get the result.
+    If the task waits for capacity, its version and deadline are shown. Call again
+    with its --id to get the result.
 
-    Exit status: 0, or 1 with the class and message that the handler raised,
-    3 the task waits for capacity, 2 usage, 4 no answer, 78 configuration.
+    Exit status: 0 done, 1 the handler raised (class and message are shown), 3 the
+    task waits for capacity, 4 no answer, 2 usage, 78 configuration.
     """
     args = arguments(words, args_text)
     request_id = request_id or Clock().new_id()
@@ -91,7 +95,7 @@ def call(
 
 @click.command()
 @_request_options
-@click.option("--fanout", is_flag=True, help="To every instance that runs now.")
+@click.option("--fanout", is_flag=True, help="Send it to every instance that runs now.")
 @common
 def cast(
     options: CommonOptions,
@@ -107,8 +111,8 @@ def cast(
 ) -> None:
     """Send METHOD to the service TOPIC and print the request id once it is confirmed.
 
-    Nobody waits for the answer, and the request never expires; a service that
-    is down takes it when it starts. VALUE is as for `call`.
+    There is no answer, and the request never expires: a service that is down takes
+    it when it starts. VALUE is as for `gracekit call`.
     """
     args = arguments(words, args_text)
     request_id = request_id or Clock().new_id()
@@ -242,5 +246,5 @@ def _tell_failure(error: Exception, request_id: str, *, as_json: bool) -> NoRetu
 
 
 def _was_raised_there(error: Exception) -> bool:
-    """Whether a handler raised it: a class of ours may come from either side."""
+    """Whether a handler raised it: a client and a handler may raise the same class."""
     return any("remote traceback" in note for note in getattr(error, "__notes__", ()))

@@ -1,4 +1,4 @@
-"""`gracekit config show`: what a run would be told, and by whom."""
+"""`gracekit config show`: the settings that a run would use, and where each comes from."""
 
 from __future__ import annotations
 
@@ -52,11 +52,12 @@ def show(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Show every setting, or those named, with its value and origin; no secrets.
+    """Show settings with their values and origins.
 
-    ORIGIN is what decided: a flag, a variable, a file with its line, the
-    service (its own defaults, with --app), or the default. Give the flags and
-    the --config that `gracekit run` is given to see what that run would be told.
+    Without SETTING it shows all. ORIGIN is where the value comes from: an option,
+    a variable, a file with its line, the service (its own defaults, with --app),
+    or the default. Give it the options and the environment of `gracekit run` to
+    see what that run would use. Secrets are not shown.
     """
     wanted = {setting_named(name) for name in names}
     defaults: Mapping[str, object] = {}

@@ -50,12 +50,12 @@ _SHOWN: Final = {Level.OK: "ok", Level.WARN: "WARN", Level.FAIL: "FAIL", Level.S
     metavar="PID",
     type=click.IntRange(min=1),
     multiple=True,
-    help="A process of the service; living runs of the store are looked at anyway.",
+    help="A process of the service. Living runs of the store are examined in any case.",
 )
 @click.option(
     "--unit",
     metavar="FILE|NAME",
-    help="The systemd unit, by file or name, or a file of supervisord.",
+    help="A systemd unit (a file or a name), or a file of supervisord.",
 )
 @click.option(
     "--manifest",
@@ -73,7 +73,7 @@ _SHOWN: Final = {Level.OK: "ok", Level.WARN: "WARN", Level.FAIL: "FAIL", Level.S
     multiple=True,
     help="A Dockerfile.",
 )
-@click.option("--quiet", "-q", is_flag=True, help="Only what is not ok.")
+@click.option("--quiet", "-q", is_flag=True, help="Show only what is not ok.")
 @config_option
 @json_option
 @setting_flags
@@ -96,14 +96,15 @@ def doctor(
 ) -> None:
     """Look for what would keep a service from stopping and starting well.
 
-    Settings against each other and against the platform's patience, both
-    files or the broker, who else reads the queues, the processes and this
-    machine; with MODULE:ATTR what the service declares. Changes nothing. Give
-    it the same options and environment as `gracekit run`.
+    It compares the settings with each other and with the time that the platform
+    gives the process. It examines both files or the broker, other readers of the
+    queues, the processes and this machine, and with MODULE:ATTR what the service
+    declares. It changes nothing. Give it the options and the environment of
+    `gracekit run`.
 
-    Exit status: 0 if nothing FAILs; else the largest of 78 (configuration,
-    declaration or deployment), 70 (a fault of gracekit) and 69 (a disk, a
-    file, a broker or a process) that a FAIL asks for. 2 usage.
+    Exit status: 0 if nothing FAILs, else the largest code of the FAILs: 78
+    configuration, declaration or deployment; 70 a fault of gracekit; 69 a disk,
+    a file, a broker or a process. 2 usage.
     """
     service, more = _service(target, factory=factory, app_dir=app_dir)
     settings, problems = _settings(flags, config, {} if service is None else service.defaults)

@@ -99,7 +99,9 @@ class DrainWatch:
 @click.command()
 @living_instance_argument
 @click.option(
-    "--timeout", metavar="DURATION", help="For running tasks.  [default: the service's setting]"
+    "--timeout",
+    metavar="DURATION",
+    help="How long it waits for running tasks.  [default: drain_timeout of the run]",
 )
 @click.option("--all", "everyone", is_flag=True, help="Every living run of the store.")
 @click.option("--wait/--no-wait", default=True, help="Watch until it is gone.  [default: wait]")
@@ -119,12 +121,13 @@ def drain(
 ) -> None:
     """Drain a run: close its intake, wait for what runs, hand the rest over.
 
-    INSTANCE may be left out where one run lives. Ctrl-C detaches, and the
-    drain goes on; `gracekit resume` undoes it before its deadline.
+    INSTANCE may be left out if only one run lives. Ctrl-C detaches, and the drain
+    goes on; `gracekit resume` undoes it before its deadline.
 
-    At a terminal, with the extra `rich`, it draws how many tasks are in flight, with
-    the deadline, and with kill_after if the settings of this command have it; elsewhere
-    it prints a line for each change. For the five oldest tasks it says why they still run.
+    At a terminal, with the extra `rich`, it draws how many tasks are in flight,
+    with the deadline, and with kill_after if the settings of this command have
+    it. Elsewhere it prints a line for each change. For the five oldest tasks it
+    says why they still run.
 
     Exit status: 0 drained, 3 unfinished tasks are in the journal,
     4 unreachable, 1 any other end, 2 usage, 78 configuration, 130 detached.

@@ -29,7 +29,7 @@ LONGEST_LINE: Final = 4096
 def dump(options: CommonOptions, /, *, name: str | None) -> None:
     """Print the tasks of a run with their stacks, and its other threads.
 
-    INSTANCE may be left out if one run is alive. SIGUSR1 writes the same to
+    INSTANCE may be left out if only one run lives. SIGUSR1 writes the same to
     the run's standard error, also while its event loop is blocked.
     """
     with StoreRecords(options.settings) as records:

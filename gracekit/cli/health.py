@@ -52,7 +52,7 @@ _started = click.option(
 def health(options: CommonOptions, /, *, name: str | None, probe: str) -> None:
     """Ask a run of this host whether it is ready, is alive, or has started.
 
-    INSTANCE may be left out if one run is alive. Prints `pass`, `warn` or `fail` and why. `warn`
+    INSTANCE may be left out if only one run lives. Prints `pass`, `warn` or `fail` and why. `warn`
     passes: the run serves, but an operator should look at it.
 
     Exit status: 0 it passes, 1 it fails, 4 no run answers, 2 usage, 78 configuration.

@@ -38,8 +38,9 @@ _HEADERS: Final = ("HOLD", "KEY", "METHOD", "HOST", "STATE", "LAPSES IN", "CRASH
 def holds(options: CommonOptions, /, *, limit: int) -> None:
     """List holds that are open, or whose errored hook has still to be called.
 
-    CRASHES counts the processes that ended while a hold's probe, or its errored
-    hook, was being called. `end` ends one.
+    An open hold keeps its host in a drain until it ends. CRASHES counts the
+    processes that ended while the probe of the hold, or its errored hook, was
+    being called. `end` ends a hold.
     """
     if click.get_current_context().invoked_subcommand is not None:
         refuse_options_before_the_verb()
@@ -69,7 +70,7 @@ def _row(hold: dict[str, Any]) -> tuple[str, ...]:
 @reason_option("Why: for the record.")
 @common
 def end(options: CommonOptions, /, *, name: str, key: str, reason: str) -> None:
-    """End the hold NAME of KEY: it keeps nobody any more.
+    """End the hold NAME of KEY: no drain waits for it any more.
 
     Neither its probe nor its errored hook is called for it again.
     """

@@ -45,7 +45,10 @@ _BEGINNINGS: Final = ("operator", "resource")
 
 @click.command()
 @click.option(
-    "--what", default="", metavar="KIND", help="Kinds that begin so: `operator` for all orders."
+    "--what",
+    default="",
+    metavar="KIND",
+    help="Kinds that begin with this: `operator` for all orders.",
 )
 @click.option(
     "--limit",
@@ -58,8 +61,8 @@ _BEGINNINGS: Final = ("operator", "resource")
 def incidents(options: CommonOptions, /, *, what: str, limit: int) -> None:
     """List the last incidents on record, newest first.
 
-    An operator's order is one: who asked for it, why, and which run or task it
-    was about (operator_drain, operator_cancel, ...). So are duplicates, rejected
+    Incidents are orders of operators (operator_drain, operator_cancel, ...) with
+    who gave them, why, and for which run or task; and duplicates, rejected
     requests, hand-overs, and replies that were given up.
     """
     with StoreRecords(options.settings) as records:

@@ -33,8 +33,9 @@ P = ParamSpec("P")
 def init() -> None:
     """Print a unit of systemd, manifests of Kubernetes or a Dockerfile for a service.
 
-    The numbers in it are calculated from the settings, and comments say how. Give it the options
-    and the environment of `gracekit run`; `gracekit doctor` checks the result.
+    The numbers in it are calculated from the settings, and comments say how. Give
+    it the options and the environment of `gracekit run`; `gracekit doctor` checks
+    the result.
     """
 
 
@@ -42,7 +43,11 @@ def _planned(command: Callable[Concatenate[Plan, P], None]) -> Callable[..., Non
     """Give *command* the service and its settings, as one Plan."""
 
     @click.argument("target", metavar="MODULE[:ATTR]", envvar="GRACEKIT_APP")
-    @click.option("--name", metavar="NAME", help="Name of unit, user, objects.  [default: topic]")
+    @click.option(
+        "--name",
+        metavar="NAME",
+        help="Name of the unit, the user and the objects.  [default: topic]",
+    )
     @factory_option
     @app_dir_option
     @config_option

@@ -50,22 +50,31 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "cast": ("gracekit.cli.call:cast", "Send a request that nobody waits for."),
         "status": ("gracekit.cli.status:status", "Show the runs of a store and its accounts."),
         "tasks": ("gracekit.cli.tasks:tasks", "List tasks of a store."),
-        "pending": ("gracekit.cli.pending:pending", "List what waits for capacity, and move it."),
-        "holds": ("gracekit.cli.holds:holds", "List what keeps hosts in their drains, and end it."),
-        "incidents": ("gracekit.cli.incidents:incidents", "List orders of operators, and more."),
+        "pending": ("gracekit.cli.pending:pending", "List tasks that wait for capacity."),
+        "holds": ("gracekit.cli.holds:holds", "List open holds, which keep hosts in a drain."),
+        "incidents": (
+            "gracekit.cli.incidents:incidents",
+            "List orders of operators, and what was unusual.",
+        ),
         "drain": ("gracekit.cli.drain:drain", "Drain a run and watch until it is gone."),
         "extend": ("gracekit.cli.quiet:extend", "Move a drain's deadline later."),
         "quiet": ("gracekit.cli.quiet:quiet", "Close a run's intake; `resume` undoes it."),
         "resume": ("gracekit.cli.quiet:resume", "Undo quiet, or a drain by command."),
-        "reconcile": ("gracekit.cli.reconcile:reconcile", "Settle resources, and tasks, now."),
+        "reconcile": (
+            "gracekit.cli.reconcile:reconcile",
+            "Settle resources now, by the rules of a service.",
+        ),
         "health": ("gracekit.cli.health:health", "Ask a run one probe: ready, live or started."),
         "dump": ("gracekit.cli.dump:dump", "Print a run's tasks with their stacks."),
-        "runs": ("gracekit.cli.runs:runs", "Say that a run is gone."),
-        "doctor": ("gracekit.cli.doctor:doctor", "Look for what would go wrong."),
+        "runs": ("gracekit.cli.runs:runs", "Declare a run gone."),
+        "doctor": (
+            "gracekit.cli.doctor:doctor",
+            "Look for what would keep a service from stopping well.",
+        ),
         "init": ("gracekit.cli.init:init", "Print a unit, manifests or a Dockerfile."),
-        "prune": ("gracekit.cli.prune:prune", "Remove what hosts that are gone have left."),
+        "prune": ("gracekit.cli.prune:prune", "Remove queues of hosts that are gone."),
         "store": ("gracekit.cli.store:store", "Back up the file of a store."),
-        "config": ("gracekit.cli.config:config", "Show settings, and where each comes from."),
+        "config": ("gracekit.cli.config:config", "Show settings, and where each value comes from."),
         "demo": ("gracekit.demo.command:demo", "Show a drain, a crash and a recovery."),
     }
 )
@@ -120,7 +129,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; errors of ours become a line and an exit code."""
+        """Run the command; gracekit's errors become a line and an exit code."""
         try:
             return super().invoke(ctx)
         except GracekitError as error:
@@ -132,7 +141,7 @@ class LazyGroup(click.Group):
         except UnicodeEncodeError:  # Python keeps bytes that are no UTF-8 as half characters
             end("an argument is not UTF-8, and no name on record is written otherwise", USAGE)
         except KeyboardInterrupt:
-            # What waits for this process, a shell for one, knows by it that somebody wants to end.
+            # A shell that waits for this process sees that the user has interrupted it.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.raise_signal(signal.SIGINT)
 
@@ -181,10 +190,10 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     help="Print the version.",
 )
 def cli() -> None:
-    """Run services that stop, crash and restart without losing a request, and look after them.
+    """Run services that stop, crash and restart without losing a request, and operate them.
 
-    Settings come from options, then GRACEKIT_ variables, then --config, then
-    defaults.
+    Options win over GRACEKIT_ variables, these over the file of --config, and
+    that over defaults.
     """
 
 

@@ -1,7 +1,7 @@
 """Options that commands share, and the flags that are made from `Settings`.
 
-What options say goes through `config.load` like every other source, so that
-one place judges it and tells all that is wrong at once.
+The values of options go through `config.load` like those of every other source, so that one place
+judges them and reports everything that is wrong at once.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ store_option: Final = click.option(
     "--store-url",
     "store_url",
     metavar="URL",
-    help=f"The service's store, {file_url('file')}.  [env: GRACEKIT_STORE_URL]",
+    help=f"URL of the service's store: {file_url('file')}.  [env: GRACEKIT_STORE_URL]",
 )
 transport_option: Final = click.option(
     "--transport",
     "--transport-url",
     "transport_url",
     metavar="URL",
-    help=f"The service's transport, {file_url('file')}.  [env: GRACEKIT_TRANSPORT_URL]",
+    help=f"URL of the service's transport: {file_url('file')}, or amqp://... of a broker.  "
+    "[env: GRACEKIT_TRANSPORT_URL]",
 )
 instance_option: Final = click.option(
     "--instance",
     metavar="NAME",
-    help="One instance of the service.  [env: GRACEKIT_INSTANCE]",
+    help="Name of one instance of the service.  [env: GRACEKIT_INSTANCE]",
     shell_complete=known_instances,
 )
 living_instance_argument: Final = click.argument(
@@ -61,7 +62,7 @@ config_option: Final = click.option(
     envvar="GRACEKIT_CONFIG",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Settings, a TOML file of `name = value` lines.  [env: GRACEKIT_CONFIG]",
+    help="File of settings: TOML with `name = value` lines.  [env: GRACEKIT_CONFIG]",
 )
 factory_option: Final = click.option(
     "--factory", is_flag=True, help="ATTR is a function that returns the Service."
@@ -70,7 +71,7 @@ app_dir_option: Final = click.option(
     "--app-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=".",
-    help="Directory that MODULE and its own modules are imported from first, so whoever may write "
+    help="Directory that MODULE and its own modules are imported from first. Anyone who can write "
     "there decides what runs.  [default: the working directory]",
 )
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -86,7 +87,7 @@ def reason_option(meaning: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def who() -> str:
     """The operator, for the record: `uid 1000 (alice)@host`, as the kernel knows it.
 
-    Not by LOGNAME or USER, which whoever calls can set.
+    LOGNAME and USER are not used, because anyone can set them.
     """
     uid = os.getuid()
     try:
@@ -144,7 +145,7 @@ def refuse_options_before_the_verb() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonOptions:
-    """What every command that looks after services is told.
+    """The options of every command for operators.
 
     Attributes:
         settings: From options, environment, file and defaults.

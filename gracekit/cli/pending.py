@@ -57,12 +57,14 @@ def pending(
 ) -> None:
     """List tasks that wait for capacity, the oldest deadline first.
 
-    WAITS is the time since the request was accepted. After its DEADLINE a task is ended by any run
-    of its service; while none lives it is overdue. V is its version: how often it was
-    parked. REQUESTED is what its handler said is missing.
+    WAITS is the time since the request was accepted. After its DEADLINE any run
+    of its service ends the task; while no run lives, it is overdue. V is its
+    version: how often it was parked. REQUESTED is what its handler said is
+    missing.
 
-    With --instance the tasks of that instance's service are listed. `retry`, `give-up` and
-    `cancel` get a task out. The JSON is of version 1.1, as 1.0 knows no such task.
+    `retry`, `give-up` and `cancel` end the waiting of one task. With --instance
+    the tasks of that instance's service are listed. The JSON is that of
+    --api-version 1.1.
 
     Exit status: 0; with --instance or --service 4 if no run of that name is on record.
     """
@@ -103,14 +105,19 @@ def retry(
 ) -> None:
     """Let a parked task run again, at once and under the same id.
 
-    If its handler still finds no capacity it is parked again, as the next version; its
-    deadline stays. VALUE is JSON if it reads as JSON, else text. What is set must fit
-    the method as the newest run of the service offers it, and name the same resource;
-    names are checked, types are not.
+    If its handler still finds no capacity, it is parked again as the next
+    version; its deadline stays.
 
-    ID is a request id or its unmistakable beginning: at a terminal you are
-    asked whether it was meant, elsewhere it needs 4 characters. Exit status: 0 done,
-    1 refused: it is not parked, or what is set does not fit; 2 usage, 78 configuration.
+    --set takes JSON if VALUE reads as JSON, else text. The arguments must fit the
+    method of the newest run of the service, and name the same resource. Names
+    are checked, types are not.
+
+    ID is a request id or the beginning of one, if no other id begins so. At a
+    terminal the command asks whether that task was meant; elsewhere a beginning
+    needs 4 characters.
+
+    Exit status: 0 done; 1 refused, because it is not parked or --set does not
+    fit; 2 usage, 78 configuration.
     """
     order = Order(verb=Verb.RETRY, by=who(), reason=reason)
     carry_out(options, order, task_id, yes=yes, parked=ParkedOnly(given=read_set(words)))
@@ -122,10 +129,12 @@ def retry(
 @yes_option
 @common
 def give_up(options: CommonOptions, /, *, task_id: str, reason: str, yes: bool) -> None:
-    """End a parked task as ERRORED, reason `gave_up`; its `errored` hook is called.
+    """End a parked task as ERRORED, for `gave_up`.
 
-    ID is as for `gracekit pending retry`. Exit status: 0 done, 1 refused: it is not parked;
-    2 usage, 78 configuration.
+    Its `errored` hook is called.
+
+    ID is as for `gracekit pending retry`. Exit status: 0 done; 1 refused,
+    because it is not parked; 2 usage, 78 configuration.
     """
     order = Order(verb=Verb.GIVE_UP, by=who(), reason=reason)
     carry_out(options, order, task_id, yes=yes, parked=ParkedOnly())

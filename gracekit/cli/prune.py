@@ -56,20 +56,20 @@ class _Left:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="List it, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @click.option(
     "--host",
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="A host, or instance, that is gone and of which the store knows nothing any more.",
+    help="A host or instance that is gone and no longer on record in the store.",
 )
 @click.option(
     "--gone-for",
     default="1d",
     show_default=True,
     metavar="DURATION",
-    help="Keep what is left of a host whose last run ended less than that ago.",
+    help="Keep the queues of a host whose last run ended less than this time ago.",
 )
 @common
 def prune(
@@ -77,13 +77,13 @@ def prune(
 ) -> None:
     """Remove the queues and lock files of hosts that do not come back.
 
-    A queue of a host or instance goes if none of its runs lives, no task and no
-    hold waits for it, nobody reads the queue and no message is in it. Whoever
-    sends there afterwards is told at once that there is no such queue; a start
-    of that host makes it again.
+    A queue of a host or instance is removed if none of its runs lives, no task
+    and no hold waits for it, nobody reads the queue and no message is in it. A
+    later request to that host is refused at once, because there is no such
+    queue; a start of the host makes it again.
 
-    RabbitMQ does not list queues. There the hosts are those that the store has
-    on record, and each --host.
+    RabbitMQ does not list its queues. So the command looks for those of hosts
+    that are on record in the store, and of each --host.
     """
     gone_for_s = parse_duration(gone_for)
     check_transport(options.settings.transport_url)
@@ -93,7 +93,7 @@ def prune(
         queues, failure = list[str](), None
         try:
             queues = asyncio.run(_prune_queues(options, left, hosts, dry_run=dry_run))
-        except GracekitError as error:  # what became of the lock files is told first
+        except GracekitError as error:  # what became of the lock files is printed first
             failure = error
     _tell(options, queues, locks, dry_run=dry_run, failure=failure)
 

@@ -31,7 +31,7 @@ _all = click.option("--all", "everyone", is_flag=True, help="Every living run of
 def quiet(options: CommonOptions, /, *, name: str | None, everyone: bool, reason: str) -> None:
     """Close the intake of a run; running tasks go on, and ops requests are answered.
 
-    INSTANCE may be left out where one run lives. `gracekit resume` undoes it.
+    INSTANCE may be left out if only one run lives. `gracekit resume` undoes it.
     """
     _say("quiet", options, name, everyone=everyone, reason=reason)
 
@@ -44,8 +44,8 @@ def quiet(options: CommonOptions, /, *, name: str | None, everyone: bool, reason
 def resume(options: CommonOptions, /, *, name: str | None, everyone: bool, reason: str) -> None:
     """Open the intake of a quiet run, or undo a drain that a command asked for.
 
-    A drain cannot be undone once a task was handed over or nothing runs any
-    more, nor if a signal asked for it.
+    A drain cannot be undone if a signal asked for it, if a task was handed over
+    already, or if nothing runs any more.
     """
     _say("resume", options, name, everyone=everyone, reason=reason)
 
@@ -61,12 +61,11 @@ def resume(options: CommonOptions, /, *, name: str | None, everyone: bool, reaso
 def extend(
     options: CommonOptions, /, *, name: str | None, more: str, everyone: bool, reason: str
 ) -> None:
-    """Move the deadline later, of a drain that a command has asked for.
+    """Move the deadline of a drain later, if a command has asked for the drain.
 
     Running tasks then have more time before they are handed over. If `kill_after`
-    is set, the whole drain stays below it; so one that was begun with a longer
-    `--timeout` cannot be extended. The deadline of a drain by a signal cannot be
-    moved, because the sender of the signal will not wait longer.
+    is set, the whole drain must stay below it. A drain by a signal cannot be
+    extended, because the sender of the signal does not wait longer.
     """
     parse_duration(more)
     _say("extend", options, name, everyone=everyone, reason=reason, more=more)

@@ -56,10 +56,10 @@ def reconcile(
 ) -> None:
     """Settle resources in a transient status that nobody works on, by the rules of the service.
 
-    The run that is asked makes one pass now: also where
-    GRACEKIT_STARTUP_RECONCILIATION_ENABLED is false, and then it settles the
-    unfinished tasks of dead runs first. It waits until the requests that stand in
-    the queues have been taken. INSTANCE may be left out where one run lives.
+    The run makes one pass now, as soon as it has taken the requests that wait in
+    its queues. If GRACEKIT_STARTUP_RECONCILIATION_ENABLED is false, it settles the
+    unfinished tasks of dead runs first. INSTANCE may be left out if only one run
+    lives.
 
     Ctrl-C detaches, and the pass goes on.
 

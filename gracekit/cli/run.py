@@ -18,14 +18,13 @@ from gracekit.cli.options import (
     app_dir_option,
     config_option,
     factory_option,
-    json_option,
     setting_flags,
 )
 from gracekit.config.live import LiveSettings
 from gracekit.config.loading import load, load_again, load_for_log, read_settings_file
 from gracekit.config.settings import Settings, variable_name
 from gracekit.errors import ConfigError, DeclarationError
-from gracekit.exits import ExitCode
+from gracekit.exits import ExitCode, explained
 from gracekit.runtime.process_life import run_service
 from gracekit.telemetry.logs import change_format, logging_around, said
 
@@ -35,7 +34,7 @@ from gracekit.telemetry.logs import change_format, logging_around, said
 @factory_option
 @app_dir_option
 @config_option
-@json_option
+@click.option("--json", "as_json", is_flag=True, help="Log JSON lines, also on a terminal.")
 @setting_flags
 @click.pass_context
 def run(
@@ -51,12 +50,12 @@ def run(
 ) -> None:
     """Run the service MODULE:ATTR until a signal ends it.
 
-    ATTR is `svc`, else `app`, where none is given. SIGTERM and Ctrl-C drain;
-    a second Ctrl-C, or SIGQUIT, hands over at once. SIGHUP reads the settings
-    again where there is no terminal. Logs go to standard output, as text on a
-    terminal and as JSON lines (--json) elsewhere.
+    Without ATTR it is `svc`, else `app`. SIGTERM and Ctrl-C drain the service; a
+    second Ctrl-C, or SIGQUIT, hands its tasks over at once. SIGHUP reads the
+    settings again, unless standard input is a terminal. The log goes to standard
+    output: text on a terminal, JSON lines elsewhere.
 
-    Exit codes: 0 drained, 75 unfinished tasks are in the journal, 78 wrong
+    Exit status: 0 drained, 75 unfinished tasks are in the journal, 78 wrong
     configuration, 69 broker or store unreachable, 70 internal error.
     """
     if as_json:
@@ -71,9 +70,9 @@ def run(
             service = load_service(target, factory=factory, app_dir=app_dir)
         settings = load(flags, os.environ, found, defaults=service.defaults)
     except (ConfigError, DeclarationError) as error:
-        tell(str(error))
+        tell(explained(error))
         ctx.exit(ExitCode.CONFIG)
-    except Exception as error:  # noqa: BLE001 - the application's own, told as Python tells it
+    except Exception as error:  # noqa: BLE001 - the application's own, shown with its traceback
         trace = "".join(traceback.format_exception(error.with_traceback(_from_app(error))))
         tell(f"{target}: the module raised {type(error).__name__} when it was imported:", trace)
         ctx.exit(ExitCode.CONFIG if isinstance(error, ImportError) else ExitCode.INTERNAL)

@@ -1,4 +1,4 @@
-"""`gracekit runs gone`: an operator's word about a run of which nothing can be proven."""
+"""`gracekit runs gone`: an operator declares a run gone of which nothing can be proven."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def runs() -> None:
 @reason_option("How you know: for the record.")
 @common
 def declare_gone(options: CommonOptions, /, *, word: str, reason: str) -> None:
-    """Say that a run is gone whose death nobody can prove from here.
+    """Declare a run gone whose death cannot be proven from here.
 
-    Its tasks and leases are then taken over as those of a killed run. If it
-    lives after all, it ends at its next sign of life. RUN is a run id or its
+    Its tasks and leases are then taken over as those of a killed run. If it is
+    alive after all, it ends at its next sign of life. RUN is a run id or its
     beginning, INSTANCE or SERVICE@INSTANCE.
 
-    A run that is proven alive or dead is refused: `gracekit drain` ends a
-    living one, and a dead one needs no word.
+    A run that is proven alive is refused: `gracekit drain` ends it. So is one
+    that is proven dead: its tasks are taken over without this command.
     """
     with StoreRecords(options.settings) as records:
         run = asyncio.run(_declare(records, options, word, reason))
@@ -85,7 +85,7 @@ def _means(word: str, run: Run) -> bool:
 
 def _why_none(word: str, judged: list[tuple[Run, Liveness]]) -> str:
     if not judged:
-        return f"no run {safe(word)} is waiting for a word; see `gracekit status`"
+        return f"no run {safe(word)} is on record that may be alive; see `gracekit status`"
     alive = [(run, judgement) for run, judgement in judged if judgement.is_alive]
     run, judgement = (alive or judged)[0]
     remedy = (

@@ -37,11 +37,12 @@ _EXIT_HEADERS: Final = (
 @watch_option
 @common
 def status(options: CommonOptions, /, *, every_s: float | None) -> None:
-    """Show the runs of a store: living ones by their own words, others by what they left.
+    """Show the runs of a store, and the accounts of its tasks.
 
-    Asks each living process, for 2 seconds at most. With none alive the store
-    says who was there, how it ended, and what the next start has to settle.
-    `<10s` stands where a run left no record of its end: it was last seen then.
+    Asks each living process, for 2 seconds at most. For all others it reads the
+    store: which runs there were, how they ended, and what the next start has to
+    settle. `<10s` means that a run left no record of its end: it was last seen
+    at that time.
 
     Exit status: 0; with --instance 4 if no run of that name is proven alive.
     """

@@ -28,8 +28,8 @@ def store() -> None:
 def backup(file: Path, *, store_url: str | None, config: Path | None, as_json: bool) -> None:
     """Copy a store to FILE, while its services go on.
 
-    By SQLite's own backup: the copy is the store as of one moment, whole and
-    checked, and one file. docs/backup.md tells how to restore it.
+    It uses SQLite's own backup: the copy is one file, checked, with the store as
+    it was at one moment. docs/backup.md says how to restore it.
     """
     settings = load({"store_url": store_url}, os.environ, config)
     with StoreRecords(settings) as records:

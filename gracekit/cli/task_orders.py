@@ -79,16 +79,16 @@ _retried_id = click.argument(
 )
 _must_say_why = reason_option("Why: for the record and for the caller.")
 may_say_why: Final = click.option(
-    "--reason", metavar="TEXT", default="", help="Why: for the record."
+    "--reason", metavar="TEXT", default="", help="Why, for the record."
 )
 yes_option: Final = click.option(
-    "--yes", is_flag=True, help="Do not ask back about an abbreviated ID."
+    "--yes", is_flag=True, help="Do not ask whether an abbreviated ID is meant."
 )
 _wait = click.option(
     "--wait/--no-wait", default=True, help="Wait until the task has ended.  [default: wait]"
 )
 _timeout = click.option(
-    "--timeout", metavar="DURATION", default="30s", show_default=True, help="Wait so long at most."
+    "--timeout", metavar="DURATION", default="30s", show_default=True, help="How long to wait."
 )
 
 
@@ -102,18 +102,21 @@ _timeout = click.option(
 def cancel(
     options: CommonOptions, /, *, task_id: str, reason: str, yes: bool, wait: bool, timeout: str
 ) -> None:
-    """Cancel a task: it ends CANCELLED, and its caller is told.
+    """Cancel a task: it ends CANCELLED, and its caller gets an error.
 
-    A running handler is cancelled, and the task ends when its coroutine or
-    thread has returned; what it returned all the same counts. A task in line
-    is never started. A plain `def` handler is not interrupted: it may look at
-    `ctx.cancelled`. Of a task that is ERRORED already, and whose `errored` hook
-    has still to be called, the hook is cancelled.
+    A task that waits is never started. A running handler is cancelled, and the
+    task ends when its coroutine or thread has returned; if it still returns a
+    result, the task has SUCCEEDED. A plain `def` handler cannot be interrupted:
+    it should look at `ctx.cancelled`. If the task is ERRORED already and its
+    `errored` hook was not called yet, the hook is cancelled.
 
-    ID is a request id or its unmistakable beginning: at a terminal you are
-    asked whether it was meant, elsewhere it needs 4 characters. Exit status: 0 done,
-    3 asked for and not ended yet, 1 refused or ended otherwise, 4 its run
-    lives and does not answer, 2 usage, 78 configuration, 130 detached by Ctrl-C.
+    ID is a request id or the beginning of one, if no other id begins so. At a
+    terminal the command asks whether that task was meant; elsewhere a beginning
+    needs 4 characters.
+
+    Exit status: 0 done, 3 asked for and not ended yet, 1 refused or ended
+    otherwise, 4 its run lives and does not answer, 2 usage, 78 configuration,
+    130 detached by Ctrl-C.
     """
     order = Order(verb=Verb.CANCEL, by=who(), reason=reason)
     carry_out(options, order, task_id, yes=yes, wait_s=parse_duration(timeout) if wait else 0.0)
@@ -131,10 +134,10 @@ def fail(
 ) -> None:
     """End a task as failed, with your reason.
 
-    A task that nobody works on (accepted or handed over) becomes ERRORED,
-    reason `operator`, and its `errored` hook is called. A running one is
-    cancelled and becomes FAILED when its handler has returned; what it
-    returned all the same counts.
+    A task that does not run (accepted, handed over or parked) becomes ERRORED,
+    and its `errored` hook is called. A running one is cancelled and becomes
+    FAILED when its handler has returned; if that still returns a result, the
+    task has SUCCEEDED.
 
     ID and exit status: as for `gracekit tasks cancel`.
     """
@@ -148,14 +151,14 @@ def fail(
 @yes_option
 @common
 def retry(options: CommonOptions, /, *, task_id: str, reason: str, yes: bool) -> None:
-    """Let a task run again at once, whatever its policy says: parked, handed over or failed.
+    """Run a parked, handed-over or failed task again, at once.
 
-    It goes on from its last safe point, as a new attempt under the same id, and
-    its crashes are forgotten. A task that was running when its process died is
-    as good as handed over. What has failed can be retried while its record and
-    its arguments are kept, once its caller has been answered and its `errored`
-    hook was called; nobody is answered a second time. Any other task is refused
-    with the reason.
+    Its `on_interrupt` policy is not asked. It goes on from its last safe point,
+    as a new attempt under the same id, and its crashes are forgotten. A task
+    that was running when its process died counts as handed over. A task that
+    has failed can be retried while its record and its arguments are kept, once
+    its caller has been answered and its `errored` hook was called. Its caller
+    is not answered a second time. Any other task is refused with the reason.
 
     ID and exit status: as for `gracekit tasks cancel`.
     """

@@ -39,12 +39,13 @@ _PARKED: Final = "parked"
 def show(options: CommonOptions, /, *, task_id: str, api_version: str | None) -> None:
     """Show everything that is on record of one task.
 
-    The last moment of each of its states, attempts, orders with who gave them and why,
-    its failure with the traceback, cursor, lease, what is due, and what its
-    process says. Arguments, context and result are not shown. With --json a parked
-    task is `errored` for `no_capacity`, and `pending` to --api-version 1.1.
+    That is when it entered each of its states, its attempts, orders with who gave
+    them and why, its failure with the traceback, its cursor, its lease, what is
+    still due, and what its process answers. Arguments, context and result are not
+    shown. With --json a parked task is `errored` for `no_capacity`; with
+    --api-version 1.1 it is `pending`.
 
-    ID is a request id or its unmistakable beginning.
+    ID is a request id or the beginning of one, if no other id begins so.
     """
     version = version_of(api_version, as_json=options.as_json)
     with StoreRecords(options.settings) as records:
@@ -188,7 +189,7 @@ def _at(line: tuple[float, str]) -> float:
 
 
 def _failure(failure: dict[str, Any]) -> Iterator[str]:
-    """Class, message and traceback, indented line by line: none can pass for one of ours."""
+    """Class, message and traceback, indented so that no line looks like one of gracekit."""
     words = f"{failure['module']}.{failure['exc_class']}: {failure['message']}"
     yield f"  {safe(words, longest=_LONGEST)}"
     for line in "".join(failure["tb"]).splitlines():

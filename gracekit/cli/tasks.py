@@ -72,22 +72,23 @@ def tasks(
     api_version: str | None,
     every_s: float | None,
 ) -> None:
-    """List tasks: those that have not ended, newest first, or as the options say.
+    """List tasks: by default those that have not ended, newest first.
 
-    AGE is the time since the task has ended; until then since it last began to
-    run, or since it was accepted if it has not begun. When a task was handed over is
-    told by `gracekit tasks show`. OWNER is the instance that may act on a task: "none" waits
-    for any living run, "gone" for the next start. A parked task has no owner, waits for
-    capacity (`gracekit pending`), and its AGE is the time since it was parked.
+    AGE is the time since the task has ended; before that, since it last began to
+    run, or was accepted. OWNER is the instance that may act on the task: "none"
+    waits for any living run, "gone" for the next start. A parked task waits for
+    capacity (`gracekit pending`): it has no owner, and AGE is since its parking.
+    `gracekit tasks show` says when a task was handed over.
 
-    With --stuck only those are listed that have run for three times the p95 of their
-    method without a safe point (10 minutes if the method has no history), that have not
-    begun for 10 minutes, or that were handed over 10 minutes ago or earlier and that no
-    run has taken. WHY LISTED says which it is, and what the task waits for. Parked tasks are
-    not stuck. With --json and without --api-version 1.1 they have ended, as `errored` for
-    `no_capacity`: they are listed with --state errored or all.
+    --stuck lists tasks that have run for three times the p95 of their method
+    without a safe point (10 minutes without a history), have not begun for 10
+    minutes, or were handed over 10 minutes ago and taken by no run. WHY LISTED
+    says which it is, and what the task waits for. Parked tasks are not stuck.
 
-    `show` tells all that is on record of one task; `cancel`, `fail` and `retry`
+    --json without --api-version 1.1 shows parked tasks as `errored`: list them
+    with --state errored or all.
+
+    `show` prints all that is on record of one task; `cancel`, `fail` and `retry`
     act on it.
 
     Exit status: 0; with --instance 4 if no run of that name is on record.

@@ -93,101 +93,128 @@ def _count(default: int) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a run may be told; checked as a whole when built.
+    """The settings of one run; checked as a whole when built.
 
-    A field is set by `GRACEKIT_` and its name in capitals without the unit
-    `_s`, for example `GRACEKIT_DRAIN_TIMEOUT=25s`; in flags and files its name
-    may be written with or without `_s`. Fields in `_s` are seconds.
+    A field is set by the variable `GRACEKIT_` and its name in capitals without the unit `_s`, for
+    example `GRACEKIT_DRAIN_TIMEOUT=25s`. In options and files its name may be written with or
+    without `_s`. Fields that end in `_s` are seconds.
 
     Attributes:
-        transport_url: `sqlite:///file`, `memory://`, or a RabbitMQ broker's `amqp://`,
-            `amqps://` or `rabbit://`.
-        store_url: `sqlite:///file` or `memory://`; never the transport's file.
-        host: Names the directed queue; several runs of one host may share it.
-        instance: Names this process among those of its service; None lets the run take the first
-            free `{host}-{n}`.
-        ops_topic: Name of the ops topic; `{topic}` stands for the service's.
-        exchange: Control exchange on RabbitMQ; sites of OpenStack set `openstack`.
-        declare_profile: How exchanges and queues are declared on RabbitMQ: `durable`,
-            `quorum`, or as oslo.messaging does: `oslo-transient` (its default),
-            `oslo-durable`, `oslo-durable-all`, `oslo-quorum`, `oslo-quorum-all`. A URL's own
-            `exchange=` and `profile=` go before both.
-        drain_timeout_s: From the stop request until running tasks are cancelled.
-        handover_grace_s: For cancelled tasks to return.
-        handover_flush_s: For the last outcomes and replies.
-        exit_margin_s: For closing everything; then the hard limit is reached.
-        ops_quiet_timeout_s: How long the ops lane stays open after the last task.
-        cancel_ok_timeout_s: For the transport to confirm a closed intake.
-        kill_after_s: When the platform kills us after asking us to stop; None
-            if unknown.
-        start_timeout_s: Bound of `on_start`.
-        stop_hook_timeout_s: Bound of `on_stop`; the hard limit ends it earlier.
-        max_accepted: Places of the new-request lane: deliveries accepted, waiting and running.
-        max_running: Handlers of that lane running at one time.
-        ops_max_accepted: Places of the ops lane.
-        ops_max_running: Handlers of the ops lane running at one time.
-        threads: Worker threads of the new-request lane.
-        ops_threads: Worker threads of the ops lane.
-        prefetch: Deliveries that may be unsettled at one time.
-        prefetch_bytes: Bytes of those, for each lane, that are not accepted yet; above it
-            reading from RabbitMQ pauses.
-        accept_wait_s: How long a delivery waits for a place before it is given back.
-        max_body_bytes: Largest message that is parsed.
-        max_attempts: Crashes until a task is ERRORED, without progress, the last one alone.
-        retention_s: Age at which terminal records are removed.
-        retention_after_s: How long the runs of the store must have consumed, in all, since a
-            record came to that age, before it is removed.
-        keep_failed_arguments: Keep arguments and context of FAILED and ERRORED tasks
-            with their records, so that `gracekit tasks retry` can run them again.
-        startup_reconciliation_enabled: Whether unfinished tasks of earlier runs, and resources in
-            a transient status, are settled unasked. If not, `gracekit reconcile` settles them.
-        startup_reconciliation_wait_seconds: Pause before an unclean task is
-            probed or run again; and from the moment at which a run is ready until it settles
-            resources.
-        reconcile_every_s: Between two looks for unfinished tasks of dead runs.
-        reconciliation_interval_s: From the end of one pass over the resources of a host to the
-            next; 0 for a pass after each start alone.
-        reconcile_at_once: Resources of one kind that are settled at one time.
-        beat_s: Between two looks whether this run may still act; signs of life are rarer.
-        progress_every_s: Between two progress lines of a drain.
-        host_gone_after_s: Absence of a host after which its directed tasks are given up.
-        fanout_gone_after_s: As above for an instance and its fanouts.
-        probe_timeout_s: Bound of one probe.
-        use_pending_state: Whether a task whose handler raises NoCapacity waits as PENDING; if not,
-            it is FAILED.
-        pending_timeout_s: How long it may wait, from the first time on.
-        pending_max: Tasks of the service that may be PENDING; of more the handler's NoCapacity is
-            a failure.
-        notification_topic: Topic of the notifications about PENDING tasks; `{topic}` stands for
-            the service's. Their queues are named for it: `scheduler-notifications.info`.
-        notification_context: Keys of a caller's context, separated by commas, that a notification
-            shows.
-        accept_unshared_store: Start although a living process reads the same
-            shared queue into another store, where dedupe and resources do not reach.
+        transport_url: Where requests come from: `sqlite:///file`, `memory://`, or a RabbitMQ
+            broker by `amqp://`, `amqps://` or `rabbit://`.
+        store_url: Where the journal is kept: `sqlite:///file` or `memory://`. It must not be the
+            file of the transport.
+        host: Name of this host. Its directed queue is named for it; several runs of one host may
+            share that queue.
+        instance: Name of this process among those of its service. If it is unset, the run takes
+            the first free `{host}-{n}`.
+        ops_topic: Name of the ops topic. `{topic}` stands for the service's topic.
+        exchange: Control exchange on RabbitMQ. OpenStack sites use `openstack`. `?exchange=` in
+            the URL overrides it.
+        declare_profile: How exchanges and queues are declared on RabbitMQ: `durable`, `quorum`,
+            or as oslo.messaging does it: `oslo-transient` (oslo's default), `oslo-durable`,
+            `oslo-durable-all`, `oslo-quorum`, `oslo-quorum-all`. `?profile=` in the URL overrides
+            it.
+        drain_timeout_s: How long a drain waits for running tasks, counted from the request to
+            stop. Then it cancels them. 0 cancels them at once.
+        handover_grace_s: How long a drain waits for cancelled handlers to return.
+        handover_flush_s: How long a drain then waits until the last outcomes are written and the
+            last replies are sent.
+        exit_margin_s: Time after that to close everything. At its end, the hard limit, the process
+            is ended.
+        ops_quiet_timeout_s: How long a drain waits for running ops requests when nothing else runs
+            any more; at most until its deadline. Then it closes the ops topic.
+        cancel_ok_timeout_s: How long a drain waits for the transport to confirm that an intake is
+            closed.
+        kill_after_s: Time between the platform's request to stop and its kill:
+            terminationGracePeriodSeconds, TimeoutStopSec. A start is refused if a drain could take
+            longer. Leave it unset if it is unknown.
+        start_timeout_s: How long each `on_start` hook may take; a longer one fails the start.
+        stop_hook_timeout_s: How long each `on_stop` hook may take. The hard limit may end it
+            earlier.
+        max_accepted: Requests of the service's topic that this process may have accepted at one
+            time, waiting and running ones together. Further ones wait in their queue.
+        max_running: Handlers of the service's topic that run at one time.
+        ops_max_accepted: As `max_accepted`, for the ops topic.
+        ops_max_running: As `max_running`, for the ops topic.
+        threads: Threads for plain (`def`) handlers of the service's topic. Periodic jobs, and the
+            hooks that recovery calls, have as many of their own.
+        ops_threads: Threads for plain (`def`) handlers of the ops topic.
+        prefetch: Messages that may be read and not acknowledged at one time, for each of the two
+            topics.
+        prefetch_bytes: Bytes that may be read and not accepted at one time, for each of the two
+            topics. Above it, reading from RabbitMQ pauses.
+        accept_wait_s: How long a message that was read waits for a place (`max_accepted`) before it
+            is given back to its queue.
+        max_body_bytes: Size of the largest message that is parsed. A larger one is refused.
+        max_attempts: Crashes without progress after which an interrupted task is ended as ERRORED,
+            if it ran alone at the last one. Ten times as many end it in any case. A method's own
+            `max_attempts=` overrides it.
+        retention_s: How long ended tasks stay on record, and with them their results and the
+            detection of duplicates.
+        retention_after_s: How long runs must have consumed requests after a record has reached
+            `retention`, before it is removed. A duplicate of its request may still wait in a queue
+            when nothing has consumed for long.
+        keep_failed_arguments: Keep arguments and context of FAILED and ERRORED tasks on record, so
+            that `gracekit tasks retry` can run them again.
+        startup_reconciliation_enabled: Settle unfinished tasks of earlier runs, and resources in a
+            transient status, without being asked. If it is off, only `gracekit reconcile` settles
+            them.
+        startup_reconciliation_wait_seconds: How long a task that was interrupted uncleanly is left
+            alone before it is probed or run again; a method's `settle=` overrides that. It is also
+            the time from readiness until resources are settled for the first time.
+        reconcile_every_s: Time between two looks for unfinished tasks of dead runs, and for records
+            to remove.
+        reconciliation_interval_s: Time from the end of one pass over the resources of a host to the
+            next pass. 0 makes a pass after each start only.
+        reconcile_at_once: Resources of one kind that a pass settles at one time.
+        beat_s: Time between two checks whether this run may still act. Its sign of life in the
+            store is written less often.
+        progress_every_s: Time between two progress lines in the log of a drain.
+        host_gone_after_s: How long a host may have no run before tasks for this host only are given
+            up (ERRORED).
+        fanout_gone_after_s: How long an instance may have no run before its copies of fanouts are
+            given up.
+        probe_timeout_s: How long one probe of recovery may take. A method's own `probe_timeout=`
+            overrides it.
+        use_pending_state: Park a task whose handler raises NoCapacity: it waits as PENDING. If it
+            is off, the task has FAILED.
+        pending_timeout_s: How long a parked task may wait, counted from the first time that it was
+            parked. A method's own `pending_timeout=` overrides it.
+        pending_max: Tasks of the service that may be parked at one time. If there are so many, a
+            further NoCapacity fails its task.
+        notification_topic: Topic of the notifications about parked tasks. `{topic}` stands for
+            the service's topic. Their queues are named for it: `scheduler-notifications.info`.
+        notification_context: Keys of a caller's context that a notification shows, separated by
+            commas.
+        accept_unshared_store: Start although a living process reads the same shared queue into
+            another store. Duplicates are then not found, and resources not locked, across the two
+            stores.
         rpc_ping_enabled: Answer `oslo_rpc_server_ping` with "pong", as an oslo server does.
-        error_details: What callers are shown of an exception: `full`, `message` (no
-            traceback and no arguments of it), or `none`. The record keeps all.
-        dedupe_context: Keys of a caller's context, separated by commas, that must be the same when
-            a request id comes again; those that a context does not have do not count.
-        reply_queues: Names of queues that answers may go to beside `reply_...`, with * for any
-            characters, separated by commas.
-        admin: Where the HTTP endpoint listens: `off`, `unix:/path`, `127.0.0.1:9701`, or
-            `0.0.0.0:9701`, which needs `admin_token_file`. It needs `gracekit[web]`.
-        admin_token_file: A file of mode 0600 with `name:token` lines: the tokens for the HTTP API.
-        admin_tls: Certificate and key of the endpoint: `cert.pem,key.pem`.
-        admin_open: What the endpoint answers without a token: `probes` (and metrics), or
+        error_details: What a caller gets of an exception that a handler raises: `full`, `message`
+            (neither traceback nor arguments), or `none` (only that the request has failed). The
+            record keeps everything.
+        dedupe_context: Keys of a caller's context, separated by commas. If a request id comes
+            again, these must have the same values as the first time, or be missing as they were.
+        reply_queues: Names of queues that replies may go to besides `reply_...`, separated by
+            commas; `*` stands for any characters.
+        admin: Address of the HTTP endpoint: `off`, `unix:/path`, `127.0.0.1:9701`, or
+            `0.0.0.0:9701`, which needs `admin_token_file`. The endpoint needs `gracekit[web]`.
+        admin_token_file: File with the tokens for the HTTP API: `name:token` lines, mode 0600.
+        admin_tls: Certificate and key of the HTTP endpoint: `cert.pem,key.pem`.
+        admin_open: What the HTTP endpoint answers without a token: `probes` (and metrics), or
             `nothing`.
-        admin_hosts: Host names, separated by commas, that its clients may use, beside IP
-            addresses, localhost and the name of the host.
-        admin_read_only: Whether the endpoint only shows state and refuses all actions.
-        log_format: `text`, `json`, or `auto`: text on a terminal. Given, it replaces the
-            logging that the service's module has configured.
+        admin_hosts: Host names by which clients may address the HTTP endpoint, separated by
+            commas. IP addresses, localhost and the name of the host are always allowed.
+        admin_read_only: Let the HTTP endpoint show state and refuse all actions.
+        log_format: Format of the log: `text`, `json`, or `auto` (text on a terminal, else JSON).
+            If it is set, it replaces the logging that the service's module has configured.
         log_level: Lowest level that `gracekit run` logs: `debug`, `info`, `warning`, `error` or
             `critical`.
-        log_failures: What the log tells of a FAILED task: `line` (class, message and request
-            id), `traceback` with it, or `off`.
+        log_failures: What is logged of a FAILED task: `line` (class, message and request id),
+            `traceback` (the same with the traceback), or `off`.
         origins: Field name to the place that its value came from.
-        service_defaults: What the service gave as its own defaults.
+        service_defaults: The service's own defaults.
         doubts: Options of oslo.config that have no effect here, a sentence each; see `from_oslo`.
     """
 
@@ -272,12 +299,12 @@ class Settings:
         env: Mapping[str, str] | None = None,
         **given: object,
     ) -> Settings:
-        """What an OpenStack service has in its oslo.config, as settings.
+        """The settings of an OpenStack service, from its oslo.config.
 
         It reads `host`, `transport_url`, `control_exchange`, `graceful_shutdown_timeout`,
         `rpc_ping_enabled`, and of [oslo_messaging_rabbit] durable and quorum flags, TLS, heartbeat
-        and prefetch. Arguments win over GRACEKIT_ variables, these over *conf*, and *conf* over
-        the service's defaults. `doubts` names the options that are set and not used.
+        and prefetch. Arguments win over variables of the environment, these over *conf*, and *conf*
+        over the service's defaults. `doubts` names the options that are set and not used.
 
         Args:
             conf: A `cfg.ConfigOpts` that has parsed its files, and knows oslo.messaging's options.
@@ -592,17 +619,17 @@ def rules(settings: Settings) -> Iterator[Rule]:
 
 _WITHIN_A_DRAIN: Final = MappingProxyType(
     {
-        "cancel_ok_timeout_s": "at the drain's deadline an intake that is slow to close is cut off",
-        "ops_quiet_timeout_s": "the ops lane closes at the drain's deadline, however long it may",
-        "progress_every_s": "a drain ends without a progress line",
+        "cancel_ok_timeout_s": "an intake that is slow to close is cut off at the drain's deadline",
+        "ops_quiet_timeout_s": "at the deadline of a drain the ops topic closes in any case",
+        "progress_every_s": "a drain ends before its first progress line",
     }
 )
 _NEVER_USED: Final = (
-    ("max_running", "max_accepted", "no more run than have a place"),
-    ("ops_max_running", "ops_max_accepted", "no more run than have a place"),
-    ("threads", "max_running", "no more threads work than handlers may run"),
-    ("ops_threads", "ops_max_running", "no more threads work than handlers may run"),
-    ("prefetch", "max_accepted", "what is fetched and finds no place waits, and is given back"),
+    ("max_running", "max_accepted", "no more handlers run than requests have a place"),
+    ("ops_max_running", "ops_max_accepted", "no more handlers run than requests have a place"),
+    ("threads", "max_running", "no more threads are used than handlers may run"),
+    ("ops_threads", "ops_max_running", "no more threads are used than handlers may run"),
+    ("prefetch", "max_accepted", "messages without a place only wait, and are given back"),
 )
 
 

@@ -22,7 +22,7 @@ from gracekit.config.live import LiveSettings
 from gracekit.config.settings import Settings
 from gracekit.drain.report import DrainReport
 from gracekit.errors import GracekitError
-from gracekit.exits import ExitCode, exit_code_of
+from gracekit.exits import ExitCode, exit_code_of, explained
 from gracekit.process import leave_at_once
 from gracekit.runtime.built import Ground
 from gracekit.runtime.ending import FOREIGN_CANCELLATION
@@ -72,7 +72,7 @@ def run_service(service: Service, settings: Settings | LiveSettings | None = Non
         # in which a supervisor waits. What is frozen is not walked; nothing needs it any more.
         gc.freeze()
     except GracekitError as error:
-        why = said(f"gracekit: {type(error).__name__}: {error}", as_json=as_json)
+        why = said(f"gracekit: {type(error).__name__}: {explained(error)}", as_json=as_json)
         return _end_with(exit_code_of(error), why)
     except Exception as error:  # noqa: BLE001 - an on_start of the application, or a fault of ours
         text = f"gracekit: {type(error).__name__} ended the start:"

@@ -341,10 +341,10 @@ def test_the_age_of_a_task_is_what_the_help_says():
     parked = age("pending", accepted_at=now - 900, started_at=now - 600, parked_at=now - 300)
     assert parked == pytest.approx(300, abs=60)
     assert (
-        "AGE is the time since the task has ended; until then since it last began to run, "
-        "or since it was accepted if it has not begun."
+        "AGE is the time since the task has ended; before that, since it last began to run, or was "
+        "accepted."
     ) in whole
-    assert "When a task was handed over is told by `gracekit tasks show`." in whole
+    assert "`gracekit tasks show` says when a task was handed over." in whole
 
 
 def test_tasks_of_an_unknown_instance_are_refused(directory):

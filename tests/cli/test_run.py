@@ -87,6 +87,44 @@ def test_a_contradiction_of_settings_is_78(tmp_path: Path):
     assert "must be below kill_after = 30s" in answer.err
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "anchor"),
+    [
+        (["compute", "--threads", "0"], 78, "configerror"),
+        (["twice"], 78, "declarationerror"),
+        (["compute", "--transport", "amqp://127.0.0.1:1/"], 69, "dependencyerror"),
+    ],
+)
+def test_a_refused_start_ends_with_the_page_that_explains_it(
+    tmp_path: Path, words: list[str], code: int, anchor: str
+):
+    """
+    Before the Runtime opens as well as after, and in JSON too.
+    """
+    write_service(tmp_path)
+    twice = "@svc.rpc()\nasync def again(ctx): ...\n"
+    (tmp_path / "twice.py").write_text(SERVICE + twice + twice)
+
+    plain = gracekit(tmp_path, "run", *words)
+    as_json = gracekit(tmp_path, "run", *words, "--json")
+
+    assert (plain.code, as_json.code) == (code, code)
+    assert plain.err.endswith(f"; see docs/errors.md#{anchor}\n")
+    assert json.loads(as_json.err)["message"].endswith(f"; see docs/errors.md#{anchor}")
+
+
+def test_several_wrong_settings_share_one_pointer_to_their_page(tmp_path: Path):
+    """
+    It has a line of its own behind theirs.
+    """
+    write_service(tmp_path)
+
+    answer = gracekit(tmp_path, "run", "compute", "--threads", "0", "--beat", "0")
+
+    assert len(answer.err.splitlines()) == 3, answer
+    assert answer.err.endswith("\n  see docs/errors.md#configerror\n")
+
+
 @pytest.mark.parametrize("spoil", ["symlink", "file"])
 def test_something_else_in_the_place_of_the_run_directory_is_78(tmp_path: Path, spoil: str):
     """
