@@ -90,16 +90,6 @@ def test_first_service_answers_as_the_readme_says(directory, queue, request):
     assert "summer/c" in log.read_text()
 
 
-@pytest.mark.process
-def test_blocks_are_typed(directory):
-    """
-    A newcomer who runs mypy --strict over the blocks sees no error.
-    """
-    answer = run(directory, "-m", "mypy", "--strict", "--no-incremental", *BLOCKS)
-
-    assert answer.startswith("Success")
-
-
 def table_below(heading: str) -> Iterator[list[str]]:
     """Rows of the tables of one section, cells without backquotes; heads and rules too."""
     section = README.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]

@@ -196,16 +196,6 @@ def test_settings_come_from_where_the_page_says(directory: Path, monkeypatch: py
     assert found == {"by_value": (60, 100), "as_text": (60, 7), "from_file": (33, 7)}
 
 
-@pytest.mark.process
-def test_blocks_are_typed(directory: Path):
-    """
-    A reader who runs mypy --strict over them sees no error.
-    """
-    programs = [name for name in PAGE.files if name.endswith(".py")]
-    said = run(directory, "-m", "mypy", "--strict", "--no-incremental", *programs)
-    assert said.startswith("Success")
-
-
 # -- tables -------------------------------------------------------------------------------------
 
 

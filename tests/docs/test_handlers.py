@@ -776,13 +776,3 @@ def test_plain_json_of_another_producer_is_a_request(tmp_path: Path, rabbit_url:
         run_python(tmp_path, "produce.py", GRACEKIT_TRANSPORT_URL=rabbit_url)
         wait_for(lambda: "order-1042" in log.read_text(), log)
         wait_for(lambda: "task.finished task_id=order-1042" in log.read_text(), log)
-
-
-@pytest.mark.process
-def test_blocks_are_typed(tmp_path: Path):
-    """
-    A reader who runs mypy --strict over them sees no error.
-    """
-    PAGE.write_to(tmp_path)
-    said = run_python(tmp_path, "-m", "mypy", "--strict", "--no-incremental", *PAGE.files)
-    assert said.startswith("Success")

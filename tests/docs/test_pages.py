@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS
+from tests.docs.pages import DOCS, Page, environment
 
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+TYPED = ["../README.md", *PAGES]
+IS_TYPED = re.compile(r"(?!test_|oslo_).*\.py$")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -31,3 +36,33 @@ def test_the_index_leads_to_every_page():
     assert listed == {name[:-3] for name in PAGES if "/" not in name and name != "index.md"} | {
         "decisions/index"
     }
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_programs_of_all_pages_are_typed(tmp_path: Path):
+    """
+    A reader who runs mypy --strict over those of one page sees no error; but for tests, and what
+    imports oslo's libraries, which have no types.
+    """
+    wrong: dict[str, str] = {}
+    for name in TYPED:
+        page, directory = Page(name), tmp_path / name.replace("/", "-")
+        if not (files := [file for file in page.files if IS_TYPED.match(file)]):
+            continue
+        directory.mkdir()
+        page.write_to(directory)
+        options = ("--strict", "--cache-dir", str(tmp_path / "cache"))  # mypy reads gracekit once
+        if said := mypy(directory, *options, *files):
+            wrong[name] = said
+
+    assert wrong == {}
+
+
+def mypy(directory: Path, *arguments: str) -> str:
+    """What mypy finds; empty if nothing."""
+    command = (sys.executable, "-m", "mypy", *arguments)
+    done = subprocess.run(
+        command, cwd=directory, env=environment(), capture_output=True, text=True, check=False
+    )
+    return "" if done.returncode == 0 else done.stdout + done.stderr

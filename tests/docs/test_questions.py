@@ -66,17 +66,6 @@ def test_the_programs_in_memory_print_what_the_page_says(directory: Path):
     assert run(directory, "typed.py") == PAGE.outputs[1]
 
 
-@pytest.mark.process
-def test_the_blocks_are_typed(directory: Path):
-    """
-    mypy --strict finds nothing in the programs of the page.
-    """
-    files = [name for name in PAGE.files if name.endswith(".py")]
-    answer = run(directory, "-m", "mypy", "--strict", "--no-incremental", *files)
-
-    assert answer.startswith("Success")
-
-
 # -- requests and results ------------------------------------------------------------------
 
 
