@@ -54,6 +54,8 @@ RECOVERY_S: Final = 5.0
 """A pass of recovery, or what is done beside it, that failed."""
 OVERDUE_S: Final = 1.0
 """A parked task whose deadline has passed, and which could not be ended."""
+MISSING_S: Final = 0.5
+"""An accepted row that may be lost, or may be about to be begun by a claim that was under way."""
 PROBE: Final = Backoff(first_s=1.0, most_s=60.0)
 """A probe that raised or was slow, or a task that could not be settled."""
 RESOURCES_S: Final = 5.0

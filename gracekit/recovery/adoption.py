@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+from gracekit import backoff
 from gracekit.errors import ConflictError
 from gracekit.exits import Verdict
 from gracekit.journal.rows import TaskRow
@@ -109,7 +110,7 @@ class Adoption:
         Args:
             is_settled_now: Whether the row of that id is being settled.
             claim_mark: As `Starts.claim_mark`: while accepted rows are claimed, those are not
-                known yet, and the next look finds what is really missing.
+                known yet. Another look soon afterwards finds what is really missing.
         """
         mark = claim_mark()
         rows = await self._claims.missing(frozenset(self._tracker.row_ids()))
@@ -117,7 +118,9 @@ class Adoption:
         for row in rows:
             if self._is_known(row) or is_settled_now(row.id):
                 continue  # it came into the tracker meanwhile, or is being settled
-            if not (is_claiming and row.state is TaskState.ACCEPTED):
+            if is_claiming and row.state is TaskState.ACCEPTED:
+                asyncio.get_running_loop().call_later(backoff.MISSING_S, self._trigger.poke)
+            else:
                 await self._disown(row)
 
     async def free_forgotten(self, acted: Collection[str]) -> list[TaskRow]:
