@@ -30,7 +30,7 @@ from gracekit.config.values import check_topic, did_you_mean, parse_duration
 from gracekit.errors import ConfigError, DeclarationError
 from gracekit.hooks import ServiceHook
 from gracekit.periodic import PeriodicJob
-from gracekit.recovery.resources.kind_table import KindTable
+from gracekit.recovery.resources.kind_table import KindTable, undeclared_kind
 from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.request.context import Context
 from gracekit.request.task_api import task_methods
@@ -312,6 +312,22 @@ class Service:
                     f"task of it ends as ERRORED: write one, @{method.name}.probe with the same "
                     "arguments, or say on_interrupt='error'"
                 )
+        for seen, remedy in self.undeclared_kinds().values():
+            yield f"{seen}: {remedy}"
+
+    def undeclared_kinds(self) -> dict[str, tuple[str, str]]:
+        """What methods name as `resource=` and no `svc.kind` declares, in a service with kinds.
+
+        Returns:
+            What is wrong and the remedy, a sentence each, by the name of the kind.
+        """
+        users: dict[str, list[str]] = {}
+        for method in self.methods if len(self.kinds) else ():
+            if method.options.resource is not None and method.options.resource[0] not in self.kinds:
+                users.setdefault(method.options.resource[0], []).append(f"{method.name}()")
+        return {
+            name: undeclared_kind(name, sorted(users[name]), self.kinds) for name in sorted(users)
+        }
 
     def client(self, url: str, settings: Settings | None = None) -> RpcClient:
         """A client of this service; use as `async with svc.client(url) as client`.

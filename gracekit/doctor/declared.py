@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from gracekit.config.settings import Settings
-from gracekit.config.values import did_you_mean, format_duration
+from gracekit.config.values import format_duration
 from gracekit.doctor.finding import Finding, fail, ok, warn
 from gracekit.errors import DeclarationError
 from gracekit.rpc.message import TASKS_NAMESPACE
@@ -47,7 +47,9 @@ def check_probes(service: Service) -> Finding:
             f"write one, @{missing[0].name}.probe with the same arguments, or say "
             "on_interrupt='error'",
         )
-    return ok("probes", f"each of {len(methods)} probe methods has its probe")
+    if not methods:
+        return ok("probes", "no method has on_interrupt='probe', so none needs a probe")
+    return ok("probes", f"each method with on_interrupt='probe' ({len(methods)}) has its probe")
 
 
 def check_idle_probes(service: Service) -> Iterator[Finding]:
@@ -86,6 +88,8 @@ def check_kinds(service: Service) -> Iterator[Finding]:
     """Kinds of resources: whether each can find, write and settle, and in which order."""
     if not len(service.kinds):
         return
+    for seen, remedy in service.undeclared_kinds().values():
+        yield warn("kinds", seen, remedy)
     try:
         service.check()
     except DeclarationError as error:
@@ -95,15 +99,6 @@ def check_kinds(service: Service) -> Iterator[Finding]:
         f"{kind.name} ({len(kind.rules)} statuses)" for kind in service.kinds.in_order()
     )
     yield ok("kinds", f"settled in this order: {ordered}")
-    used = {m.options.resource[0] for m in service.methods if m.options.resource is not None}
-    if unknown := sorted(name for name in used if name not in service.kinds):
-        yield warn(
-            "kinds",
-            f"methods have resource={unknown[0]!r}, and there is no kind of that name"
-            f"{did_you_mean(unknown[0], [kind.name for kind in service.kinds])}: what becomes of "
-            "such a resource is settled only while the row of its task is there",
-            f"declare it: svc.kind({unknown[0]!r})",
-        )
 
 
 def check_pending(settings: Settings, service: Service) -> Iterator[Finding]:

@@ -348,7 +348,7 @@ def test_doctor_judges_kinds(tmp_path: Path):
     odd = gracekit(tmp_path, "doctor", "odd:svc")
 
     assert "kinds: settled in this order: share_server (1 statuses), then share" in good.out
-    assert "resource='shere', and there is no kind of that name; did you mean share?" in odd.out
+    assert "resource='shere', and no svc.kind('shere') is declared (did you mean 'share'?)" in odd.out
 
 
 def test_a_pass_behind_another_one_says_once_what_it_waits_for(tmp_path: Path):

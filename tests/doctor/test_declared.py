@@ -129,6 +129,58 @@ def test_methods_are_counted_by_what_becomes_of_them(svc):
     )
 
 
+@pytest.mark.parametrize("policy", ["error", "retry", "probe"])
+def test_each_resource_that_no_kind_has_is_a_warning_whatever_the_policy(svc, policy):
+    """
+    A misspelt kind takes another lease than the rules do, and no pass settles such a resource.
+    """
+    svc.kind("volume")
+
+    @svc.rpc
+    async def list_all(ctx: Context) -> None: ...
+
+    @svc.rpc(resource="volumes", on_interrupt=policy)
+    async def create(ctx: Context, volumes: str) -> None: ...
+
+    @svc.rpc(resource="image")
+    async def copy(ctx: Context, image: str) -> None: ...
+
+    found = [finding for finding in declared.check_kinds(svc) if finding.level is Level.WARN]
+
+    assert [finding.seen.partition(":")[0] for finding in found] == ["copy()", "create()"]
+    assert found[0].remedy == "declare svc.kind('image')"
+    assert "resource='volumes', and no svc.kind('volumes') is declared" in found[1].seen
+    assert "(did you mean 'volume'?): no pass settles such a resource" in found[1].seen
+    assert found[1].remedy.startswith("write resource=('volume', 'argument')")
+
+
+def test_a_resource_in_a_service_without_kinds_is_no_warning(svc):
+    """
+    Leases are of use without kinds: nobody is warned of what was never meant to be settled.
+    """
+
+    @svc.rpc(resource="volume")
+    async def create(ctx: Context, volume: str) -> None: ...
+
+    assert list(declared.check_kinds(svc)) == []
+    assert list(svc.doubts()) == []
+
+
+def test_a_start_logs_each_resource_that_no_kind_has(svc):
+    """
+    Who does not ask doctor reads the same sentence in the log.
+    """
+    svc.kind("volume")
+
+    @svc.rpc(resource="volumes", on_interrupt="retry")
+    async def create(ctx: Context, volumes: str) -> None: ...
+
+    (doubt,) = svc.doubts()
+
+    assert doubt.startswith("create(): resource='volumes', and no svc.kind('volumes') is declared")
+    assert "write resource=('volume', 'argument')" in doubt
+
+
 def test_the_task_api_is_not_counted_as_a_method():
     """
     Its methods are gracekit's own: a service with no other serves nothing of the application's.

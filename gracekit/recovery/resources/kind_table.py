@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
-from gracekit.config.values import did_you_mean
+from gracekit.config.values import did_you_mean, nearest
 from gracekit.errors import DeclarationError
 from gracekit.recovery.resources.kinds import ResourceKind
+
+SHOWN: Final = 3
+"""Methods that one sentence names."""
 
 
 class KindTable:
@@ -95,3 +99,28 @@ class KindTable:
     def needed(self) -> frozenset[str]:
         """Names of those that another one comes after."""
         return frozenset(before for kind in self for before in kind.after)
+
+
+def undeclared_kind(name: str, methods: Sequence[str], kinds: KindTable) -> tuple[str, str]:
+    """What is wrong with methods whose `resource=` is no declared kind, and the remedy.
+
+    Args:
+        name: As the methods name their resource.
+        methods: As `create()`.
+        kinds: Those of their service.
+    """
+    near = nearest(name, [kind.name for kind in kinds])
+    more = len(methods) - SHOWN
+    listed = ", ".join(methods[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    seen = (
+        f"{listed}: resource={name!r}, and no svc.kind({name!r}) is declared"
+        f"{f' (did you mean {near!r}?)' if near else ''}: no pass settles such a resource, and the "
+        "rules of the declared kinds do not wait for its lease"
+    )
+    declare = f"declare svc.kind({name!r})"
+    if near is None:
+        return seen, declare
+    return (
+        seen,
+        f"write resource=({near!r}, 'argument') with the name of the argument, or {declare}",
+    )
