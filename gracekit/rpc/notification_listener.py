@@ -23,6 +23,7 @@ from gracekit.config.values import (
     PATTERN_SAID,
     did_you_mean,
     is_pattern,
+    nearest,
 )
 from gracekit.errors import (
     BadMessageError,
@@ -35,7 +36,15 @@ from gracekit.process import Process
 from gracekit.rpc.connect import given_or_opened
 from gracekit.rpc.envelope import MAX_BODY_BYTES, check_size
 from gracekit.rpc.notifications import PRIORITIES, Notification, decode_notification
-from gracekit.rpc.transport import Consumer, Delivery, Transport, notification_queue
+from gracekit.rpc.sqlite import SqliteTransport
+from gracekit.rpc.transport import (
+    Consumer,
+    Delivery,
+    QueueKind,
+    Transport,
+    notification_queue,
+)
+from gracekit.telemetry.safe_text import Sentence
 from gracekit.telemetry.telemetry import Telemetry
 
 _PREFETCH: Final = 10
@@ -61,8 +70,9 @@ class NotificationListener:
     aside with the dead letters, where the transport keeps those of such queues (RabbitMQ does
     not), is logged as `message.unreadable` and is never raised.
 
-    Nothing says whether anybody publishes there: with a misspelt topic, and with a priority that
-    nobody uses, the loop waits for ever, on queues that it has made. So take the topic from the
+    With a misspelt topic, and with a priority that nobody uses, the loop waits for ever, on queues
+    that it has made. Where they are in a file and nobody had made them, that is logged once as
+    `notifications.awaited`; a broker does not say who made a queue. So take the topic from the
     services' setting `notification_topic`.
 
     Args:
@@ -102,6 +112,7 @@ class NotificationListener:
     ) -> None:
         _check_topic(topic)
         self.unreadable = 0
+        self._topic = topic
         self._queues = [notification_queue(topic, one) for one in _checked(priorities)]
         self._prefetch = _checked_prefetch(prefetch)
         self._max_body_bytes = max_body_bytes
@@ -118,6 +129,8 @@ class NotificationListener:
         self._transport.on_broken(self._end)
         self._broken: StoreBrokenError | None = None
         self._is_started = False
+        self._was_started = False
+        self._is_doubtful = False  # it was logged that nobody has made the queues
         self._opening = asyncio.Lock()
         self._consumer: Consumer | None = None
         self._waiting: deque[Delivery] = deque()
@@ -139,9 +152,11 @@ class NotificationListener:
         need_loop()
         if self._owned:
             await self._transport.start()
-        self._is_started = True
-        with contextlib.suppress(Undeliverable):
+        self._is_started = self._was_started = True
+        try:
             await self._open()
+        except Undeliverable as error:
+            self._doubt(str(error))
 
     async def stop(self) -> None:
         """Read no more, and give back what the loop has not done; may be called twice.
@@ -186,9 +201,15 @@ class NotificationListener:
 
         Raises:
             StopAsyncIteration: the listener is stopped.
-            RuntimeError: another task waits here already.
+            RuntimeError: it was never started, or another task waits here already.
             StoreBrokenError: this process can no longer use the transport.
         """
+        if not self._was_started:
+            raise RuntimeError(
+                "this NotificationListener is not started, so it reads nothing: write "
+                "`async with NotificationListener(...) as listener:` around the loop, or await its "
+                "start()"
+            )
         if self._is_asked:
             raise RuntimeError(
                 "another task waits for a notification of this listener: what is acknowledged "
@@ -227,6 +248,9 @@ class NotificationListener:
             await _settled(delivery.dead_letter(str(error)))
             return None
         self._in_hand = delivery
+        if self._is_doubtful:
+            self._is_doubtful = False
+            self._telemetry.emit("notifications.found", topic=self._topic)
         return notification
 
     # -- reading --------------------------------------------------------------
@@ -234,9 +258,37 @@ class NotificationListener:
     async def _open(self) -> None:
         async with self._opening:
             if self._consumer is None and self._is_started:
+                await self._look_for_queues()
                 self._consumer = await self._transport.consume(
                     self._queues, self._on_delivery, prefetch=self._prefetch
                 )
+
+    async def _look_for_queues(self) -> None:
+        """Log whether anybody has made the queues; reading makes them, so it is asked before."""
+        if not isinstance(self._transport, SqliteTransport):
+            return
+        known = await self._transport.declared(QueueKind.NOTIFICATION)
+        if set(known) & set(self._queues):
+            if self._is_doubtful:
+                self._telemetry.emit("notifications.found", topic=self._topic)
+                self._is_doubtful = False
+            return
+        names = " or ".join(queue.name for queue in self._queues)
+        topics = {queue.topic for queue in known}
+        usual = f"{self._topic}-notifications"
+        near = usual if usual in topics else nearest(self._topic, topics)
+        hint = "" if near is None else f" (did you mean topic {near!r}?)"
+        self._doubt(
+            f"nobody has sent to {names} in {self._transport.path} yet{hint}: if a service has "
+            "parked a task, compare the topic with its notification_topic, and the file with its "
+            "transport_url"
+        )
+
+    def _doubt(self, text: str) -> None:
+        if not self._is_doubtful:
+            self._is_doubtful = True
+            topic = self._topic
+            self._telemetry.emit("notifications.awaited", topic=topic, text=Sentence(text))
 
     async def _open_patiently(self) -> None:
         """Open, or pause where no service has made the file of queues yet."""

@@ -20,6 +20,12 @@ from gracekit.errors import ConfigError, SchemaTooNewError, StoreError
 MIGRATIONS: Final = "gracekit.store.migrations"
 """The schema of the store; the queue of the sqlite transport has one of its own."""
 
+_PURPOSES: Final = (
+    ("task", "a store", "of the service's store (GRACEKIT_STORE_URL)"),
+    ("queue", "a file of queues", "of the service's transport (GRACEKIT_TRANSPORT_URL)"),
+)
+"""What the files of gracekit are for: a table that each has, its name, and which URL names it."""
+
 _NAME: Final = re.compile(r"(\d+)\D.*\.sql")
 
 
@@ -49,6 +55,7 @@ def migrate(connection: apsw.Connection, migrations: Sequence[str], *, path: Pat
     """Bring a database to the newest schema, or leave it exactly as it was.
 
     Raises:
+        ConfigError: it is a database of gracekit for another purpose.
         SchemaTooNewError: a newer gracekit has written it.
         StoreError: a migration failed.
     """
@@ -64,6 +71,7 @@ def migrate(connection: apsw.Connection, migrations: Sequence[str], *, path: Pat
 
 def _apply(connection: apsw.Connection, migrations: Sequence[str], path: Path | str) -> None:
     version = connection.execute("PRAGMA user_version").get
+    _check_purpose(connection, migrations[0], path)
     if version > len(migrations):
         raise SchemaTooNewError(
             f"{path} has schema version {version} and this gracekit knows up to "
@@ -75,3 +83,16 @@ def _apply(connection: apsw.Connection, migrations: Sequence[str], path: Path | 
         except apsw.SQLError as error:
             raise StoreError(f"migration {number} of {path} failed: {error}") from error
     connection.execute(f"PRAGMA user_version={len(migrations)}")
+
+
+def _check_purpose(connection: apsw.Connection, first: str, path: Path | str) -> None:
+    """Refuse a store where queues are wanted, and the reverse: their versions say nothing then."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    for wanted, wanted_name, url in _PURPOSES:
+        for present, present_name, _ in _PURPOSES:
+            is_wanted = f"CREATE TABLE {wanted} " in first
+            if is_wanted and present in tables and wanted not in tables:
+                raise ConfigError(
+                    f"{path} is {present_name} of gracekit, and {wanted_name} is needed here: "
+                    f"give the URL {url}"
+                )

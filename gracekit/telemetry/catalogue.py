@@ -202,6 +202,14 @@ _REQUEST: Final = (
     _event("dispatch.failed", _E, "A request met a fault of gracekit itself.", "error", kind=""),
     _event("reply.given_up", _W, "A reply found no way to its caller.", "queue error", kind=""),
     _event("heartbeat.lost", _W, "A heartbeat found no way to its caller.", "queue error", kind=""),
+    _event(
+        "notifications.awaited",
+        _W,
+        "Nobody has made the queues that a listener reads: none was ever sent there, or its file "
+        "or topic is another.",
+        "topic text",
+    ),
+    _event("notifications.found", _I, "A listener's queues are there now.", "topic"),
     _event("message.unreadable", _W, "A message was set aside unread.", "queue error", kind=""),
 )
 _BROKER: Final = (
