@@ -192,6 +192,20 @@ WRONG: list[tuple[Declare, str]] = [
             "that it becomes"
         ),
     ),
+    (
+        lambda _, share: (
+            share.probe("creating", failed="deleting")(ask),
+            share.delete("deleting", done="creating", failed="error")(delete),
+        ),
+        (
+            "rules of kind share go round for ever: delete writes 'creating' for 'deleting', then "
+            "ask writes 'deleting' for 'creating': let one of them write a status that has no rule"
+        ),
+    ),
+    (
+        lambda _, share: share.mark(a="b", b="c", c="a"),
+        "mark writes 'a' for 'c', then mark writes 'b' for 'a', then mark writes 'c' for 'b'",
+    ),
 ]
 
 
@@ -264,6 +278,19 @@ def test_what_is_not_complete_is_refused_by_each_start(
 
     with pytest.raises(DeclarationError, match=re.escape(sentence)):
         svc.check()
+
+
+def test_a_rule_may_lead_to_another_one_that_ends(svc: Service):
+    """
+    What could not be made is deleted again: that ends, so it is no round.
+    """
+    share = complete(svc.kind("share"))
+    share.delete("deleting", done="deleted", failed="error_deleting")(delete)
+    share.probe("creating", failed="deleting")(ask)
+    share.leave("left", why="so")
+    share.mark(restoring="left", reverting="left")
+
+    svc.check()
 
 
 def test_a_cycle_is_shown(svc: Service):

@@ -17,7 +17,7 @@ from gracekit.errors import ConfigError, DeclarationError, InvalidArgumentsError
 from gracekit.leases.leases import Resource
 from gracekit.recovery.resources.declaring import NoDecorator, check_called, marked_statuses
 from gracekit.recovery.resources.found import Found, TruthAnswer, id_of, status_of
-from gracekit.recovery.resources.rules import How, KindHook, StatusRule
+from gracekit.recovery.resources.rules import How, KindHook, StatusRule, check_ends
 
 FindT = TypeVar("FindT", bound=Callable[..., Awaitable[Iterable[Found]] | Iterable[Found]])
 WriteT = TypeVar("WriteT", bound=Callable[..., Awaitable[bool] | bool])
@@ -289,4 +289,5 @@ class ResourceKind:
                     f"the rule {rule.name} of kind {self.name} would write status {status!r} over "
                     "itself: name the status that it becomes"
                 )
+            check_ends(self.name, self._rules, status, rule)
             self._rules[status] = rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -88,6 +88,37 @@ class StatusRule:
     def name(self) -> str:
         """For records and logs: the name of its hook, or how it settles."""
         return self.how.value if self.hook is None else self.hook.name
+
+
+def check_ends(kind: str, rules: Mapping[str, StatusRule], status: str, rule: StatusRule) -> None:
+    """Refuse *rule* for *status* if what it writes leads back to *status* by other rules.
+
+    Each pass would write the next status of the round, and none would be the last.
+
+    Raises:
+        DeclarationError: it does; the message shows the round.
+    """
+    ways = [[(status, rule, end)] for end in _ends(rule)]
+    seen: set[str] = set()
+    while ways:
+        way = ways.pop()
+        _, _, end = way[-1]
+        if end == status:
+            shown = ", then ".join(
+                f"{rule.name} writes {written!r} for {found!r}" for found, rule, written in way
+            )
+            raise DeclarationError(
+                f"rules of kind {kind} go round for ever: {shown}: let one of them write a status "
+                "that has no rule"
+            )
+        if end in rules and end not in seen:
+            seen.add(end)
+            ways.extend([*way, (end, rules[end], further)] for further in _ends(rules[end]))
+
+
+def _ends(rule: StatusRule) -> list[str]:
+    """The statuses that *rule* may write, but for those that its probe answers."""
+    return [end for end in (rule.done, rule.failed) if end]
 
 
 def _class_of(function: Callable[..., Any]) -> str | None:
