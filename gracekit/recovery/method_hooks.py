@@ -20,7 +20,7 @@ from gracekit.recovery.decisions import Done, Fail, ProbeAnswer, Retry, Wait, pr
 from gracekit.recovery.hook_calls import HookCalls, HookEnd
 from gracekit.recovery.shared import Shared
 from gracekit.request.context import Context
-from gracekit.rpc.failures import words_of
+from gracekit.rpc.failures import traceback_lines, words_of
 from gracekit.rpc.methods import Method
 from gracekit.telemetry.safe_text import masked
 from gracekit.tracker.task import Lane, TaskState, TrackedTask
@@ -121,7 +121,7 @@ class MethodHooks:
                 return answer
             said = words_of(answer)
             error = f"answered {said}: a probe returns Done, Retry, Fail or Wait"
-        self._tell(f"{subject.task.method}.probe", subject, error)
+        self._tell(f"{subject.task.method}.probe", subject, error, end.raised)
         return Wait(probe_pause_s(subject.waiting_since, self._clock.wall()))
 
     @contextlib.contextmanager
@@ -148,7 +148,7 @@ class MethodHooks:
                 "errored", method.errored_hook, subject, method, limit_s, reason=reason
             )
         if end.fault:  # it was called; what it made of that is the application's
-            self._tell(f"{subject.task.method}.errored", subject, end.fault)
+            self._tell(f"{subject.task.method}.errored", subject, end.fault, end.raised)
 
     def give_up(self, hook: str, crashes: int) -> str:
         """Tell that *hook* is not called any more; the sentence for the record."""
@@ -184,9 +184,14 @@ class MethodHooks:
         args = {**subject.args, **extra}
         return await self._calls.call(hook, ctx, args, limit_s=limit_s, trace=traced)
 
-    def _tell(self, hook: str, subject: HookSubject, error: str) -> None:
+    def _tell(
+        self, hook: str, subject: HookSubject, error: str, raised: BaseException | None
+    ) -> None:
+        # The traceback's last line is the error again, so it is masked as a whole.
+        trace = "" if raised is None else subject.masked("".join(traceback_lines(raised)))
         self._telemetry.emit(
             "hook.failed",
+            trace=trace,
             hook=hook,
             task_id=subject.task.request_id,
             method=subject.task.method,

@@ -126,7 +126,7 @@ def _written_down(exception: BaseException) -> Failure:
         message=_message_of(exception),
         args=_args_of(exception),
         kwargs=_kwargs_of(exception),
-        tb=_lines_of(exception),
+        tb=traceback_lines(exception),
     )
 
 
@@ -177,7 +177,8 @@ def _kwargs_of(exception: BaseException) -> dict[str, Any]:
     return written if len(msgspec.json.encode(written)) <= _MAX_TEXT else {}
 
 
-def _lines_of(exception: BaseException) -> tuple[str, ...]:
+def traceback_lines(exception: BaseException) -> tuple[str, ...]:
+    """The traceback with its line ends, the end of a long one; never raises."""
     try:
         lines = traceback.format_exception(exception)
     except BaseException:  # noqa: BLE001 - it calls the application's __str__ and __repr__

@@ -113,8 +113,9 @@ _SERVICE: Final = (
     _event(
         "hook.failed",
         _E,
-        "Code of the application raised, or returned what it may not. Of a function of a kind: a "
-        "WARNING with the traceback, once a pass, or an hour, for each kind of error.",
+        "Code of the application raised, or returned what it may not; with the traceback of what a "
+        "probe, an errored hook or a function of a kind has raised. Of a function of a kind: a "
+        "WARNING, once a pass, or an hour, for each kind of error.",
         "hook task_id method error",
         kind="hook",
     ),

@@ -82,7 +82,8 @@ async def test_no_secret_of_a_hook_that_fails_reaches_a_log(
     world: World, failing: Service, caplog: pytest.LogCaptureFixture
 ):
     """
-    What probes, errored hooks and interrupted handlers say is told without what was sent.
+    What probes, errored hooks and interrupted handlers say is told without what was sent, and
+    the tracebacks of hooks too.
     """
     caplog.set_level(logging.DEBUG)
     life = await world.start(failing, drain_timeout_s=1, log_failures="traceback")
@@ -101,6 +102,8 @@ async def test_no_secret_of_a_hook_that_fails_reaches_a_log(
         "probed.probe",
         "errs.errored",
     }
+    assert caplog.text.count("Traceback (most recent call last)") == 2
+    assert "raise ValueError(token)" in caplog.text  # the line of the hook that did
     assert CANARY not in caplog.text
     assert CANARY not in repr([one.events for one in (life, second)])
 
