@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -157,9 +158,13 @@ def end(message: str, code: int) -> NoReturn:
 
 
 def tell(message: str, *, prefix: str = "Error: ") -> None:
-    """Say *message* on standard error, with --json as a line of JSON; it may hold wire text."""
+    """Say *message* on standard error, with --json as a line of JSON; it may hold wire text.
+
+    The level of that line is ERROR, and WARNING of what has no prefix: it ends no command.
+    """
+    level = logging.ERROR if prefix else logging.WARNING
     as_json = click.get_current_context().meta.get(_AS_JSON, False)
-    words = said(message, as_json=as_json)
+    words = said(message, as_json=as_json, level=level)
     click.echo(words if as_json else f"{prefix}{words}", err=True)
 
 

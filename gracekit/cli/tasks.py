@@ -26,6 +26,7 @@ from gracekit.cli.text import LONGEST_WHY, json_text, safe, table
 from gracekit.cli.watch import Picture, watch, watch_option
 from gracekit.clock import age_s
 from gracekit.config.values import duration
+from gracekit.listings.api_versions import V1_0
 from gracekit.listings.listed_task import ListedTask, short_id
 from gracekit.listings.pending import deadline_words
 from gracekit.listings.tasks import ALL_STATES, TaskList, TaskQuery, list_tasks
@@ -40,6 +41,10 @@ _WITHOUT_ROW: Final = {
     Lane.PERIODIC.value: "periodic job, takes no orders",
     Lane.BACKGROUND.value: "work of a handler, takes no orders",
 }
+_NOT_OF_1_0: Final = (
+    "version 1.0 of the API has no state 'pending' and shows a parked task as 'errored', so none "
+    "is listed: add --api-version 1.1"
+)
 _MOST: Final = 1_000_000
 _LONGEST_TEXT: Final = 60
 _LONGEST_CURSOR: Final = 24
@@ -114,13 +119,14 @@ def tasks(
         text = "\n".join((_text(found, query), *_not_heard(found)))
         return Picture(text=text, data=found.as_json())
 
+    if query.version == V1_0 and TaskState.PENDING.value in states:
+        tell(_NOT_OF_1_0, prefix="")
     if every_s is not None:
         watch(picture, every_s=every_s, as_json=options.as_json)
     found = look_once()
     click.echo(json_text(found.as_json()) if options.as_json else _text(found, query))
-    if not options.as_json:
-        for sentence in _not_heard(found):
-            tell(sentence, prefix="")
+    for sentence in () if options.as_json else _not_heard(found):
+        tell(sentence, prefix="")
 
 
 for _verb in (show, cancel, fail, retry):

@@ -225,7 +225,9 @@ def _traceback(record: logging.LogRecord) -> list[str]:
     return escaped_lines(textwrap.dedent(record.exc_text or ""))
 
 
-def said(text: str, *, trace: str = "", as_json: bool = False) -> str:
+def said(
+    text: str, *, trace: str = "", as_json: bool = False, level: int = logging.CRITICAL
+) -> str:
     """*text*, with a traceback, as a terminal or a log may show it: escaped and redacted.
 
     The lines after the first are indented, so that none can pass for another's.
@@ -234,10 +236,11 @@ def said(text: str, *, trace: str = "", as_json: bool = False) -> str:
         text: May hold words of a peer or of the application.
         trace: The text of a traceback.
         as_json: Say it as one line of a JSON log.
+        level: Of that line.
     """
     if not as_json:
         return f"\n{INDENT}".join([*escaped_lines(text), *escaped_lines(trace)])
-    record = logging.LogRecord(LOGGER, logging.CRITICAL, __file__, 0, text, (), None)
+    record = logging.LogRecord(LOGGER, level, __file__, 0, text, (), None)
     record.exc_text = trace or None
     return JsonFormatter().format(record)
 

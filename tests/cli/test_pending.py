@@ -412,7 +412,11 @@ def test_to_clients_of_1_0_a_parked_task_has_ended(directory):
 
     for older in (("--json",), ("--api-version", "1.0", "--json")):
         assert listed(gracekit(directory, "tasks", *older)) == []
-        assert listed(gracekit(directory, "tasks", "--state", "pending", *older)) == []
+        none = gracekit(directory, "tasks", "--state", "pending", *older)
+        assert (none.code, listed(none)) == (0, [])
+        told = json.loads(none.err)
+        assert told["level"] == "WARNING"
+        assert told["message"].endswith("add --api-version 1.1")
         errored = gracekit(directory, "tasks", "--state", "errored", *older)
         assert listed(errored) == [("order-1", "errored")]
         assert errored.json["api_version"] == "1.0"
@@ -425,6 +429,7 @@ def test_to_clients_of_1_0_a_parked_task_has_ended(directory):
         assert "requested" not in shown["task"]
     for words in ((), ("--state", "pending"), ("--state", "all")):
         answer = gracekit(directory, "tasks", *words, *newer)
+        assert answer.err == ""
         assert listed(answer) == [("order-1", "pending")]
     assert answer.json["api_version"] == "1.1"
     assert answer.json["tasks"][0]["ownerless"] is False
