@@ -245,6 +245,9 @@ class _Reader:
     def read_flags(self, flags: Mapping[str, object]) -> None:
         for key, value in flags.items():
             if value is not None:
+                if key not in SETTINGS and key not in BY_OPTION:  # no option: a keyword
+                    self._take_option(key, value, key, key)
+                    continue
                 label = f"--{option_name(key).replace('_', '-')}"
                 if key.endswith("_url") and holds_password(str(value)):
                     self._unread.add(key)

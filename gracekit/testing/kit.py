@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import signal
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -26,10 +25,17 @@ from gracekit.rpc.methods import Method
 from gracekit.rpc.transport import directed_queue, shared_queue
 from gracekit.runtime.face import Runtime
 from gracekit.service import Service
-from gracekit.signals import HANGUP_SIGNAL, STOP_SIGNALS
 from gracekit.telemetry.catalogue import CATALOGUE, UnknownEventError
 from gracekit.testing.calls import Caller, Pending
 from gracekit.testing.faults import Fault, PlannedFaults
+from gracekit.testing.given import (
+    check_condition,
+    check_member,
+    check_seconds,
+    check_service,
+    check_signal,
+    check_where,
+)
 from gracekit.testing.instance import InstanceLife, InstanceMachine
 from gracekit.testing.loop import NothingLeftError, VirtualLoop, waiting_at
 from gracekit.testing.machine import EmittedEvent
@@ -47,7 +53,6 @@ PATIENCE_S: Final = 6 * 3600.0
 FAULTS_OF_THE_STORE: Final = frozenset(
     {"store.error", "store.unreachable", "store.fenced", "store.broken", "drain.step_failed"}
 )
-PLAYED_SIGNALS: Final = (*STOP_SIGNALS, HANGUP_SIGNAL)
 NEVER_EXPECTED: Final = FAULTS_OF_THE_STORE | {
     "dispatch.failed",
     "background.failed",
@@ -94,6 +99,12 @@ class InMemoryService(Caller, ByHand, ParkedSight):
         **settings: object,
     ) -> None:
         super().__init__({})
+        check_service(service)
+        if not isinstance(beside, InMemoryService | None):
+            raise GracekitError(
+                f"beside={beside!r} is no InMemoryService: write beside=one, with the one whose "
+                "machine it is to share"
+            )
         self.service = service
         self.events: list[EmittedEvent] = []
         self.report: DrainReport | None = None
@@ -239,9 +250,7 @@ class InMemoryService(Caller, ByHand, ParkedSight):
         Raises:
             ValueError: gracekit handles no such signal.
         """
-        if by not in PLAYED_SIGNALS:
-            known = ", ".join(one.name for one in PLAYED_SIGNALS)
-            raise ValueError(f"{by!r} is none of {known}; crash() is kill -9")
+        check_signal(by)
         self._living().interrupt(by)
 
     def interrupt_at(self, n: int, *, of: Method[..., Any] | None = None) -> None:
@@ -289,6 +298,7 @@ class InMemoryService(Caller, ByHand, ParkedSight):
         Raises:
             ValueError: *where* is neither, or there is no such side.
         """
+        check_where("crash_at", where)
         if not isinstance(where, Point):
             self._lay("crash", "crash_at", where, of)
             return
@@ -351,9 +361,8 @@ class InMemoryService(Caller, ByHand, ParkedSight):
         Raises:
             ValueError: that fault cannot happen there, or not so often.
         """
-        for given, kind in ((at, Point), (fault, Fault)):
-            if not isinstance(given, kind):
-                raise ValueError(f"fail_next: {given!r} is no {kind.__name__}")  # noqa: TRY004
+        check_member("fail_next", at, Point)
+        check_member("fail_next", fault, Fault)
         step, kinds = WIRE_STEPS.get(at, (at.value, COMMIT_FAULTS))
         if at is Point.PUBLISH:
             raise ValueError("Point.PUBLISH is a caller's step, and callers meet no faults here")
@@ -380,12 +389,9 @@ class InMemoryService(Caller, ByHand, ParkedSight):
         """Let virtual time pass: whatever falls due meanwhile, or at its end, happens.
 
         Raises:
-            ValueError: *seconds* is negative, or has no end.
+            ValueError: *seconds* is no number, negative, or has no end.
         """
-        if not 0 <= seconds < math.inf:
-            raise ValueError(
-                f"pass_time({seconds!r}): write seconds, 0 or more, that come to an end"
-            )
+        check_seconds(seconds)
         self._note_news(seconds)
         await asyncio.sleep(seconds)
         await self.machine.settle()
@@ -395,7 +401,9 @@ class InMemoryService(Caller, ByHand, ParkedSight):
 
         Raises:
             AssertionError: it did not within that time.
+            TypeError: *condition* is no plain function.
         """
+        check_condition(condition)
         if not await self._passed_until(condition, within_s):
             raise AssertionError(f"not within {within_s:g} s{self._in_flight()}")
 

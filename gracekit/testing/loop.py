@@ -194,6 +194,13 @@ def run(main: Coroutine[Any, Any, T], *, seed: int | None = None) -> T:
     Args:
         main: What to run; its result is returned.
         seed: None for asyncio's own order; a number for another legal one.
+
+    Raises:
+        TypeError: *main* is no coroutine.
     """
+    given: object = main
+    if not asyncio.iscoroutine(given):
+        name = getattr(given, "__name__", "main")
+        raise TypeError(f"run({given!r}) is no coroutine: call the function, as run({name}())")
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(seed)) as runner:
         return runner.run(main)

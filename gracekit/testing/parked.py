@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gracekit.config.settings import Settings
+from gracekit.journal.outbox import NO_CAPACITY, UPDATE
 from gracekit.journal.rows import from_json
 from gracekit.rpc.notification_listener import NotificationListener
 from gracekit.rpc.notifications import Notification, decode_notification
 from gracekit.service import Service
 from gracekit.testing.faults import NO_FAULTS
+from gracekit.testing.given import check_event_type
 from gracekit.testing.instance import InstanceMachine
 from gracekit.testing.ports import PlayedProcess, PlayedTransport
 
@@ -67,7 +69,11 @@ class ParkedSight:
 
         Args:
             event_type: Only `task.update`, or only `task.no_capacity`; None for both.
+
+        Raises:
+            GracekitError: there is no such type.
         """
+        check_event_type(event_type, (UPDATE, NO_CAPACITY))
         noted, mine = self.machine.broker.notifications, self._notification_topic()
         sent = [decode_notification(body) for topic, body in noted if topic == mine]
         return [one for one in sent if event_type in {None, one.event_type}]

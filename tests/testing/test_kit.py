@@ -7,6 +7,7 @@ import itertools
 import signal
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -961,7 +962,10 @@ def test_wrong_settings_are_all_named(svc):
     """
     As `gracekit run` names them; where queue and store are is no matter of a test.
     """
-    with pytest.raises(ConfigError, match=r"did you mean drain_timeout(?s:.*)did you mean threads"):
+    with pytest.raises(
+        ConfigError,
+        match=r"g drain_timeot; did you mean drain_timeout(?s:.*)g thread; did you mean threads",
+    ):
         InMemoryService(svc, drain_timeot="1s", thread=3)
     with pytest.raises(GracekitError, match="store_url cannot be set here"):
         InMemoryService(svc, store_url="sqlite:///x.db")
@@ -1000,12 +1004,27 @@ def test_a_deadlock_without_a_service_says_who_waits():
         (lambda one: one.interrupt_at(1.5), "safe point=1.5: write"),
         (lambda one: one.interrupt_at(True), "safe point=True: write"),
         (lambda one: one.interrupt_at(1, of="work"), "of='work' is no method"),
-        (lambda one: one.crash_at("x"), "safe point='x': write"),
+        (lambda one: one.crash_at("x"), r"crash_at\('x'\): write the number of a safe point, or a"),
+        (lambda one: one.crash_at("PARK"), r"as Point\.FINISH; did you mean Point\.PARK\?"),
+        (lambda one: one.crash_at("Point.park"), r"did you mean Point\.PARK\?"),
         (lambda one: one.crash_at(Point.FINISH, "middle"), "'middle' is none of before, after"),
-        (lambda one: one.fail_next("finish", Fault.REFUSED), "'finish' is no Point"),
-        (lambda one: one.fail_next(Point.FINISH, "refused"), "'refused' is no Fault"),
+        (
+            lambda one: one.fail_next("finish", Fault.REFUSED),
+            r"'finish' is no Point; did you mean Point\.FIN",
+        ),
+        (lambda one: one.fail_next(("PARK", 1), Fault.REFUSED), r"write one of Point\.\w+, Point"),
+        (
+            lambda one: one.fail_next(Point.FINISH, "refused"),
+            r"'refused' is no Fault; did you mean Fault\.R",
+        ),
+        (lambda one: one.fail_next(Point.FINISH, "LOST"), r"did you mean Fault\.LOST_"),
+        (
+            lambda one: one.fail_next(Point.FINISH, 7),
+            r"7 is no Fault; write one of Fault\.DELAY, F",
+        ),
         (lambda one: one.fail_next(Point.FINISH, Fault.REFUSED, times=0), "times=0: write"),
         (lambda one: one.interrupt(signal.SIGKILL), r"is none of SIGTERM.*crash\(\) is kill -9"),
+        (lambda one: one.interrupt("SIGTERM"), r"'SIGTERM' is a text: write signal\.SIGTERM"),
     ],
 )
 async def test_wrong_orders_are_refused(svc, ask, said):
@@ -1018,7 +1037,7 @@ async def test_wrong_orders_are_refused(svc, ask, said):
 
 
 @virtual
-@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "x", True, None])
 async def test_time_passes_by_seconds_that_come_to_an_end(svc, seconds):
     """
     Virtual time of nan or inf would go on for ever.
@@ -1026,6 +1045,45 @@ async def test_time_passes_by_seconds_that_come_to_an_end(svc, seconds):
     async with InMemoryService(svc) as one:
         with pytest.raises(ValueError, match="0 or more, that come to an end"):
             await one.pass_time(seconds)
+
+
+@virtual
+@pytest.mark.parametrize("condition", [True, None, asyncio.sleep])
+async def test_a_condition_is_a_plain_function(svc, condition):
+    """
+    A value never changes, and the coroutine of an async function is always true.
+    """
+    async with InMemoryService(svc) as one:
+        with pytest.raises(TypeError, match=r"until\(.*\): write a plain function that says"):
+            await one.until(condition)
+
+
+def test_what_is_no_service_is_refused(svc):
+    """
+    Its topic, or its module, is easily given in its place.
+    """
+    module = types.ModuleType("app")
+    module.svc = svc
+
+    with pytest.raises(
+        GracekitError, match=r"'compute'\) is no Service: write InMemoryService\(svc"
+    ):
+        InMemoryService("compute")
+    with pytest.raises(GracekitError, match=r"write InMemoryService\(app\.svc\)"):
+        InMemoryService(module)
+    with pytest.raises(GracekitError, match="beside='one' is no InMemoryService: write beside=one"):
+        InMemoryService(svc, beside="one")
+
+
+def test_a_function_that_was_not_called_is_refused():
+    """
+    The message writes the call.
+    """
+
+    async def main() -> None: ...
+
+    with pytest.raises(TypeError, match=r"is no coroutine: call the function, as run\(main\(\)\)"):
+        run(main)
 
 
 @virtual

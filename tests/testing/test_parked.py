@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gracekit import Context, NoCapacity, Service
+from gracekit import Context, GracekitError, NoCapacity, Service
 from gracekit.testing import InMemoryService, ParkedTask, Point, TaskState
 from tests.testing.virtual import virtual
 
@@ -114,6 +114,8 @@ async def test_notifications_are_what_was_sent_so_far(site: Site):
         (asking,) = one.notifications("task.no_capacity")
         assert (asking.priority, asking.payload["requested"]) == ("ERROR", {"machines": 1})
         assert asking.payload["task_id"] == task_id
+        with pytest.raises(GracekitError, match=r"type 'task.updat'; did you mean task.update\?"):
+            one.notifications("task.updat")
 
 
 @virtual
