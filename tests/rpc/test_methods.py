@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import uuid
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -140,7 +140,14 @@ def test_of_methods_beside_each_other_the_first_that_serves_is_asked(
             UnsupportedVersionError,
             "'sell' in the default namespace is served at 1.2",
         ),
-        ("nothing", "1.6", UnsupportedVersionError, "is served at no version, not at '1.6'"),
+        (
+            "nothing",
+            "1.6",
+            UnsupportedVersionError,
+            "'nothing' is not served in the default namespace",
+        ),
+        ("sell", "one", UnsupportedVersionError, "'one': a version is written as X.Y, such as 1.2"),
+        ("sell", "v1.2", UnsupportedVersionError, "'v1.2': a version is written as X.Y"),
         ("nothing", "1.5", NoSuchMethodError, "'nothing' is not served"),
         ("cont", "1.5", NoSuchMethodError, "did you mean 'count'"),
     ],
@@ -155,6 +162,94 @@ def test_a_refusal_says_whether_an_older_version_may_do(
         several().methods.resolve(None, name, asked)
 
     assert words in str(told.value)
+
+
+ASK: Final = (
+    "prepare(namespace='gracekit.tasks', version='1.1', ops=True), on the command line --namespace "
+    "gracekit.tasks --version 1.1 --ops"
+)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name", "version", "said"),
+    [
+        (
+            None,
+            "list_pending",
+            "1.0",
+            f"method 'list_pending' is not served; ask for 'list_pending' with {ASK}",
+        ),
+        (
+            None,
+            "gracekit.tasks.list_pending",
+            "1.0",
+            (
+                "method 'gracekit.tasks.list_pending' is not served; the namespace is given "
+                f"apart: ask for 'list_pending' with {ASK}"
+            ),
+        ),
+        (
+            None,
+            "list_pending",
+            "1.1",
+            (
+                "method 'list_pending' is not served in the default namespace; ask for "
+                f"'list_pending' with {ASK}"
+            ),
+        ),
+        (
+            "gracekit.task",
+            "list_pending",
+            "1.1",
+            "namespace 'gracekit.task' is not served; did you mean 'gracekit.tasks'?",
+        ),
+        (
+            "gracekit.tasks",
+            "list_pendin",
+            "1.1",
+            "method 'list_pendin' is not served; did you mean 'list_pending'?",
+        ),
+        (
+            "gracekit.tasks",
+            "sell",
+            "1.0",
+            (
+                "method 'sell' is not served; ask for 'sell' with prepare(version='1.0'), on the "
+                "command line --version 1.0"
+            ),
+        ),
+    ],
+)
+def test_a_method_of_another_namespace_is_shown_with_its_options(namespace, name, version, said):
+    """
+    The name alone would suggest what was asked for already.
+    """
+    shop = Service("shop", task_api=True)
+
+    @shop.rpc
+    async def sell(ctx: Context) -> None: ...
+
+    with pytest.raises((NoSuchMethodError, UnsupportedVersionError)) as told:
+        shop.methods.resolve(namespace, name, version)
+
+    assert str(told.value) == said
+
+
+def test_a_namespace_that_a_service_has_not_asked_for_is_explained():
+    """
+    The task API is off by default; any other namespace is none of this service's.
+    """
+    methods = several().methods
+
+    with pytest.raises(UnsupportedVersionError) as off:
+        methods.resolve("gracekit.tasks", "get", "1.1")
+    with pytest.raises(UnsupportedVersionError, match="'other' is not served; leave it out, as"):
+        methods.resolve("other", "get", "1.1")
+
+    assert str(off.value) == (
+        "namespace 'gracekit.tasks' is not served: the service was made without it, which is "
+        "Service(..., task_api=True)"
+    )
 
 
 def test_a_method_that_is_older_than_its_place_is_told_apart():
