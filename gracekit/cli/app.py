@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Final
 
 from gracekit.config.values import did_you_mean
 from gracekit.errors import ConfigError
 from gracekit.service import Service
 
+
+class FactoryFailedError(Exception):
+    """The factory of a Service has raised; its cause is what."""
+
+
 DEFAULT_ATTRIBUTES: Final = ("svc", "app")
+
+
+def what_failed(error: Exception) -> tuple[Exception, str]:
+    """What the application has raised as it was loaded, and when, for the end of a sentence."""
+    if isinstance(error, FactoryFailedError) and isinstance(error.__cause__, Exception):
+        return error.__cause__, "when its factory was called"
+    return error, "when it was imported"
 
 
 def load_service(target: str, *, factory: bool, app_dir: Path) -> Service:
@@ -25,6 +39,7 @@ def load_service(target: str, *, factory: bool, app_dir: Path) -> Service:
 
     Raises:
         ConfigError: there is no such module or attribute, or it is no Service.
+        FactoryFailedError: the factory was called, and raised its cause.
         Exception: whatever the module itself raises.
     """
     name, _, attribute = target.partition(":")
@@ -39,8 +54,27 @@ def load_service(target: str, *, factory: bool, app_dir: Path) -> Service:
         value = _call(value, target)
     if isinstance(value, Service):
         return value
-    hint = "; add --factory to call it" if callable(value) and not factory else ""
+    hint = "" if factory else _hint(value, module)
     raise ConfigError(f"{target} is a {type(value).__name__}, not a gracekit Service{hint}")
+
+
+def _hint(value: object, module: ModuleType) -> str:
+    """What was meant by something that is no Service: a factory, or a Service beside it."""
+    if isinstance(value, FunctionType) and not _why_not_called(value):
+        return "; add --factory to call it"
+    services = [name for name, one in vars(module).items() if isinstance(one, Service)]
+    return f"; write {module.__name__}:{services[0]}" if services else ""
+
+
+def _why_not_called(function: Callable[..., object]) -> str:
+    """Why *function* cannot be called without arguments; empty if it can."""
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # a builtin that does not say what it takes
+        return ""
+    return ""
 
 
 def _import(name: str, app_dir: Path) -> ModuleType:
@@ -78,7 +112,17 @@ def _find(module: ModuleType, attribute: str) -> object:
 def _call(value: object, target: str) -> object:
     if isinstance(value, Service) or not callable(value):
         raise ConfigError(f"--factory calls {target}, and that is a {type(value).__name__}")
-    return value()
+    if why := _why_not_called(value):
+        raise ConfigError(
+            f"--factory calls {target} without arguments, and that does not do: {why}; give the "
+            "arguments defaults, or call it in the module and name its Service"
+        )
+    try:
+        return value()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise FactoryFailedError from error
 
 
 _MISSING: Final = object()

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from gracekit.cli.main import ERROR, end, exit_code_of, tell
-from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.options import CommonOptions, common, need_duration
 from gracekit.cli.order_progress import ASKED
 from gracekit.cli.text import json_text, safe, verbatim_json
 from gracekit.clock import Clock
@@ -27,7 +27,7 @@ from gracekit.rpc.plain import MAX_DEPTH
 _FEATURES: Final = (
     click.argument("topic"),
     click.argument("method"),
-    click.argument("words", metavar="[KEY=VALUE]...", nargs=-1),
+    click.argument("words", metavar="[NAME=VALUE]...", nargs=-1),
     click.option("--args", "args_text", metavar="JSON", help="Arguments, as a JSON object."),
     click.option("--host", metavar="NAME", help="Send to this host or instance only."),
     click.option("--ops", is_flag=True, help="Send to the ops topic."),
@@ -50,6 +50,7 @@ def _request_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="DURATION",
     default="60s",
     show_default=True,
+    callback=need_duration,
     help="How long to wait for the answer.",
 )
 @common
@@ -162,19 +163,22 @@ def check_transport(url: str) -> None:
         )
 
 
-def arguments(words: tuple[str, ...], args_text: str | None) -> Mapping[str, Any]:
-    """The request's arguments from `key=value` words and a JSON object.
+def arguments(
+    words: tuple[str, ...], args_text: str | None, *, option: str = ""
+) -> Mapping[str, Any]:
+    """The request's arguments from `name=value` words and a JSON object; *option* is theirs.
 
     Raises:
-        click.UsageError: a word has no `=`, a key comes twice, or the JSON is no object.
+        click.UsageError: a word has no `=`, a name comes twice, or the JSON is no object.
     """
+    where = f"{option} " if option else ""
     args: dict[str, Any] = _object(args_text) if args_text is not None else {}
     for word in words:
         key, separator, value = word.partition("=")
         if not separator or not key:
-            raise click.UsageError(f"{word!r} is not KEY=VALUE")
+            raise click.UsageError(f"{where}{word!r} is not NAME=VALUE")
         if key in args:
-            raise click.UsageError(f"argument {key!r} is given twice")
+            raise click.UsageError(f"{where}argument {key!r} is given twice")
         args[key] = _value(key, value)
     return args
 
@@ -223,9 +227,9 @@ def _tell_parked(parked: Parked, request_id: str, *, as_json: bool) -> NoReturn:
     task_id = safe(shlex.quote(parked.task_id))
     tell(
         f"task {task_id} is parked: it waits for capacity until {until} UTC, as version "
-        f"{parked.version}. Beside its store `gracekit tasks show {task_id}` shows it, and "
-        f"`gracekit pending` lists all that wait. The same call with --id {task_id} asks for its "
-        "result",
+        f"{parked.version}. On the host of its store `gracekit tasks show {task_id}` shows it, "
+        "and `gracekit pending` lists all that wait. The same call with "
+        f"--id {task_id} asks for its result",
         prefix="",
     )
     raise click.exceptions.Exit(ASKED)

@@ -11,6 +11,7 @@ import click
 
 from gracekit.cli.options import (
     HintingGroup,
+    SettingsCommand,
     app_dir_option,
     config_option,
     factory_option,
@@ -29,7 +30,7 @@ def config() -> None:
     """Show settings, and where each comes from."""
 
 
-@config.command()
+@config.command(cls=SettingsCommand)
 @click.argument("names", metavar="[SETTING]...", nargs=-1)
 @click.option(
     "--app",

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 import click
 
-from gracekit.cli.app import load_service
+from gracekit.cli.app import load_service, what_failed
 from gracekit.cli.options import (
+    SettingsCommand,
     app_dir_option,
     config_option,
     factory_option,
@@ -40,7 +41,7 @@ _COLOURS: Final[dict[Level, Colour]] = {
 _SHOWN: Final = {Level.OK: "ok", Level.WARN: "WARN", Level.FAIL: "FAIL", Level.SKIP: "skip"}
 
 
-@click.command()
+@click.command(cls=SettingsCommand)
 @click.argument("target", metavar="[MODULE[:ATTR]]", envvar="GRACEKIT_APP", required=False)
 @factory_option
 @app_dir_option
@@ -146,9 +147,10 @@ def _service(
         return load_service(target, factory=factory, app_dir=app_dir), ()
     except (ConfigError, DeclarationError) as error:
         return None, _in("application", told("import", error))
-    except Exception as error:  # noqa: BLE001 - the application's own
-        code = ExitCode.CONFIG if isinstance(error, ImportError) else ExitCode.INTERNAL
-        seen = f"{target} raised {type(error).__name__} when it was imported: {error}"
+    except Exception as failure:  # noqa: BLE001 - the application's own
+        raised, when = what_failed(failure)
+        code = ExitCode.CONFIG if isinstance(raised, ImportError) else ExitCode.INTERNAL
+        seen = f"{target} raised {type(raised).__name__} {when}: {raised}"
         remedy = f"run: python -c 'import {target.partition(':')[0]}', and mend it"
         return None, _in("application", [fail("import", seen, remedy, code)])
 

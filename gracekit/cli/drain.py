@@ -16,13 +16,19 @@ import click
 
 from gracekit.cli.burndown import Burndown, CountAt, DrainPicture, burndown, why_it_blocks
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
-from gracekit.cli.options import CommonOptions, common, living_instance_argument, why_option
+from gracekit.cli.options import (
+    CommonOptions,
+    common,
+    living_instance_argument,
+    need_duration,
+    why_option,
+)
 from gracekit.cli.quiet import find
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, doubt
 from gracekit.cli.status import forecast, longest
 from gracekit.cli.text import LONGEST_WHY, clock, json_text, plural, safe
-from gracekit.config.values import duration, parse_duration
+from gracekit.config.values import duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.exits import Verdict
 from gracekit.listings import listings_sql as sql
@@ -101,6 +107,7 @@ class DrainWatch:
 @click.option(
     "--timeout",
     metavar="DURATION",
+    callback=need_duration,
     help="How long it waits for running tasks.  [default: drain_timeout of the run]",
 )
 @click.option("--all", "everyone", is_flag=True, help="Every living run of the store.")
@@ -132,8 +139,6 @@ def drain(
     Exit status: 0 drained, 3 unfinished tasks are in the journal,
     4 unreachable, 1 any other end, 2 usage, 78 configuration, 130 detached.
     """
-    if timeout is not None:
-        parse_duration(timeout)
     asked = {name: text for name, text in (("timeout", timeout), ("reason", reason)) if text}
     with StoreRecords(options.settings) as records:
         runs = asyncio.run(find(records, options, name, everyone=everyone))

@@ -7,6 +7,7 @@ Also the one place that turns errors into exit codes: 0, 1 error, 2 usage,
 from __future__ import annotations
 
 import atexit
+import difflib
 import gc
 import importlib
 import logging
@@ -136,15 +137,27 @@ class LazyGroup(click.Group):
         except GracekitError as error:
             _fail(error)
         except click.ClickException as error:
+            refused = _with_near_options(error)
             if not ctx.meta[_AS_JSON]:
-                raise
-            end(error.format_message(), error.exit_code)
+                raise refused from None
+            end(refused.format_message(), refused.exit_code)
         except UnicodeEncodeError:  # Python keeps bytes that are no UTF-8 as half characters
             end("an argument is not UTF-8, and no name on record is written otherwise", USAGE)
         except KeyboardInterrupt:
             # A shell that waits for this process sees that the user has interrupted it.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.raise_signal(signal.SIGINT)
+
+
+def _with_near_options(error: click.ClickException) -> click.ClickException:
+    """*error* with the options that may be meant: click also counts the dashes as alike."""
+    if not isinstance(error, click.NoSuchOption) or not error.possibilities:
+        return error
+    bare = {one.lstrip("-"): one for one in error.possibilities}
+    near = difflib.get_close_matches(error.option_name.lstrip("-"), bare, cutoff=0.7)
+    return click.NoSuchOption(
+        error.option_name, error.message, [bare[one] for one in near], error.ctx
+    )
 
 
 def _fail(error: GracekitError) -> NoReturn:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import os
 import pwd
 import re
@@ -25,11 +26,13 @@ from gracekit.cli.completion import known_instances, living_instances
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings, option_name, variable_name
 from gracekit.config.urls import file_url
-from gracekit.config.values import did_you_mean
+from gracekit.config.values import did_you_mean, parse_duration
+from gracekit.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_TRUTHS: Final = frozenset({"true", "false", "1", "0", "yes", "no", "on", "off"})
 _METAVARS: Final = (("float", "DURATION"), ("int", "N"))
 _ATTRIBUTE: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
@@ -108,8 +111,37 @@ def _need_words(_ctx: click.Context, _parameter: click.Parameter, given: str) ->
     return given
 
 
+def need_duration(
+    _ctx: click.Context, _parameter: click.Parameter, given: str | None
+) -> str | None:
+    """Refuse an option that is no duration; settings are judged by `load`, and are 78."""
+    if given is not None:
+        try:
+            parse_duration(given)
+        except ConfigError as error:
+            raise click.BadParameter(str(error)) from error
+    return given
+
+
+class SettingsCommand(click.Command):
+    """A command with `setting_flags`: a setting that is true or false takes no value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, with a hint."""
+        flags = {
+            opt: f"{one.opts[0]} or {one.secondary_opts[0]}"
+            for one in self.params
+            if one.secondary_opts
+            for opt in (*one.opts, *one.secondary_opts)
+        }
+        for word, following in itertools.pairwise(args):
+            if word in flags and following.lower() in _TRUTHS:
+                ctx.fail(f"{word} is a flag and takes no value: write {flags[word]}")
+        return super().parse_args(ctx, args)
+
+
 class HintingGroup(click.Group):
-    """A group that names the nearest command for a wrong one."""
+    """A group that names the nearest command for a wrong one, or all of them."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -121,7 +153,8 @@ class HintingGroup(click.Group):
             and not args[0].startswith("-")
             and args[0] not in self.commands
         ):
-            ctx.fail(f"no command {args[0]!r}{did_you_mean(args[0], self.commands)}")
+            hint = did_you_mean(args[0], self.commands) or f"; there are {', '.join(self.commands)}"
+            ctx.fail(f"no command {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import Final
 
+from gracekit.cli.text import safe
 from gracekit.journal.order_rows import DONE, OrderTarget
-from gracekit.tracker.task import Order, TaskState, Verb
+from gracekit.tracker.task import RETRIED, Order, TaskState, Verb
 
 ASKED: Final = 3
 """Exit status where an order is given and its task has not ended yet."""
-_IN_LINE: Final = "it is in line again: a run that serves its method and does not drain starts it"
+_IN_LINE: Final = "a run that serves its method and does not drain starts it again"
 
 
 @dataclass(slots=True)
@@ -36,11 +38,14 @@ class OrderProgress:
         return self
 
 
-def not_parked(target: OrderTarget) -> str:
-    """Why an order for parked tasks is refused: what the task is."""
+def not_parked(target: OrderTarget, verb: Verb) -> str:
+    """Why an order for parked tasks is refused: what the task is, and which command is for it."""
     reason = f" ({target.reason})" if target.reason else ""
     words = f": {target.detail}" if target.detail else ""
-    return f"{target} does not wait for capacity: it is {target.state.value}{reason}{words}"
+    other = ""
+    if verb is Verb.RETRY and target.state in RETRIED:
+        other = f". `gracekit tasks retry {safe(shlex.quote(target.request_id))}` runs it again"
+    return f"{target} does not wait for capacity: it is {target.state.value}{reason}{words}{other}"
 
 
 def done_words(
@@ -48,7 +53,7 @@ def done_words(
 ) -> str:
     """What an order has done to a task, and what comes next."""
     if order.verb is Verb.RETRY:
-        return "retried: " + (_IN_LINE if runs_on else "the next start runs it")
+        return "retried; " + (_IN_LINE if runs_on else "the next start runs it")
     # The caller of a parked task was answered when it was parked.
     then = "sends the notification" if parked else "answers its caller"
     later = "" if runs_on else f"; the next start {then}"

@@ -88,7 +88,21 @@ def pending(
     click.echo(json_text(found.as_json()) if options.as_json else _text(found, limit))
 
 
-@pending.command()
+class _RetryCommand(click.Command):
+    """A command whose arguments to replace are given by an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, with a hint."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if "extra argument" in error.message and "=" in error.message:
+                hint = "an argument to replace is given as --set NAME=VALUE"
+                raise click.UsageError(f"{error.message}; {hint}", error.ctx) from None
+            raise
+
+
+@pending.command(cls=_RetryCommand)
 @_parked_id
 @click.option(
     "--set",

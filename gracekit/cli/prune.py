@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from gracekit.cli.call import check_transport
-from gracekit.cli.options import CommonOptions, common
+from gracekit.cli.options import CommonOptions, common, need_duration
 from gracekit.cli.records import StoreRecords
 from gracekit.cli.text import json_text, safe
 from gracekit.clock import Clock, age_s
@@ -69,6 +69,7 @@ class _Left:
     default="1d",
     show_default=True,
     metavar="DURATION",
+    callback=need_duration,
     help="Keep the queues of a host whose last run ended less than this time ago.",
 )
 @common

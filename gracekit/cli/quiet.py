@@ -9,11 +9,17 @@ from typing import Any, Final
 import click
 
 from gracekit.cli.main import ERROR, UNREACHABLE, tell
-from gracekit.cli.options import CommonOptions, common, living_instance_argument, why_option
+from gracekit.cli.options import (
+    CommonOptions,
+    common,
+    living_instance_argument,
+    need_duration,
+    why_option,
+)
 from gracekit.cli.reach import ControlClient
 from gracekit.cli.records import StoreRecords, choose
 from gracekit.cli.text import json_text, safe
-from gracekit.config.values import duration, parse_duration
+from gracekit.config.values import duration
 from gracekit.errors import DependencyError, GracekitError, RunEndedError
 from gracekit.runs.run import Run
 
@@ -53,7 +59,12 @@ def resume(options: CommonOptions, /, *, name: str | None, everyone: bool, reaso
 @click.command()
 @living_instance_argument
 @click.option(
-    "--by", "more", metavar="DURATION", required=True, help="How much later the deadline will be."
+    "--by",
+    "more",
+    metavar="DURATION",
+    required=True,
+    callback=need_duration,
+    help="How much later the deadline will be.",
 )
 @_all
 @why_option
@@ -67,7 +78,6 @@ def extend(
     is set, the whole drain must stay below it. A drain by a signal cannot be
     extended, because the sender of the signal does not wait longer.
     """
-    parse_duration(more)
     _say("extend", options, name, everyone=everyone, reason=reason, more=more)
 
 

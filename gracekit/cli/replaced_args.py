@@ -32,7 +32,7 @@ def read_set(words: tuple[str, ...]) -> Mapping[str, Any]:
         click.UsageError: a word is no `name=value`, or no message could carry it.
     """
     try:
-        given: dict[str, Any] = plain(arguments(words, None), "--set")
+        given: dict[str, Any] = plain(arguments(words, None, option="--set"), "--set")
     except UnserialisableError as error:
         raise click.UsageError(safe(error)) from None
     if _has_nul(given):

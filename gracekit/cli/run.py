@@ -13,8 +13,9 @@ from typing import Any
 
 import click
 
-from gracekit.cli.app import load_service
+from gracekit.cli.app import load_service, what_failed
 from gracekit.cli.options import (
+    SettingsCommand,
     app_dir_option,
     config_option,
     factory_option,
@@ -29,7 +30,7 @@ from gracekit.runtime.process_life import run_service
 from gracekit.telemetry.logs import change_format, logging_around, said
 
 
-@click.command()
+@click.command(cls=SettingsCommand)
 @click.argument("target", metavar="MODULE[:ATTR]", envvar="GRACEKIT_APP")
 @factory_option
 @app_dir_option
@@ -72,10 +73,11 @@ def run(
     except (ConfigError, DeclarationError) as error:
         tell(explained(error))
         ctx.exit(ExitCode.CONFIG)
-    except Exception as error:  # noqa: BLE001 - the application's own, shown with its traceback
-        trace = "".join(traceback.format_exception(error.with_traceback(_from_app(error))))
-        tell(f"{target}: the module raised {type(error).__name__} when it was imported:", trace)
-        ctx.exit(ExitCode.CONFIG if isinstance(error, ImportError) else ExitCode.INTERNAL)
+    except Exception as failure:  # noqa: BLE001 - the application's own, shown with its traceback
+        raised, when = what_failed(failure)
+        trace = "".join(traceback.format_exception(raised.with_traceback(_from_app(raised))))
+        tell(f"{target}: the module raised {type(raised).__name__} {when}:", trace)
+        ctx.exit(ExitCode.CONFIG if isinstance(raised, ImportError) else ExitCode.INTERNAL)
     read = partial(load_again, flags, os.environ, file, service.defaults)
     live = LiveSettings(settings, read=read, file=file)
     live.on_change(_change_log)
@@ -111,11 +113,14 @@ def _tell(text: str, trace: str = "", *, as_json: bool) -> None:
 
 
 def _from_app(error: Exception) -> Any:
-    """The traceback from the application's first frame on."""
+    """The traceback from the application's first frame on; None if there is none of it.
+
+    A SyntaxError has none: it names the file and the line itself.
+    """
     step = error.__traceback__
     while step is not None:
         name = step.tb_frame.f_globals.get("__name__", "")
         if not name.startswith(("gracekit.cli", "importlib")):
             return step
         step = step.tb_next
-    return error.__traceback__
+    return None

@@ -20,7 +20,7 @@ import click
 
 from gracekit.cli.completion import task_ids
 from gracekit.cli.main import DETACHED, ERROR, UNREACHABLE, tell
-from gracekit.cli.options import CommonOptions, common, reason_option, who
+from gracekit.cli.options import CommonOptions, common, need_duration, reason_option, who
 from gracekit.cli.order_progress import ASKED, OrderProgress, done_words, ended_words, not_parked
 from gracekit.cli.reach import ControlClient, find_task
 from gracekit.cli.records import StoreRecords, doubt
@@ -88,7 +88,12 @@ _wait = click.option(
     "--wait/--no-wait", default=True, help="Wait until the task has ended.  [default: wait]"
 )
 _timeout = click.option(
-    "--timeout", metavar="DURATION", default="30s", show_default=True, help="How long to wait."
+    "--timeout",
+    metavar="DURATION",
+    default="30s",
+    show_default=True,
+    callback=need_duration,
+    help="How long to wait.",
 )
 
 
@@ -277,7 +282,7 @@ class _OrderExecution:
     ) -> bool:
         """One look at the row, and one act; whether nothing is left to do."""
         if self._parked is not None and target.state is not TaskState.PENDING:
-            raise GracekitError(not_parked(target))
+            raise GracekitError(not_parked(target, self._order.verb))
         if progress.asked is not None and self._is_over(target, progress):
             return True
         owner = await self._owner(target)

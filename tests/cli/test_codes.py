@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gracekit.cli.main import COMMANDS, cli
+from gracekit.config.settings import BY_OPTION
 
 NEEDED: Final = {
     "run": "served",
@@ -88,14 +89,17 @@ def test_a_url_of_an_unknown_scheme_is_78(gracekit, name: str, option: str):
 
 
 @pytest.mark.parametrize(("name", "option"), DURATIONS)
-def test_a_text_that_is_no_duration_is_78(gracekit, name: str, option: str):
+def test_a_text_that_is_no_duration_is_refused_with_its_option(gracekit, name: str, option: str):
     """
-    Of a setting and of an option that a command alone has.
+    Of a setting with 78, as from every other source; of an option of one command with 2.
     """
     result = gracekit(name, option, "5 parsecs")
+    is_setting = option.removeprefix("--").replace("-", "_") in BY_OPTION
 
-    assert (result.exit_code, refused(result)) == (78, True), result.output
+    code = 78 if is_setting else 2
+    assert (result.exit_code, refused(result)) == (code, True), result.output
     assert "is not a duration" in result.output
+    assert option in result.output
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "demo"])

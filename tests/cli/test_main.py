@@ -111,8 +111,8 @@ def test_arguments_are_json_where_they_read_as_json():
 @pytest.mark.parametrize(
     ("words", "text", "message"),
     [
-        (("n",), None, "'n' is not KEY=VALUE"),
-        (("=3",), None, "'=3' is not KEY=VALUE"),
+        (("n",), None, "'n' is not NAME=VALUE"),
+        (("=3",), None, "'=3' is not NAME=VALUE"),
         (("n=1", "n=2"), None, "'n' is given twice"),
         (("n=1",), '{"n": 2}', "'n' is given twice"),
         ((), "[1]", "must be a JSON object, not list"),

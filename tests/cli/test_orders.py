@@ -156,11 +156,8 @@ def test_a_failed_task_is_retried_by_a_living_service_and_by_the_next_start(dire
         wait_for(lambda: row(directory, "order-1")["attempts"] == 3)
 
     assert (living.code, stopped.code, balanced) == (0, 0, True), living
-    assert (
-        "retried: it is in line again: a run that serves its method and does not drain"
-        in living.out
-    )
-    assert "retried: the next start runs it" in stopped.out
+    assert "retried; a run that serves its method and does not drain starts it again" in living.out
+    assert "retried; the next start runs it" in stopped.out
 
 
 def test_a_task_is_shown_with_all_that_is_on_record(directory):
@@ -359,7 +356,7 @@ def test_the_question_is_asked_at_a_terminal(directory):
     assert "fedcba9876543210fedcba9876543210 (work vm:vm-1): cancelled" in piped.out
     assert "retry 0123456789abcdef0123456789abcdef (work vm:vm-0), handed_over?" in asked
     assert state == "handed_over"
-    assert "retried: the next start runs it" in said
+    assert "retried; the next start runs it" in said
 
 
 def test_a_periodic_job_is_listed_as_one_and_takes_no_orders(directory):

@@ -52,6 +52,7 @@ def test_a_call_whose_task_is_parked_says_so_and_has_not_failed(directory):
         f"task 'a b' is parked: it waits for capacity until {until} UTC, as version 1. "
     )
     assert "`gracekit tasks show 'a b'`" in called.err
+    assert "The same call with --id 'a b' asks for its result" in called.err
     assert "NoCapacity" not in called.err
     parked = {"task_id": "a b", "version": 1, "deadline": task["deadline"]}
     assert (again.code, again.json) == (3, {"request_id": "a b", "parked": parked}), again
@@ -248,7 +249,7 @@ def test_a_task_that_is_not_parked_is_refused_with_what_it_is(directory):
         ("vm=other", 1, "acts on vm:order-1, and --set vm names another resource"),
         ("vm=", 1, "names another resource"),
         ("memry_mb=1", 1, "takes vm, memory_mb, key, why, zone, and not memry_mb; did you mean"),
-        ("memory_mb", 2, "is not KEY=VALUE"),
+        ("memory_mb", 2, "--set 'memory_mb' is not NAME=VALUE"),
         ('zone="a\\u0000"', 2, "has a NUL character"),
         ('zone={"k\\u0000": 1}', 2, "has a NUL character"),
         ('zone="\\ud800"', 2, "lone surrogate"),
@@ -271,6 +272,42 @@ def test_arguments_that_do_not_fit_are_refused(
     assert CANARY not in answer.err + answer.out
     assert rows(directory, "SELECT * FROM task") == before
     assert rows(directory, "SELECT * FROM outbox") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("list",), "no command 'list'; there are retry, give-up, cancel"),
+        (("retri",), "no command 'retri'; did you mean retry?"),
+        (("retry", "t", "memory_mb=1"), "; an argument to replace is given as --set NAME=VALUE"),
+        (("give-up", "t", "--version", "3"), "No such option '--version'."),
+        (("give-up", "t", "--reson", "3"), "Did you mean '--reason'?"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_names_what_is_near(tmp_path: Path, words, said):
+    """
+    And nothing that is not: two dashes are no likeness.
+    """
+    answer = gracekit(tmp_path, "pending", *words)
+
+    assert answer.code == 2
+    assert said in answer.err
+    assert ("--reason" in answer.err) is ("--reson" in words)
+
+
+def test_an_ended_task_is_retried_by_another_command(directory):
+    """
+    `pending retry` is for parked tasks; the refusal names the command, and is no fatal error.
+    """
+    left_parked(directory, "order-1")
+    gracekit(directory, "pending", "give-up", "order-1", *WHY)
+
+    plain = gracekit(directory, "pending", "retry", "order-1")
+    as_json = gracekit(directory, "pending", "retry", "order-1", "--json")
+
+    assert plain.code == as_json.code == 1
+    assert plain.err.endswith(". `gracekit tasks retry order-1` runs it again\n")
+    assert json.loads(as_json.err)["level"] == "ERROR"
 
 
 def test_an_argument_that_is_not_utf8_is_refused(directory):

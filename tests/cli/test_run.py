@@ -44,6 +44,15 @@ def test_a_crash_point_that_does_not_exist_is_explained(tmp_path: Path):
         ("compute", "1 / 0", "compute", 70, "the module raised ZeroDivisionError"),
         ("compute", "svc = 3", "compute", 78, "is a int, not a gracekit Service"),
         ("compute", "def svc(): ...", "compute", 78, "not a gracekit Service; add --factory"),
+        ("compute", "def svc(x): ...", "compute", 78, "is a function, not a gracekit Service; see"),
+        (
+            "compute",
+            "from gracekit import Service\nsvc = Service('x')\n@svc.rpc\nasync def build(ctx): ...",
+            "compute:build",
+            78,
+            "compute:build is a Method, not a gracekit Service; write compute:svc",
+        ),
+        ("compute", "def broken(:\n  pass", "compute", 70, "the module raised SyntaxError when"),
         (
             "compute",
             "from gracekit import Service\nservice = Service('x')",
@@ -72,7 +81,48 @@ def test_a_service_that_cannot_be_found_is_explained(
 
     assert (answer.code, message in answer.err) == (code, True), answer
     assert "gracekit/cli" not in answer.err
+    assert "importlib" not in answer.err
     assert not (tmp_path / "gracekit-store.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("def svc(x): ...", 78, "--factory calls compute without arguments, and that does not do"),
+        (
+            "def svc(): raise TypeError('x')",
+            70,
+            "compute: the module raised TypeError when its factory was called:",
+        ),
+    ],
+)
+def test_a_factory_that_fails_is_explained(tmp_path: Path, text, code, message):
+    """
+    Its module was imported; the traceback begins where the application's own code does.
+    """
+    write_service(tmp_path, text=text)
+
+    answer = gracekit(tmp_path, "run", "--factory", "compute")
+
+    assert (answer.code, message in answer.err) == (code, True), answer
+    assert "gracekit/cli" not in answer.err
+
+
+def test_a_setting_that_is_a_flag_takes_no_value(tmp_path: Path):
+    """
+    The value would be taken for the service, or for one word too many.
+    """
+    answers = [
+        gracekit(tmp_path, "run", *words)
+        for words in (
+            ("compute", "--use-pending-state", "true"),
+            ("--no-use-pending-state", "False", "compute"),
+        )
+    ]
+
+    said = "is a flag and takes no value: write --use-pending-state or --no-use-pending-state"
+    assert [answer.code for answer in answers] == [2, 2]
+    assert all(said in answer.err for answer in answers)
 
 
 def test_a_contradiction_of_settings_is_78(tmp_path: Path):
