@@ -425,8 +425,8 @@ class Parked(RpcError):  # noqa: N818 - named for a state
         until = dt.datetime.fromtimestamp(self.deadline, dt.UTC)
         return (
             f"task {self.task_id} waits for capacity until {until:%Y-%m-%d %H:%M:%S} UTC (version "
-            f"{self.version}), and its call is answered by this: a resolver or an operator lets "
-            "it run, or it expires"
+            f"{self.version}): until then a resolver or an operator may let it run or give it up, "
+            "and after that it expires"
         )
 
 

@@ -283,7 +283,7 @@ def _troubles(report: Mapping[str, Any]) -> list[str]:
         for one in report["unruled"]
     ]
     if report["interrupted"]:
-        lines.append("the pass was cut short: the service takes no requests now")
+        lines.append("the pass was cut short: the service stopped taking requests")
     return lines
 
 

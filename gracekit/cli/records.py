@@ -148,7 +148,7 @@ def choose(living: Sequence[Run], name: str | None, *, everyone: bool | None) ->
     if everyone or len(living) <= 1:
         return list(living)
     names = ", ".join(map(label, living))
-    which = "run INSTANCE or SERVICE@INSTANCE" if name is None else "SERVICE@INSTANCE"
+    which = "INSTANCE or SERVICE@INSTANCE" if name is None else "SERVICE@INSTANCE"
     or_all = "" if everyone is None else ", or --all"
     raise click.UsageError(
         f"{plural(len(living), 'run')} live ({names}): name one as {which}{or_all}"

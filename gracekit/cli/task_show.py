@@ -77,7 +77,8 @@ def _text(record: TaskRecord) -> Iterator[str]:
     yield "history"
     for at, words in _history(record):
         yield f"  {_moment(at)}  {safe(words, longest=_LONGEST)}"
-    if failure := record.columns["failure"]:
+    failure = record.columns["failure"]
+    if failure and (failure["tb"] or failure["message"] != record.columns["detail"]):
         yield "last failure"
         yield from _failure(failure)
 

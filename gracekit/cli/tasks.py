@@ -38,15 +38,18 @@ _HEADERS: Final = (
     "LAST SAFE POINT",
 )  # fmt: skip
 _WITHOUT_ROW: Final = {
-    Lane.PERIODIC.value: "periodic job, takes no orders",
-    Lane.BACKGROUND.value: "work of a handler, takes no orders",
+    "rule ": "rule of a kind, takes no orders",
+    "probe of ": "probe of a method, takes no orders",
+    "errored hook of ": "hook of a method, takes no orders",
+    "": "work of a handler, takes no orders",
 }
+"""By the beginning of its name: what runs on the lane of background work."""
 _NOT_OF_1_0: Final = (
     "version 1.0 of the API has no state 'pending' and shows a parked task as 'errored', so none "
     "is listed: add --api-version 1.1"
 )
 _MOST: Final = 1_000_000
-_LONGEST_TEXT: Final = 60
+_LONGEST_TEXT: Final = 100
 _LONGEST_CURSOR: Final = 24
 
 
@@ -119,14 +122,19 @@ def tasks(
         text = "\n".join((_text(found, query), *_not_heard(found)))
         return Picture(text=text, data=found.as_json())
 
-    if query.version == V1_0 and TaskState.PENDING.value in states:
-        tell(_NOT_OF_1_0, prefix="")
+    _tell_of_version(query)
     if every_s is not None:
         watch(picture, every_s=every_s, as_json=options.as_json)
     found = look_once()
     click.echo(json_text(found.as_json()) if options.as_json else _text(found, query))
     for sentence in () if options.as_json else _not_heard(found):
         tell(sentence, prefix="")
+
+
+def _tell_of_version(query: TaskQuery) -> None:
+    """Say why a script that asks for parked tasks gets none; the documents stay as they are."""
+    if query.version == V1_0 and TaskState.PENDING.value in query.states:
+        tell(_NOT_OF_1_0, prefix="")
 
 
 for _verb in (show, cancel, fail, retry):
@@ -208,7 +216,7 @@ def _safe_point(columns: Mapping[str, Any]) -> str:
 def _reason(entry: ListedTask) -> str:
     columns = entry.columns
     if not entry.journaled:
-        return _WITHOUT_ROW.get(str(columns["lane"]), "not journaled")
+        return _without_row(str(columns["lane"]), str(columns["method"]))
     if columns["state"] == TaskState.HANDED_OVER.value and columns["cut"]:
         wait_s = (columns["not_before"] or 0.0) - time.time()
         return f"cut: {columns['cut']}" + (f", left for {duration(wait_s)}" if wait_s > 0 else "")
@@ -216,6 +224,17 @@ def _reason(entry: ListedTask) -> str:
         when = deadline_words((columns["pending_deadline"] or 0.0) - time.time())
         why = f": {columns['detail']}" if columns["detail"] else ""
         return safe(f"waits for capacity, {when}{why}", longest=_LONGEST_TEXT)
-    words = ": ".join(str(columns[name]) for name in ("reason", "detail") if columns[name])
+    reason, detail = columns["reason"] or "", str(columns["detail"] or "")
+    # The sentence on record begins with the task and its reason, which are other columns here.
+    detail = detail.partition(f" ERRORED({reason}): ")[2] or detail
+    words = ": ".join(filter(None, (reason, detail)))
     words = words or entry.apart or (f"waits for {entry.waits_for}" if entry.waits_for else "")
     return safe(words, longest=_LONGEST_TEXT)
+
+
+def _without_row(lane: str, method: str) -> str:
+    if lane == Lane.PERIODIC.value:
+        return "periodic job, takes no orders"
+    if lane != Lane.BACKGROUND.value:
+        return "not journaled"
+    return next(words for begin, words in _WITHOUT_ROW.items() if method.startswith(begin))

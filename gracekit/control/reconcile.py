@@ -124,9 +124,10 @@ class HandPasses:
         for name in () if asked is None else (asked,):
             if name not in self._kinds:
                 known = [one.name for one in self._kinds]
+                has = f"it has {', '.join(known)}" if known else "it declares none by svc.kind()"
                 raise InvalidArgumentsError(
                     f"this service has no kind {str(name)[:50]!r}"
-                    f"{did_you_mean(str(name)[:50], known)}; it has {', '.join(known) or 'none'}"
+                    f"{did_you_mean(str(name)[:50], known)}; {has}"
                 )
         return PassRequest(
             by_hand=True,

@@ -120,7 +120,7 @@ def expired(task: str, deadline: str, why: str) -> Outcome:
     """The outcome of a task that has waited for capacity until its *deadline*, and got none."""
     sentence = (
         f"{task} was marked ERRORED({Reason.EXPIRED.value}): it waited for capacity until "
-        f"{deadline} and nobody made room ({why})"
+        f"{deadline} and nobody made room{f' ({why})' if why else ''}"
     )
     ended = failed(TaskInterruptedError(sentence), TaskState.ERRORED)
     return Outcome(

@@ -48,6 +48,8 @@ from gracekit.tracing.spans import Tracing
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_NO_HOST = "; check the host too: no run has read there as host or instance"
+
 __all__ = ["CALL_TIMEOUT_S", "ClientView", "PrepareOptions", "RpcClient"]
 
 
@@ -338,15 +340,20 @@ class RpcClient(ClientView):
         try:
             await self._transport.publish(queue, message)
         except Undeliverable as error:
+            host = "" if options.host is None else f"{_NO_HOST} {options.host!r}"
             # A peer of a time before ops servers: the same request, once, where it listens.
             if queue.topic != self._topics[True] or options.namespace == CONTROL_NAMESPACE:
-                raise
+                if not host:
+                    raise
+                raise Undeliverable(f"{error}{host}") from None
             other = _queue_of(self._topics[False], options.host)
             message = self._message(request, expires_at=expires_at)
             try:
                 await self._transport.publish(other, message)
             except Undeliverable:
-                raise Undeliverable(f"{error}; nor does {other.name!r} take it") from None
+                raise Undeliverable(
+                    f"{error}; nor is there {other.name!r}, which was tried in its place{host}"
+                ) from None
 
     async def _check_open(self, options: CallOptions, method: AnyMethod) -> None:
         """Ask before a new request is sent; ops requests wait behind no closed topic."""

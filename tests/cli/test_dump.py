@@ -114,5 +114,5 @@ def test_of_several_runs_one_has_to_be_named(directory):
 
     assert answer.code == 2
     assert answer.err.endswith(
-        "2 runs live (compute@api-1, compute@api-2): name one as run INSTANCE or SERVICE@INSTANCE\n"
+        "2 runs live (compute@api-1, compute@api-2): name one as INSTANCE or SERVICE@INSTANCE\n"
     )

@@ -317,6 +317,9 @@ def test_a_service_without_kinds_says_so(tmp_path: Path):
     with serving(tmp_path, **BY_HAND):
         answers = [gracekit(tmp_path, "reconcile", *more) for more in ((), ("--dry-run",))]
 
+        odd = gracekit(tmp_path, "reconcile", "--kind", "vm")
+
+    assert (odd.code, "has no kind 'vm'; it declares none by svc.kind()" in odd.err) == (1, True)
     assert [answer.out for answer in answers] == ["plain declares no kinds of resources\n"] * 2
     assert [answer.code for answer in answers] == [0, 0]
 
@@ -348,7 +351,9 @@ def test_doctor_judges_kinds(tmp_path: Path):
     odd = gracekit(tmp_path, "doctor", "odd:svc")
 
     assert "kinds: settled in this order: share_server (1 statuses), then share" in good.out
-    assert "resource='shere', and no svc.kind('shere') is declared (did you mean 'share'?)" in odd.out
+    assert (
+        "resource='shere', and no svc.kind('shere') is declared (did you mean 'share'?)" in odd.out
+    )
 
 
 def test_a_pass_behind_another_one_says_once_what_it_waits_for(tmp_path: Path):
@@ -447,7 +452,7 @@ def test_a_pass_that_a_drain_or_a_quiet_cuts_short_says_so(tmp_path: Path, order
 
     assert code == 3
     assert "share:slow-1  creating -> available" in said
-    assert "the pass was cut short: the service takes no requests now" in said
+    assert "the pass was cut short: the service stopped taking requests" in said
     assert statuses(tmp_path)["slow-2"] == "creating"
 
 

@@ -662,7 +662,7 @@ async def test_what_no_topic_takes_is_undeliverable(client, echo):
     view = client.prepare(ops=True, host="node-9")
 
     for send in (view.call, view.cast):
-        with pytest.raises(Undeliverable, match=r"'compute-ops.node-9'.*'compute.node-9'"):
+        with pytest.raises(Undeliverable, match=r"-ops.node-9'.*nor is there 'compute.node-9', .*check the host"):
             await send("echo")
 
 
@@ -674,7 +674,7 @@ async def test_new_requests_and_control_verbs_have_no_fallback(broker, client, e
 
     with pytest.raises(Undeliverable) as told:
         await client.prepare(host="node-2").call("echo")
-    assert "nor does" not in str(told.value)
+    assert "nor is there" not in str(told.value)
     with pytest.raises(Undeliverable):
         await client.prepare(host="node-3", ops=True, namespace="gracekit").call("status")
 
