@@ -35,12 +35,12 @@ from gracekit.recovery.resources.kinds import ResourceKind
 from gracekit.request.context import Context
 from gracekit.request.task_api import task_methods
 from gracekit.rpc.client import RpcClient, check_exceptions
+from gracekit.rpc.method_options import options_from
 from gracekit.rpc.method_table import MethodTable
 from gracekit.rpc.methods import (
     Method,
     MethodTarget,
     check_no_generator,
-    options_from,
 )
 
 P = ParamSpec("P")
@@ -269,7 +269,10 @@ class Service:
                 "a periodic job needs its pause: write @svc.periodic(every='60s'), parentheses "
                 "included"
             )
-        every_s = parse_duration(every)
+        try:
+            every_s = parse_duration(every)
+        except ConfigError as error:
+            raise DeclarationError(f"every={error}") from None
 
         def register(handler: HookT) -> HookT:
             _check_call(handler, "job", ("ctx: Context",))
@@ -426,7 +429,10 @@ def _method(
             f"{function.__name__}: unknown option {name!r}{did_you_mean(name, known)}"
         )
     _check_context(function, skip)
-    return Method(function, options_from(**options), skip=skip)
+    try:
+        return Method(function, options_from(**options), skip=skip)
+    except ConfigError as error:
+        raise DeclarationError(f"{function.__name__}: {error}") from None
 
 
 def _check_context(function: Callable[..., Any], skip: int) -> None:

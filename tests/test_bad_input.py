@@ -652,8 +652,11 @@ def test_an_unknown_option_of_a_decorator_is_refused():
         svc.ops(_work)
     with pytest.raises(DeclarationError, match="'vm' is not in"):
         svc.rpc(resource="vm")(work)
-    with pytest.raises(ConfigError, match="'soon' is not a duration"):
-        svc.rpc(timeout="soon")(work)
+    for option in ("timeout", "settle", "max_wait", "probe_timeout", "pending_timeout"):
+        with pytest.raises(DeclarationError, match=f"work: {option}='5 min' is not a duration; w"):
+            svc.rpc(**{option: "5 min"})(work)
+    with pytest.raises(DeclarationError, match="every='5 min' is not a duration"):
+        svc.periodic(every="5 min")
     for topic in ("a*b", "", "x" * 121, "\udcff"):
         with pytest.raises(DeclarationError, match=r"topic '.*' of \d+ characters must be 1"):
             Service(topic)

@@ -21,6 +21,7 @@ from gracekit.config.values import DECLARE_PROFILE, EXCHANGE, check_topic
 from gracekit.errors import (
     CallTimeoutError,
     ConfigError,
+    DependencyError,
     InvalidArgumentsError,
     MessageTooLargeError,
     Undeliverable,
@@ -166,8 +167,8 @@ class RpcClient(ClientView):
     """
 
     __slots__ = (
-        "_clock", "_exceptions", "_max_body_bytes", "_owned", "_replies", "_topics", "_tracing",
-        "_transport",
+        "_clock", "_exceptions", "_is_started", "_max_body_bytes", "_owned", "_replies", "_topics",
+        "_tracing", "_transport",
     )  # fmt: skip
 
     def __init__(
@@ -199,6 +200,7 @@ class RpcClient(ClientView):
             profile=declare_profile,
             max_body_bytes=max_body_bytes,
         )
+        self._is_started = False
         self._exceptions = dict(exceptions)
         self._max_body_bytes = max_body_bytes
         self._replies = Replies(self._transport, self._clock, max_body_bytes=max_body_bytes)
@@ -217,11 +219,13 @@ class RpcClient(ClientView):
         """
         need_loop()
         self._tracing.look()
+        self._is_started = True
         if self._owned:
             await self._transport.start()
 
     async def stop(self) -> None:
         """End calls that still wait with an RpcError, and disconnect; may be called twice."""
+        self._is_started = False
         await self._replies.stop()
         if self._owned:
             await self._transport.stop()
@@ -374,13 +378,18 @@ class RpcClient(ClientView):
         self, options: CallOptions, method: AnyMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Request:
         name = _name_of(method)
+        if self._owned and not self._is_started:
+            raise DependencyError(
+                f"this client is not started, so {name}() was not sent: write `async with "
+                "svc.client(...) as client:` around its calls, or await its start()"
+            )
         if args:
             raise InvalidArgumentsError(
                 f"{name}() takes its arguments by name; {len(args)} came by position: "
                 f"write {name}, argument=value"
             )
         if not isinstance(method, str):
-            method.bind(kwargs)
+            _bind(method, kwargs)
         target = options.target(method)
         if not options.can_send(target.version):
             raise VersionCapError(
@@ -439,6 +448,20 @@ def _name_of(method: object) -> str:
         f"{name}() is a plain function and no method of a service: decorate it with @svc.rpc or "
         f"@svc.ops, or pass its name, {name!r}"
     )
+
+
+def _bind(method: Method[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Check the arguments; who has given options among them is told where options belong."""
+    try:
+        method.bind(kwargs)
+    except InvalidArgumentsError as error:
+        options = PrepareOptions.__annotations__.keys() - method.signature.parameters
+        given = ", ".join(f"{name}=..." for name in kwargs if name in options)
+        if not given:
+            raise
+        raise InvalidArgumentsError(
+            f"{error}; options of a call are given by client.prepare({given}).call(...)"
+        ) from None
 
 
 def _queue_of(topic: str, host: str | None) -> Queue:

@@ -13,15 +13,15 @@ import difflib
 import inspect
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 from gracekit.config.choices import InDrain, OnInterrupt, choices_of
-from gracekit.config.values import parse_duration
 from gracekit.errors import (
     DeclarationError,
     InvalidArgumentsError,
 )
+from gracekit.rpc.method_options import MethodOptions
 from gracekit.rpc.versions import major
 
 P = ParamSpec("P")
@@ -62,47 +62,6 @@ class MethodTarget(NamedTuple):
 
     def __str__(self) -> str:
         return f"{named(self.namespace)} at {self.version}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodOptions:
-    """A method's policy.
-
-    Attributes:
-        ops: Served on the ops topic to the end of a drain.
-        on_interrupt: What recovery does with a started, unfinished task.
-        resource: (kind, argument name) of the thing that it acts on; None for none.
-        timeout_s: Seconds a handler may run; None for no limit.
-        in_drain: Whether the ops server answers or refuses it in a drain.
-        anywhere: A directed request may be recovered by any host.
-        max_running: Handlers of this method at one time in one process; None for no limit.
-        max_attempts: Crashes since the last progress after which a task is
-            ERRORED, if it was alone in its process at the last one; None for the
-            service's setting.
-        settle_s: Seconds to wait before an unclean end is probed or retried;
-            None for the service's setting.
-        max_wait_s: Seconds that a probe may answer Wait in all.
-        probe_timeout_s: Seconds one probe may take; None for the service's setting.
-        pending_timeout_s: Seconds that its tasks may wait for capacity; None for the service's
-            setting.
-        version: Interface version that this method is served at.
-        namespace: Interface namespace; None for the default one.
-    """
-
-    ops: bool = False
-    on_interrupt: OnInterrupt = "error"
-    resource: tuple[str, str] | None = None
-    timeout_s: float | None = None
-    in_drain: InDrain = "answer"
-    anywhere: bool = False
-    max_running: int | None = None
-    max_attempts: int | None = None
-    settle_s: float | None = None
-    max_wait_s: float = 3600.0
-    probe_timeout_s: float | None = None
-    pending_timeout_s: float | None = None
-    version: str = "1.0"
-    namespace: str | None = None
 
 
 class Method(Generic[P, R_co]):
@@ -186,9 +145,12 @@ class Method(Generic[P, R_co]):
             raise InvalidArgumentsError(self._explain(args, missing, unknown))
         if not accepted and self.options.resource is not None and self.resource_of(args) is None:
             kind, name = self.options.resource
-            needs = "needs a value for" if args.get(name) in (None, "") else _NO_RESOURCE
+            value = args.get(name)
+            is_empty = value in (None, "")
+            needs = "needs a value for" if is_empty else _NO_RESOURCE
+            given = "" if is_empty else f", and not {_kind_of(value)}"
             raise InvalidArgumentsError(
-                f"{self.name}() {needs} {name!r}: it names the {kind} to act on"
+                f"{self.name}() {needs} {name!r}{given}: it names the {kind} to act on"
             )
 
     def resource_of(self, args: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -268,9 +230,12 @@ class Method(Generic[P, R_co]):
                 for name in names[:_MOST_NAMED]
                 if (near := nearest(name, known))
             ]
-            if (taken := self._context_name) in unknown:  # without annotations: it was forgotten
+            if (taken := self._context_name) in unknown:
                 hints.append(
-                    f"; {taken!r} gets the Context: write def {self.name}(ctx, {taken}, ...)"
+                    f"; the service gives {taken!r} to its handler: leave it out"
+                    if taken in _CONTEXTS
+                    # Without annotations: it was forgotten.
+                    else f"; {taken!r} gets the Context: write def {self.name}(ctx, {taken}, ...)"
                 )
             wrong.append(f"got an unexpected keyword argument {_listed(names)}{''.join(hints)}")
         return f"{self.name}{str(self.signature)[:_LONGEST_SIGNATURE]}: {'; '.join(wrong)}"
@@ -283,6 +248,12 @@ _LONGEST_NAME: Final = 100
 _LONGEST_SIGNATURE: Final = 500
 _MOST_COMPARED: Final = 50
 _ALIKE: Final = 3
+_CONTEXTS: Final = frozenset({"ctx", "context"})
+
+
+def _kind_of(value: object) -> str:
+    """What an argument is, without its value, which is its caller's secret."""
+    return f"a text of {len(value)}" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -447,46 +418,6 @@ def _check_hook(method: Method[Any, Any], hook: MethodHook, what: str, *, extra:
             f"the {what} hook of {method.name} must take the same arguments"
             f"{', plus reason' if extra else ''}; missing: {', '.join(sorted(missing))}"
         )
-
-
-def options_from(
-    *,
-    ops: bool = False,
-    on_interrupt: OnInterrupt = "error",
-    resource: str | tuple[str, str] | None = None,
-    timeout: str | float | None = None,
-    in_drain: InDrain = "answer",
-    anywhere: bool = False,
-    max_running: int | None = None,
-    max_attempts: int | None = None,
-    settle: str | float | None = None,
-    max_wait: str | float = 3600.0,
-    probe_timeout: str | float | None = None,
-    pending_timeout: str | float | None = None,
-    version: str = "1.0",
-    namespace: str | None = None,
-) -> MethodOptions:
-    """Options as users write them (`resource="vm"`, `timeout="5m"`) as a MethodOptions."""
-    return MethodOptions(
-        ops=ops,
-        on_interrupt=on_interrupt,
-        resource=(resource, resource) if isinstance(resource, str) else resource,
-        timeout_s=_seconds(timeout),
-        in_drain=in_drain,
-        anywhere=anywhere,
-        max_running=max_running,
-        max_attempts=max_attempts,
-        settle_s=_seconds(settle),
-        max_wait_s=parse_duration(max_wait),
-        probe_timeout_s=_seconds(probe_timeout),
-        pending_timeout_s=_seconds(pending_timeout),
-        version=version,
-        namespace=namespace,
-    )
-
-
-def _seconds(value: str | float | None) -> float | None:
-    return None if value is None else parse_duration(value)
 
 
 def cut(text: str | None) -> str:

@@ -19,8 +19,9 @@ import oslo_messaging
 from gracekit.config.values import did_you_mean
 from gracekit.errors import DeclarationError
 from gracekit.rpc.failures import expect
+from gracekit.rpc.method_options import options_from
 from gracekit.rpc.method_table import MethodTable
-from gracekit.rpc.methods import Method, MethodHook, options_from
+from gracekit.rpc.methods import Method, MethodHook
 
 _HOOKS: Final = ("probe", "errored")
 _OPTIONS: Final = frozenset(inspect.signature(options_from).parameters) - {"namespace", "version"}

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from gracekit.config.settings import SETTINGS, variable_name
-from gracekit.rpc.methods import MethodOptions
+from gracekit.rpc.method_options import MethodOptions
 from gracekit.testing import InMemoryService
 from gracekit.testing import run as play
 from tests.docs.loading import make_importable

@@ -38,7 +38,7 @@ from gracekit.config.settings import SETTINGS, Settings
 from gracekit.config.values import format_duration
 from gracekit.errors import UnserialisableError
 from gracekit.recovery.decisions import Done, Fail, Retry, Wait
-from gracekit.rpc.methods import options_from
+from gracekit.rpc.method_options import options_from
 from gracekit.service import OpsOptions, RpcOptions
 from gracekit.testing import InMemoryService, TaskState, run
 from gracekit.tracker.task import Reason

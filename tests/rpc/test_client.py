@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gracekit import Service, Settings
+from gracekit import Context, Service, Settings
 from gracekit.clock import Clock
 from gracekit.errors import (
     CallTimeoutError,
@@ -37,7 +37,8 @@ from gracekit.rpc.connect import open_transport
 from gracekit.rpc.failures import failure_of
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.message import Reply, Request
-from gracekit.rpc.methods import Method, options_from
+from gracekit.rpc.method_options import options_from
+from gracekit.rpc.methods import Method
 from gracekit.rpc.oslo_wire import decode_request, encode_reply
 from gracekit.rpc.replies import Replies
 from gracekit.rpc.transport import (
@@ -662,7 +663,9 @@ async def test_what_no_topic_takes_is_undeliverable(client, echo):
     view = client.prepare(ops=True, host="node-9")
 
     for send in (view.call, view.cast):
-        with pytest.raises(Undeliverable, match=r"-ops.node-9'.*nor is there 'compute.node-9', .*check the host"):
+        with pytest.raises(
+            Undeliverable, match=r"-ops.node-9'.*nor is there 'compute.node-9', .*check the host"
+        ):
             await send("echo")
 
 
@@ -1073,3 +1076,42 @@ async def test_a_reply_queue_that_cannot_be_opened_keeps_its_name():
     address, _ = await replies.expect()
 
     assert asked == [address.queue] * 4
+
+
+@pytest.mark.parametrize("own", [{"pending": True}, {"timeout": 5}, {"request_id": "r"}])
+async def test_options_among_the_arguments_are_told_where_they_belong(client, own):
+    """
+    They look like arguments, and call() takes those alone.
+    """
+    svc = Service("compute")
+
+    @svc.rpc
+    async def build(ctx: Context, vm: str) -> None: ...
+
+    (name,) = own
+    with pytest.raises(
+        InvalidArgumentsError,
+        match=rf"options of a call are given by client.prepare\({name}=...\).call\(...\)",
+    ):
+        await client.call(build, vm="1", **own)
+    with pytest.raises(InvalidArgumentsError) as other:
+        await client.call(build, vn="1")
+    assert "options of a call" not in str(other.value)
+
+
+async def test_a_client_that_is_not_started_says_how(tmp_path):
+    """
+    Before its first call and after its stop; the transport of another is its own affair.
+    """
+    svc = Service("compute")
+    client = svc.client(f"sqlite:///{tmp_path / 'queues.db'}")
+
+    for send in (client.call, client.cast, client.prepare(timeout=1).call):
+        with pytest.raises(
+            DependencyError, match=r"write `async with svc.client\(...\) as client:`"
+        ):
+            await send("echo")
+    await client.start()
+    await client.stop()
+    with pytest.raises(DependencyError, match=r"echo\(\) was not sent"):
+        await client.call("echo")

@@ -252,6 +252,32 @@ def test_a_namespace_that_a_service_has_not_asked_for_is_explained():
     )
 
 
+def test_the_context_is_no_argument():
+    """
+    Who sends it reads that the service gives it, and not how to write the handler.
+    """
+    with pytest.raises(InvalidArgumentsError) as told:
+        plain.bind({"ctx": 1, "a": 1, "b": 2})
+
+    assert str(told.value).endswith("; the service gives 'ctx' to its handler: leave it out")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(["v"], "a list"), ({"v": 1}, "a dict"), ("v" * 256, "a text of 256")]
+)
+def test_a_resource_that_cannot_be_one_is_named_by_its_kind(value, kind):
+    """
+    Its value is the caller's secret.
+    """
+    shop = Service("shop")
+
+    @shop.rpc(resource="vm")
+    async def build(ctx: Context, vm: str) -> None: ...
+
+    with pytest.raises(InvalidArgumentsError, match=f"NUL, for 'vm', and not {kind}: it names"):
+        build.bind({"vm": value})
+
+
 def test_a_method_that_is_older_than_its_place_is_told_apart():
     """
     The place serves the version, the method does not: as under oslo that is NoSuchMethod.

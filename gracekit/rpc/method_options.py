@@ -1,0 +1,101 @@
+"""Options of a method: as users write them, and as its policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gracekit.config.choices import InDrain, OnInterrupt
+from gracekit.config.values import parse_duration
+from gracekit.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodOptions:
+    """A method's policy.
+
+    Attributes:
+        ops: Served on the ops topic to the end of a drain.
+        on_interrupt: What recovery does with a started, unfinished task.
+        resource: (kind, argument name) of the thing that it acts on; None for none.
+        timeout_s: Seconds a handler may run; None for no limit.
+        in_drain: Whether the ops server answers or refuses it in a drain.
+        anywhere: A directed request may be recovered by any host.
+        max_running: Handlers of this method at one time in one process; None for no limit.
+        max_attempts: Crashes since the last progress after which a task is
+            ERRORED, if it was alone in its process at the last one; None for the
+            service's setting.
+        settle_s: Seconds to wait before an unclean end is probed or retried;
+            None for the service's setting.
+        max_wait_s: Seconds that a probe may answer Wait in all.
+        probe_timeout_s: Seconds one probe may take; None for the service's setting.
+        pending_timeout_s: Seconds that its tasks may wait for capacity; None for the service's
+            setting.
+        version: Interface version that this method is served at.
+        namespace: Interface namespace; None for the default one.
+    """
+
+    ops: bool = False
+    on_interrupt: OnInterrupt = "error"
+    resource: tuple[str, str] | None = None
+    timeout_s: float | None = None
+    in_drain: InDrain = "answer"
+    anywhere: bool = False
+    max_running: int | None = None
+    max_attempts: int | None = None
+    settle_s: float | None = None
+    max_wait_s: float = 3600.0
+    probe_timeout_s: float | None = None
+    pending_timeout_s: float | None = None
+    version: str = "1.0"
+    namespace: str | None = None
+
+
+def options_from(
+    *,
+    ops: bool = False,
+    on_interrupt: OnInterrupt = "error",
+    resource: str | tuple[str, str] | None = None,
+    timeout: str | float | None = None,
+    in_drain: InDrain = "answer",
+    anywhere: bool = False,
+    max_running: int | None = None,
+    max_attempts: int | None = None,
+    settle: str | float | None = None,
+    max_wait: str | float = 3600.0,
+    probe_timeout: str | float | None = None,
+    pending_timeout: str | float | None = None,
+    version: str = "1.0",
+    namespace: str | None = None,
+) -> MethodOptions:
+    """Options as users write them (`resource="vm"`, `timeout="5m"`) as a MethodOptions.
+
+    Raises:
+        ConfigError: one is no duration; the message names it.
+    """
+    return MethodOptions(
+        ops=ops,
+        on_interrupt=on_interrupt,
+        resource=(resource, resource) if isinstance(resource, str) else resource,
+        timeout_s=_limit("timeout", timeout),
+        in_drain=in_drain,
+        anywhere=anywhere,
+        max_running=max_running,
+        max_attempts=max_attempts,
+        settle_s=_limit("settle", settle),
+        max_wait_s=_seconds("max_wait", max_wait),
+        probe_timeout_s=_limit("probe_timeout", probe_timeout),
+        pending_timeout_s=_limit("pending_timeout", pending_timeout),
+        version=version,
+        namespace=namespace,
+    )
+
+
+def _seconds(option: str, value: str | float) -> float:
+    try:
+        return parse_duration(value)
+    except ConfigError as error:
+        raise ConfigError(f"{option}={error}") from None
+
+
+def _limit(option: str, value: str | float | None) -> float | None:
+    return None if value is None else _seconds(option, value)
