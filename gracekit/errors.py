@@ -329,8 +329,18 @@ class NoCapacity(RpcError):  # noqa: N818 - named for a state
     """
 
     def __init__(
-        self, message: str = "", *, requested: abc.Mapping[str, typing.Any] | None = None
+        self,
+        message: str = "",
+        *wrong: typing.Never,
+        requested: abc.Mapping[str, typing.Any] | None = None,
+        **unknown: typing.Never,
     ) -> None:
+        if wrong or unknown:
+            given = [*map(reprlib.repr, wrong), *(f"{name}=" for name in unknown)]
+            raise InvalidArgumentsError(
+                f"NoCapacity takes a message and requested=, and not {', '.join(given)}: write "
+                "NoCapacity(message, requested={'memory_mb': 8192})"
+            )
         super().__init__(message)
         self.requested: dict[str, typing.Any] = checked_request(requested)
 
@@ -352,7 +362,7 @@ def checked_request(requested: object) -> dict[str, typing.Any]:
     for key, value in requested.items():
         if not isinstance(key, str):
             raise InvalidArgumentsError(
-                f"NoCapacity(requested=...) has the key {str(key)[:50]!r}, which is no text"
+                f"NoCapacity(requested=...) has the key {reprlib.repr(key)[:50]}, which is no text"
             )
         try:
             _check_levels(value, _MOST_LEVELS - 1)

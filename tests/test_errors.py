@@ -69,7 +69,7 @@ def test_a_copy_says_the_same(error, copied):
     [
         ([], "is no mapping; write requested="),
         ("memory", "is no mapping"),
-        ({7: 1}, "the key '7', which is no text"),
+        ({7: 1}, "the key 7, which is no text"),
         ({"a": float("nan")}, "at 'a' what is no plain data: .*; use None"),
         ({"a": float("inf")}, "at 'a' what is no plain data"),
         ({"a": {1, 2}}, "at 'a' what is no plain data: .* set "),
@@ -121,8 +121,8 @@ def test_a_parked_says_when_and_under_which_id():
     error = Parked("t1", 1_795_578_871.5)
 
     assert str(error).startswith(
-        "task t1 waits for capacity until 2026-11-25 03:54:31 UTC (version 1), and its call is "
-        "answered by this"
+        "task t1 waits for capacity until 2026-11-25 03:54:31 UTC (version 1): until then a "
+        "resolver or an operator may let it run or give it up"
     )
     assert error.args == ("t1", 1_795_578_871.5, 1)
     assert (error.task_id, error.deadline, error.version) == error.args
@@ -135,3 +135,31 @@ def test_any_date_can_be_said(deadline):
     """
     assert "UTC" in str(Parked("t1", deadline))
     assert type(Parked("t1", deadline).deadline) is float
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "given"),
+    [
+        (("no room", {"memory_mb": 1}), {}, "{'memory_mb': 1}"),
+        (("no room",), {"request": {"memory_mb": 1}}, "request="),
+    ],
+)
+def test_wrong_arguments_of_no_capacity_are_refused_with_the_right_ones(arguments, named, given):
+    """
+    The error of Python names neither; a handler that raises it is FAILED with this sentence.
+    """
+    with pytest.raises(InvalidArgumentsError) as told:
+        NoCapacity(*arguments, **named)
+
+    assert str(told.value) == (
+        f"NoCapacity takes a message and requested=, and not {given}: write "
+        "NoCapacity(message, requested={'memory_mb': 8192})"
+    )
+
+
+def test_a_key_that_is_no_text_is_shown_as_it_is():
+    """
+    1 and not '1', which would be right.
+    """
+    with pytest.raises(InvalidArgumentsError, match="has the key 1, which is no text"):
+        NoCapacity("no room", requested={1: 1})
