@@ -62,6 +62,7 @@ class HookCalls:
         args: Mapping[str, Any] = MappingProxyType({}),
         *,
         limit_s: float,
+        limit: str = "probe_timeout",
         before: Sequence[Any] = (),
         on_overdue: Callable[[str], None] | None = None,
         trace: AbstractContextManager[None] | None = None,
@@ -74,6 +75,7 @@ class HookCalls:
             args: Arguments by name.
             limit_s: After it the hook is cancelled. Nothing stops one in a thread; what that
                 returns comes too late to count.
+            limit: Name of what says so many seconds, for the fault.
             before: Arguments by position.
             on_overdue: Return only when the hook has, also after *limit_s*: it changes something,
                 and must not go on beside the next rule or handler. If it does not end when it is
@@ -89,11 +91,11 @@ class HookCalls:
         finally:
             calling.cancel()
         if not done:
-            fault = f"no answer within {limit_s:g} s"
+            fault = f"no answer within {limit_s:g} s ({limit})"
             if on_overdue is not None:
                 await _wait_for_end(calling, partial(on_overdue, fault))
             if not begin.has_come:
-                fault = f"no thread was free within {limit_s:g} s, so it was not called"
+                fault = f"no thread was free within {limit_s:g} s ({limit}), so it was not called"
             return HookEnd(value=_value(calling), fault=fault, has_begun=begin.has_come)
         if calling.cancelled():
             return HookEnd(fault="cancelled")

@@ -31,6 +31,14 @@ async def too_few(ctx: Context) -> Any:
     return None
 
 
+async def swapped(found, ctx) -> Any:  # type: ignore[no-untyped-def]
+    return None
+
+
+async def typed(resource: Found, context: Context) -> None:
+    pass
+
+
 async def generator(ctx: Context, found: Found) -> Any:
     yield found
 
@@ -74,15 +82,17 @@ WRONG: list[tuple[Declare, str]] = [
     (
         lambda _, share: share.find(too_few),
         (
-            "the find of kind share, too_few() is called with (ctx, *, after, limit), and got an "
-            "unexpected keyword argument 'after': write def too_few(ctx, *, after, limit)"
+            "the find of kind share, too_few() is called with (ctx, *, after, limit), and its "
+            "arguments do not fit (got an unexpected keyword argument 'after'): write "
+            "def too_few(ctx, *, after, limit)"
         ),
     ),
     (
         lambda _, share: share.write(too_few),
         (
             "the write of kind share, too_few() is called with (ctx, found, status, facts), and "
-            "too many positional arguments: write def too_few(ctx, found, status, facts)"
+            "its arguments do not fit (too many positional arguments): write "
+            "def too_few(ctx, found, status, facts)"
         ),
     ),
     (
@@ -105,6 +115,24 @@ WRONG: list[tuple[Declare, str]] = [
     (
         lambda _, share: share.probe(ask),
         "@share.probe needs the statuses that it settles: write @share.probe('creating', ",
+    ),
+    (
+        lambda _, share: share.probe(["creating", "extending"], failed="error"),
+        (
+            "@share.probe(['creating', 'extending']) takes its statuses one by one, and not as one "
+            "value: write @share.probe('creating', 'extending', ...)"
+        ),
+    ),
+    (
+        lambda _, share: share.probe("creating", failed="error")(swapped),
+        (
+            "the probe of kind share, swapped() is called with (ctx, found), and has found in "
+            "another place: write def swapped(ctx, found)"
+        ),
+    ),
+    (
+        lambda _, share: share.delete("deleting", done="deleted", failed="error")(typed),
+        "and has resource: 'Found' in another place: write def typed(ctx, found)",
     ),
     (
         lambda _, share: share.probe("creating"),

@@ -72,13 +72,13 @@ async def test_what_is_not_there_or_cannot_be_asked_has_failed(
     ("answer", "said"),
     [
         (lambda: OSError("the backend is away"), "the backend is away"),
-        (hang, "no answer within 30 s"),
+        (hang, "no answer within 30 s (probe_timeout)"),
         (lambda: "available", "it returns Settled, Absent or Wait"),
         (Done, "it returns Settled, Absent or Wait"),
         (lambda: None, "was_it_created answered None: it returns Settled, Absent or Wait"),
         (asyncio.CancelledError, "cancelled"),
         (lambda: Settled("deleting"), "'deleting', which is a status that has a rule"),
-        (lambda: Settled("creating"), "'creating', which is a status that has a rule"),
+        (lambda: Settled("creating"), "has a rule: it returns Wait while the backend still works"),
     ],
 )
 async def test_an_unknown_truth_is_asked_again_and_fails_in_the_end(
@@ -256,7 +256,7 @@ async def test_a_settled_record_is_not_asked_about_again(world: World, svc: Serv
         (None, "deleted", ""),
         (OSError("in use"), "error_deleting", "in use"),
         (NotImplementedError(), "error_deleting", "NotImplementedError"),
-        (hang, "error_deleting", "no answer within 120 s"),
+        (hang, "error_deleting", "no answer within 120 s (max_wait)"),
     ],
 )
 async def test_a_delete_has_its_end_at_once(

@@ -50,9 +50,13 @@ pytestmark = pytest.mark.looptime
         ({"since": float("nan")}, "since= is seconds since 1970"),
         ({"since": True}, "since= is seconds since 1970"),
         ({"since": datetime(2026, 1, 1)}, "has no time zone: give a datetime with one"),  # noqa: DTZ001
-        ({"needs": ["srv-1"]}, r"give it \(kind, id\) pairs, as `server.of\(row.server_id\)`"),
+        ({"since": 1.7e12}, "is beyond the year 5000: give seconds since 1970, not milliseconds"),
+        ({"needs": ["srv-1"]}, r"a list of \(kind, id\) pairs, as needs=\[server.of\(row.server"),
+        ({"needs": "server:1"}, r"needs= has 'server:1': give it a list of \(kind, id\) pairs"),
+        ({"needs": ("server", "1")}, r"needs= has \('server', '1'\): give it a list"),
+        ({"needs": None}, r"needs= has None: give it a list of"),
         ({"needs": [("server", None)]}, "the id of a resource is"),
-        ({"needs": [("server", "a", "b")]}, r"give it \(kind, id\) pairs"),
+        ({"needs": [("server", "a", "b")]}, r"give it a list of \(kind, id\) pairs"),
     ],
 )
 def test_a_wrong_found_is_refused(fields: dict[str, Any], sentence: str):

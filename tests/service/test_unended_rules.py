@@ -87,7 +87,7 @@ async def test_a_delete_that_does_not_end_holds_up_its_resource_alone(
     assert now() - began < LIMIT_S + 10
     result = results(report)["a"]
     assert (result.outcome, result.written) == (ResourceOutcome.WAITING, None)
-    assert result.reason == "delete_again has not ended: no answer within 50 s"
+    assert result.reason == "delete_again has not ended: no answer within 50 s (max_wait)"
     assert shares.statuses() == {"a": "deleting", "b": "available", "c": "available"}
     assert owners(world, "a") == [life.runtime.run_id]
     (told,) = life.told("resource.stuck")
@@ -143,7 +143,9 @@ async def test_a_write_that_does_not_end_keeps_its_resource_too(
     began = now()
     report = await settle_soon(life)
     assert now() - began < PROBE_S + 10
-    assert results(report)["a"].reason == "write has not ended: no answer within 30 s"
+    assert (
+        results(report)["a"].reason == "write has not ended: no answer within 30 s (probe_timeout)"
+    )
     assert results(report)["b"].outcome is ResourceOutcome.SETTLED
 
     stubborn.let_go()
@@ -538,7 +540,8 @@ async def test_a_delete_that_has_no_thread_is_put_off_and_has_not_failed(
     result = results(await settle_soon(life))["z"]
 
     assert (result.outcome, deleted) == (ResourceOutcome.WAITING, [])
-    assert result.reason == "<lambda>: no thread was free within 50 s, so it was not called"
+    said = "no thread was free within 50 s (max_wait), so it was not called"
+    assert result.reason == f"<lambda>: {said}"
     blocked.let_go()
     await world.until(lambda: shares.rows["z"].status == "deleted")
 

@@ -148,6 +148,11 @@ async def test_what_is_young_is_left(svc: Service, shares: Shares):
         assert result.outcome is ResourceOutcome.LEFT
         assert result.reason == "has been creating for less than 10s"
 
+        shares.since = one.clock.wall() + 7200
+        (result,) = await one.reconcile()
+        assert result.outcome is ResourceOutcome.LEFT
+        assert result.reason.startswith("its since= lies 1h59m in the future: it is compared with")
+
         shares.since = one.clock.wall() - 11
         (result,) = await one.reconcile()
         assert result.outcome is ResourceOutcome.SETTLED

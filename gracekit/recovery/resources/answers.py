@@ -61,7 +61,11 @@ class RuleAnswers:
         return None
 
     async def _call(
-        self, begun: Begun, limit_s: float, on_overdue: Callable[[str], None] | None = None
+        self,
+        begun: Begun,
+        limit_s: float,
+        limit: str,
+        on_overdue: Callable[[str], None] | None = None,
     ) -> HookEnd:
         return await self._calls.call(
             begun.case.kind,
@@ -69,12 +73,13 @@ class RuleAnswers:
             begun.ctx,
             before=(begun.case.found,),
             limit_s=limit_s,
+            limit=limit,
             on_overdue=on_overdue,
         )
 
     async def _delete(self, begun: Begun) -> Result:
         on_overdue = partial(self._ends.tell_overdue, begun, begun.case.rule.name)
-        end = await self._call(begun, begun.case.kind.max_wait_s, on_overdue)
+        end = await self._call(begun, begun.case.kind.max_wait_s, "max_wait", on_overdue)
         if not end.has_begun:
             return await self._ends.put_off(begun, f"{begun.case.rule.name}: {end.fault}")
         if end.fault:
@@ -84,7 +89,7 @@ class RuleAnswers:
         return await self._ends.write(begun, begun.case.rule.done, ResourceOutcome.SETTLED)
 
     async def _probe(self, begun: Begun) -> Result:
-        end = await self._call(begun, self._settings.probe_timeout_s)
+        end = await self._call(begun, self._settings.probe_timeout_s, "probe_timeout")
         if not end.has_begun:
             return await self._ends.put_off(begun, f"{begun.case.rule.name}: {end.fault}")
         if end.is_unwritten:
@@ -96,7 +101,10 @@ class RuleAnswers:
     async def _take_answer(self, begun: Begun, answer: object) -> Result:
         match answer:
             case Settled(status=status) if status in begun.case.kind.rules:
-                why = f"answered {status!r}, which is a status that has a rule"
+                why = (
+                    f"answered {status!r}, which is a status that has a rule: it returns Wait "
+                    "while the backend still works, and Settled with a status that stays"
+                )
                 return await self._wrong(begun, why)
             case Settled(status=status, facts=facts):
                 return await self._ends.write(begun, status, ResourceOutcome.SETTLED, facts=facts)

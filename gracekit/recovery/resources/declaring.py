@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 from gracekit.errors import DeclarationError
@@ -44,6 +44,12 @@ def check_called(
     Raises:
         DeclarationError: something is missing.
     """
+    if statuses and not isinstance(statuses[0], str) and isinstance(statuses[0], Iterable):
+        each = ", ".join(map(repr, statuses[0]))
+        raise DeclarationError(
+            f"@{kind}.{mark}({words_of(statuses[0])}) takes its statuses one by one, and not as "
+            f"one value: write @{kind}.{mark}({each}, ...)"
+        )
     if not statuses or not all(isinstance(status, str) for status in statuses):
         options = ", ".join(f"{name}='...'" for name in ends)
         raise DeclarationError(

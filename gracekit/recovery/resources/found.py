@@ -19,7 +19,7 @@ from gracekit.rpc.failures import words_of
 from gracekit.rpc.methods import LONGEST_RESOURCE, resource_id_of
 
 LATEST: Final = 1e11
-"""Seconds since 1970: a moment behind it was given in milliseconds."""
+"""Seconds since 1970: a moment beyond it was given in milliseconds."""
 LONGEST_STATUS: Final = 100
 """Characters of a status."""
 
@@ -69,7 +69,7 @@ class Found:
         put(self, "status", status_of(status))
         put(self, "since", _seconds(since))
         put(self, "busy", _truth(busy))
-        put(self, "needs", tuple(map(_need, filter(None, needs))))
+        put(self, "needs", _needs(needs))
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -156,13 +156,26 @@ def _is_text(name: str) -> bool:
     return name == name.encode(errors="replace").decode()
 
 
+def _needs(needs: object) -> tuple[Resource, ...]:
+    match needs:
+        case str() | (str(), _) if not isinstance(needs, list):  # one, and not a list of them
+            raise _no_needs(needs)
+        case Iterable():
+            return tuple(map(_need, filter(None, needs)))
+    raise _no_needs(needs)
+
+
 def _need(value: object) -> Resource:
     match value:
         case (str(kind), name) if isinstance(value, Sequence):
             return kind, id_of(name)
-    raise InvalidArgumentsError(
-        f"needs= has {words_of(value)}: give it (kind, id) pairs, as `server.of(row.server_id)` "
-        "returns them"
+    raise _no_needs(value)
+
+
+def _no_needs(value: object) -> InvalidArgumentsError:
+    return InvalidArgumentsError(
+        f"needs= has {words_of(value)}: give it a list of (kind, id) pairs, as "
+        "needs=[server.of(row.server_id)]"
     )
 
 
@@ -179,7 +192,7 @@ def _seconds(since: object) -> float | None:
     if isinstance(since, int | float) and not isinstance(since, bool) and math.isfinite(since):
         if since > LATEST:
             raise InvalidArgumentsError(
-                f"since={since} is behind the year 5000: it is in seconds, not in milliseconds"
+                f"since={since} is beyond the year 5000: give seconds since 1970, not milliseconds"
             )
         return float(since)
     raise InvalidArgumentsError(

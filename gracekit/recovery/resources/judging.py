@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from gracekit.clock import Clock
-from gracekit.config.values import format_duration
+from gracekit.config.values import duration, format_duration
 from gracekit.journal.findings import FindingRow
 from gracekit.leases.leases import Resource
 from gracekit.recovery.resources.acting import Acting
@@ -18,6 +19,9 @@ from gracekit.recovery.resources.reading import FindError, Page
 from gracekit.recovery.resources.results import PassReport, ResourceOutcome, Result, left
 from gracekit.recovery.resources.rule_ends import Case
 from gracekit.recovery.resources.rules import How
+
+_SKEW_S: Final = 60.0
+"""The clocks of two hosts may differ by so much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +169,11 @@ class Judging:
             return None
         if max(0.0, self._began_at - since) >= at_least_s:
             return None
+        if (ahead_s := since - self._clock.wall()) > _SKEW_S:
+            return (
+                f"its since= lies {duration(ahead_s)} in the future: it is compared "
+                "with this host's clock, in seconds since 1970"
+            )
         # The limit, and not its age: by the time that somebody reads it, it is older.
         return f"has been {found.status} for less than {format_duration(at_least_s)}"
 

@@ -45,13 +45,20 @@ class KindCalls:
         args: Mapping[str, Any] = MappingProxyType({}),
         *,
         limit_s: float,
+        limit: str = "probe_timeout",
         before: Sequence[Any] = (),
         on_overdue: Callable[[str], None] | None = None,
     ) -> HookEnd:
         """Call *hook* of *kind*; the other arguments are those of `HookCalls.call`."""
         assert hook.target is not None
         end = await self._calls.call(
-            hook.target, ctx, args, limit_s=limit_s, before=before, on_overdue=on_overdue
+            hook.target,
+            ctx,
+            args,
+            limit_s=limit_s,
+            limit=limit,
+            before=before,
+            on_overdue=on_overdue,
         )
         if end.fault and not end.is_unwritten:
             trouble = "slow" if end.has_begun else "no thread"

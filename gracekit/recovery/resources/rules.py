@@ -8,10 +8,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from gracekit.errors import DeclarationError
 from gracekit.rpc.methods import check_no_generator
+
+_MEANT: Final = {"Context": "ctx", "Found": "found"}
+"""Which argument a type belongs to, however it is called."""
 
 
 class How(enum.Enum):
@@ -140,8 +143,25 @@ def _check(function: Callable[..., Any], what: str, written: str, *, has_self: b
     except TypeError as error:
         name = getattr(function, "__qualname__", repr(function))
         raise DeclarationError(
-            f"{what} {name}() is called with ({written}), and {error}: write "
-            f"def {getattr(function, '__name__', 'it')}({'self, ' * has_self}{written})"
+            f"{what} {name}() is called with ({written}), and its arguments do not fit ({error}): "
+            f"write def {getattr(function, '__name__', 'it')}({'self, ' * has_self}{written})"
         ) from None
     except ValueError:  # a builtin that does not say what it takes
         return
+    _check_order(function, what, written, positional)
+
+
+def _check_order(
+    function: Callable[..., Any], what: str, written: str, expected: list[str]
+) -> None:
+    """Refuse arguments that stand in another order, by their names or their annotations."""
+    for place, parameter in enumerate(inspect.signature(function).parameters.values()):
+        kind = str(getattr(parameter.annotation, "__name__", parameter.annotation))
+        meant = _MEANT.get(kind.rpartition(".")[2], parameter.name)
+        if meant in expected and expected.index(meant) != place < len(expected):
+            name = getattr(function, "__name__", repr(function))
+            own = "self, " * ("self" in expected)
+            raise DeclarationError(
+                f"{what} {name}() is called with ({written}), and has {parameter} in another "
+                f"place: write def {name}({own}{written})"
+            )
