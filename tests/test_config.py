@@ -523,6 +523,25 @@ def test_ops_topic_is_another_topic():
         Settings(ops_topic="{topic}")
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("compute", "names 'compute', to which requests are sent: set GRACEKIT_NOTIFICATION_TOPIC"),
+        ("{topic}-ops", "names 'compute-ops', to which requests are sent"),
+        (
+            "{topic}" * 40,
+            "makes a topic of 280 characters, 'compute.*', and queues can be named for",
+        ),
+    ],
+)
+def test_a_notification_topic_is_another_topic(given, why):
+    """
+    Requests would be read as notifications; and queues are named for it.
+    """
+    with pytest.raises(ConfigError, match=f"notification_topic = '.*' {why}"):
+        Settings(notification_topic=given).notification_topic_of("compute")
+
+
 def test_an_ops_topic_that_no_exchange_can_be_named_for_is_refused():
     """
     The setting alone may be short enough, and be too long with the topic in it.

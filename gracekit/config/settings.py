@@ -366,12 +366,18 @@ class Settings:
         name = self.notification_topic.replace("{topic}", topic)
         # No exchange is named for it, so it may be longer than other topics.
         is_name = len(name) <= LONGEST_NOTIFICATION_TOPIC and HOST.fullmatch(name)
-        if not is_name or is_pattern(name) or name in {topic, self.ops_topic_of(topic)}:
+        wrong = ""
+        if name in {topic, self.ops_topic_of(topic)}:
+            wrong = f"names {name[:50]!r}, to which requests are sent"
+        elif not is_name or is_pattern(name):
+            wrong = (
+                f"makes a topic of {len(name)} characters, {name[:50]!r}, and queues can be named "
+                f"for 1 to {LONGEST_NOTIFICATION_TOPIC} of A-Z a-z 0-9 space and _ . : @ # , / + -"
+            )
+        if wrong:
             raise ConfigError(
-                f"notification_topic = {self.notification_topic!r} is {name[:50]!r} of {len(name)} "
-                f"characters: it must be another name than those that requests are sent to, of at "
-                f"most {LONGEST_NOTIFICATION_TOPIC} characters; set GRACEKIT_NOTIFICATION_TOPIC to "
-                "one such as '{topic}-notifications'"
+                f"notification_topic = {self.notification_topic!r} {wrong}: set "
+                "GRACEKIT_NOTIFICATION_TOPIC to one such as '{topic}-notifications'"
             )
         return name
 
