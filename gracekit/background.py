@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from gracekit import backoff
 from gracekit.clock import Clock
@@ -20,6 +20,21 @@ LONGEST_END_S: Final = 1.0
 """Work that swallows its cancellation is not waited for any longer."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+class AsyncOnly:
+    """A class for `async with`: a plain `with` is refused with what to write."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # so that type checkers refuse it too
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(
+                f"{type(self).__name__} is used by `async with`, and not by `with`, in a coroutine"
+            )
+
+        def __exit__(self, *_: object) -> None: ...
 
 
 def need_loop() -> None:

@@ -315,6 +315,9 @@ class Service:
                     f"task of it ends as ERRORED: write one, @{method.name}.probe with the same "
                     "arguments, or say on_interrupt='error'"
                 )
+        for kind in self.kinds:
+            if not kind.rules:
+                yield f"kind {kind.name} has no rule, so no pass settles any of its resources"
         for seen, remedy in self.undeclared_kinds().values():
             yield f"{seen}: {remedy}"
 
@@ -442,6 +445,11 @@ def _check_context(function: Callable[..., Any], skip: int) -> None:
         DeclarationError: it has another type, or a default.
     """
     parameters = list(inspect.signature(function).parameters.values())[skip - 1 : skip]
+    if skip == 1 and [one.name for one in parameters] == ["self"]:
+        raise DeclarationError(
+            f"{function.__qualname__}() has self, so it is a method of a class: mark it with "
+            "@rpc_method or @ops_method, and serve an object of the class by svc.include()"
+        )
     for first in parameters:
         kind = _type_of(first.annotation, function)
         is_context = kind is None or issubclass(Context, kind) or issubclass(kind, Context)

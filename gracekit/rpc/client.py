@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from msgspec import structs
 
-from gracekit.background import need_loop
+from gracekit.background import AsyncOnly, need_loop
 from gracekit.clock import Clock
 from gracekit.config.values import DECLARE_PROFILE, EXCHANGE, check_topic
 from gracekit.errors import (
@@ -146,7 +146,7 @@ class ClientView:
         await self._client._fanout(self._options, method, args, kwargs)  # noqa: SLF001
 
 
-class RpcClient(ClientView):
+class RpcClient(ClientView, AsyncOnly):
     """Sends requests to one service.
 
     Args:

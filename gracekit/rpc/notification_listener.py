@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections import deque
 from collections.abc import Coroutine, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, Never, Self
 
 from gracekit import backoff
-from gracekit.background import need_loop
+from gracekit.background import AsyncOnly, need_loop
 from gracekit.clock import Clock
 from gracekit.config.values import (
     DECLARE_PROFILE,
@@ -52,7 +53,7 @@ _LONGEST_TOPIC: Final = LONGEST_QUEUE - len(".critical")  # no exchange is named
 _MOST_PREFETCH: Final = 65_535  # RabbitMQ's field has two bytes
 
 
-class NotificationListener:
+class NotificationListener(AsyncOnly):
     """Reads the notifications of one topic, from gracekit's services and from oslo.messaging's.
 
         async with NotificationListener(url, "scheduler-notifications") as listener:
@@ -109,7 +110,13 @@ class NotificationListener:
         exchange: str = EXCHANGE,
         declare_profile: str = DECLARE_PROFILE,
         prefetch: int = _PREFETCH,
+        **unknown: Never,
     ) -> None:
+        for name in unknown:
+            known = inspect.signature(NotificationListener).parameters
+            raise ConfigError(
+                f"NotificationListener has no option {name}{did_you_mean(name, known)}"
+            )
         _check_topic(topic)
         self.unreadable = 0
         self._topic = topic

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, get_args
 
+from gracekit.background import AsyncOnly
 from gracekit.config.loading import load
 from gracekit.config.settings import Settings
 from gracekit.config.values import did_you_mean
@@ -68,7 +69,7 @@ class ServiceFaultError(AssertionError):
     """Something went wrong that no assertion of the test has seen; the message lists it."""
 
 
-class InMemoryService(Caller, ByHand, ParkedSight):
+class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
     """A service in memory: `async with InMemoryService(svc) as one: ...`.
 
     Entering starts its first process; leaving drains the last one, and raises

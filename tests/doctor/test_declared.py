@@ -170,7 +170,7 @@ def test_a_start_logs_each_resource_that_no_kind_has(svc):
     """
     Who does not ask doctor reads the same sentence in the log.
     """
-    svc.kind("volume")
+    svc.kind("volume").mark(restoring="error")
 
     @svc.rpc(resource="volumes", on_interrupt="retry")
     async def create(ctx: Context, volumes: str) -> None: ...

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gracekit import Notification, NotificationListener
+from gracekit import Notification, NotificationListener, Service
 from gracekit.clock import Clock
 from gracekit.errors import (
     BadMessageError,
@@ -23,6 +23,7 @@ from gracekit.errors import (
     UnserialisableError,
 )
 from gracekit.process import Process
+from gracekit.rpc.client import RpcClient
 from gracekit.rpc.memory import MemoryBroker, MemoryTransport
 from gracekit.rpc.notifications import (
     PRIORITIES,
@@ -34,6 +35,7 @@ from gracekit.rpc.sqlite import SqliteTransport
 from gracekit.rpc.transport import Message, Queue, notification_queue, shared_queue
 from gracekit.store.engine import SqliteEngine
 from gracekit.store.migrate import MIGRATIONS, load_migrations
+from gracekit.testing import InMemoryService
 
 TOPIC = "scheduler-notifications"
 INFO, ERROR = (notification_queue(TOPIC, priority) for priority in ("info", "error"))
@@ -723,6 +725,27 @@ def test_a_wrong_argument_is_refused(options, why):
 
     with pytest.raises(ConfigError, match=why):
         NotificationListener(**given_)
+
+
+def test_an_option_that_is_misspelt_is_refused():
+    """
+    With the one that is meant, as prepare() does.
+    """
+    with pytest.raises(ConfigError, match=r"no option priority; did you mean priorities\?"):
+        NotificationListener("sqlite:////tmp/queues.db", TOPIC, priority="info")
+
+
+def test_a_plain_with_is_refused(transport):
+    """
+    With what to write; so is that of a client and of the test kit.
+    """
+    for one in (
+        NotificationListener(transport, TOPIC),
+        RpcClient(transport, "compute"),
+        InMemoryService(Service("compute")),
+    ):
+        with pytest.raises(TypeError, match="is used by `async with`, and not by `with`"), one:
+            pass
 
 
 def test_a_topic_may_be_as_long_as_queues_allow(transport):

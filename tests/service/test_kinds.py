@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gracekit import Context, DeclarationError, Found, ResourceKind, Service, Settled
+from gracekit.errors import InvalidArgumentsError
 
 
 async def find(ctx: Context, *, after: str | None, limit: int) -> list[Found]:
@@ -102,6 +103,11 @@ WRONG: list[tuple[Declare, str]] = [
     (
         lambda _, share: share.delete("deleting", done="deleted", failed="error")(too_few),
         "the delete of kind share, too_few() is called with (ctx, found)",
+    ),
+    (lambda svc, _: svc.kind("other", max_wait=0), "kind other: max_wait=0 leaves no time to ask"),
+    (
+        lambda svc, _: svc.rpc(Manager.find),
+        "Manager.find() has self, so it is a method of a class: mark it with @rpc_method or",
     ),
     (lambda _, share: share.find("find"), "the find of kind share, is a function with the"),
     (lambda _, share: share.probe("creating", failed="error")(generator), "generator"),
@@ -319,6 +325,25 @@ def test_a_rule_may_lead_to_another_one_that_ends(svc: Service):
     share.mark(restoring="left", reverting="left")
 
     svc.check()
+
+
+def test_a_kind_without_a_rule_is_logged_at_the_start(svc: Service):
+    """
+    It may be meant to be so for a while, and settles nothing meanwhile.
+    """
+    share = complete(svc.kind("share"))
+
+    assert list(svc.doubts()) == ["kind share has no rule, so no pass settles any of its resources"]
+    share.mark(restoring="error")
+    assert list(svc.doubts()) == []
+
+
+def test_facts_are_given_by_name():
+    """
+    A mapping in their place would be taken for nothing.
+    """
+    with pytest.raises(InvalidArgumentsError, match=r"by name, and not {'size': 3}: write Settled"):
+        Settled("available", {"size": 3})  # type: ignore[arg-type]  # what is refused
 
 
 def test_a_cycle_is_shown(svc: Service):

@@ -65,6 +65,8 @@ class ResourceKind:
             self.max_wait_s = parse_duration(max_wait)
         except ConfigError as error:
             raise DeclarationError(f"kind {name}: {error}") from None
+        if not self.max_wait_s:
+            raise DeclarationError(f"kind {name}: max_wait={max_wait!r} leaves no time to ask")
         self._hooks: dict[str, KindHook] = {}
         self._rules: dict[str, StatusRule] = {}
 
