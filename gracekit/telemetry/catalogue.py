@@ -417,7 +417,7 @@ _RESOURCES: Final = (
         "reconciliation.finished",
         _I,
         "A pass is over; interrupted by a drain, it is made again. What a dry run would settle is "
-        "waiting.",
+        "counted as waiting here, and is `settled` in the results of a dry run by hand.",
         f"{_COUNTS} broken interrupted dry_run took_s",
     ),
     _event(
