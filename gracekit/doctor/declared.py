@@ -90,6 +90,14 @@ def check_kinds(service: Service) -> Iterator[Finding]:
         return
     for seen, remedy in service.undeclared_kinds().values():
         yield warn("kinds", seen, remedy)
+    for kind in service.kinds:
+        if not kind.rules:
+            yield warn(
+                "kinds",
+                f"kind {kind.name} has no rule, so no pass settles any of its resources",
+                f"declare some: @{kind.name}.probe, @{kind.name}.delete, {kind.name}.mark() or "
+                f"{kind.name}.leave()",
+            )
     try:
         service.check()
     except DeclarationError as error:

@@ -312,7 +312,7 @@ def check_resources(look: ReadOnlyDatabase, runs: Runs, settings: Settings) -> I
             else f"{START_AND_RECONCILE}: it settles them",
         )
     elif waiting:
-        yield ok("resources", f"{waiting!s} were asked about and have no end yet")
+        yield ok("resources", f"waiting for another call of their rule: {waiting!s}")
 
 
 def check_due(look: ReadOnlyDatabase, runs: Runs) -> Finding:
