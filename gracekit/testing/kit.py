@@ -530,6 +530,10 @@ class InMemoryService(Caller, ByHand, ParkedSight, AsyncOnly):
         return f"<InMemoryService {self.service.topic}@{self._settings.host}>"
 
 
+for _verb in (ByHand.reconcile, ParkedSight.pending, ParkedSight.notifications):
+    _verb.__qualname__ = f"InMemoryService.{_verb.__name__}"  # as the errors of Python name it
+
+
 def _need(part: T | None) -> T:
     if part is None:
         raise GracekitError("it is not open: use it as `async with InMemoryService(svc) as one:`")

@@ -1048,6 +1048,18 @@ async def test_time_passes_by_seconds_that_come_to_an_end(svc, seconds):
 
 
 @virtual
+async def test_an_argument_that_no_verb_has_is_told_with_the_name_of_the_kit(svc):
+    """
+    Python names the class in which the verb is written, which no test has heard of.
+    """
+    async with InMemoryService(svc) as one:
+        with pytest.raises(TypeError, match=r"InMemoryService\.reconcile\(\) got .*'dryrun'"):
+            await one.reconcile(dryrun=True)
+        with pytest.raises(TypeError, match=r"InMemoryService\.pending\(\) takes 1"):
+            one.pending("x")
+
+
+@virtual
 @pytest.mark.parametrize("condition", [True, None, asyncio.sleep])
 async def test_a_condition_is_a_plain_function(svc, condition):
     """
